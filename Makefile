@@ -1,0 +1,49 @@
+# The commands of the repository. Each sets up what it needs; a second run skips what is done.
+#
+#   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
+#   make test [STAGES="unit lint"] [PYTEST="-k name"]
+#   make lint [FIX=1]        make bench        make docs        make setup        make clean
+#
+# PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
+
+SHELL := /bin/bash
+PY := .venv/bin/python
+SOFTROCE := $(PY) -m aiordma.testing.softroce
+export PYTHON
+
+.PHONY: demo test bench lint docs setup clean help
+
+demo:
+	@tools/setup demo
+	@$(SOFTROCE) --timeout 300 -- $(PY) examples/demo.py $(if $(FILE),--file "$(FILE)")
+
+test:
+	@tools/setup test --no-kernel
+	@$(PY) tools/run_tests.py $(STAGES) $(if $(PYTEST),-- $(PYTEST))
+
+# Speed is compared where the clock counts instructions: only there do figures repeat.
+BENCH ?= tests/bench/run.py
+bench:
+	@tools/setup test --no-kernel
+	@$(SOFTROCE) --engine qemu --counted --timeout 3000 -- $(PY) $(BENCH)
+
+lint:
+	@tools/setup lint
+	@$(PY) tools/lint.py $(if $(FIX),--fix)
+
+docs:
+	@tools/setup docs
+	@$(PY) -m sphinx -W --keep-going -q -b html docs build/docs
+	@echo "docs: open build/docs/index.html"
+
+setup:
+	@tools/setup test
+
+# The kernel stays: it is in the user's cache, and takes minutes to build.
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_ffi/_*.so aiordma/_ffi/_rdma.c
+	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+help:
+	@sed -n '3,8s/^# \{0,1\}//p' Makefile

@@ -1,0 +1,202 @@
+"""The stages of ``make test``: what each runs, for how long it may, and what counts as a pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: The folder for logs and JUnit files of a run; git ignores it.
+REPORTS = Path("build/test")
+
+#: Marks of tests that need more than one device on one host in ordinary time.
+_SPECIAL = "not virtual_time and not two_hosts and not qemu"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One command with its limit and its rule.
+
+    Attributes:
+        name: what the command line and the table call it.
+        about: one line for ``--list``.
+        command: the words to run, from the root of the repository.
+        limit_s: seconds of real time, after which the stage is killed and has failed.
+        report: whether the command writes the JUnit file `junit`.
+        must_run: a failure if no test ran or any was skipped: a device test that is skipped has
+            proved nothing.
+        pytest: whether further options of the command line are for this stage.
+        needs: the stage fails at once if this path is missing.
+        optional: left out, with a word about it, if this path is missing.
+        beside: may run beside other stages that say so; it does not measure time.
+        after: a stage whose failure makes this one pointless.
+        env: additions to the environment.
+    """
+
+    name: str
+    about: str
+    command: tuple[str, ...]
+    limit_s: float
+    report: bool = True
+    must_run: bool = False
+    pytest: bool = False
+    needs: str = "."
+    optional: str = "."
+    beside: bool = False
+    after: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def junit(self) -> Path:
+        """Where the results of the stage's tests are written."""
+        return REPORTS / f"{self.name}.xml"
+
+    @property
+    def log(self) -> Path:
+        """Where the output of the stage is kept."""
+        return REPORTS / f"{self.name}.log"
+
+
+def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
+    junit = REPORTS / f"{name}.xml"
+    # -W error again, for whatever a plugin or a user's own options may have switched off.
+    options = ("-q", "-W", "error", "-p", "no:cacheprovider", f"--junitxml={junit}")
+    return (sys.executable, "-m", "pytest", *options, *arguments)
+
+
+def _local(name: str, about: str, *arguments: str, limit_s: float, optional: str = ".") -> Stage:
+    """Return a stage of pytest on this machine, no device needed."""
+    return Stage(
+        name,
+        about,
+        _pytest(name, *arguments),
+        limit_s,
+        pytest=True,
+        needs=arguments[0] if optional == "." else ".",
+        optional=optional,
+        env={"PYTHONASYNCIODEBUG": "1"},
+    )
+
+
+def _device(
+    name: str,
+    about: str,
+    runner: tuple[str, ...],
+    *arguments: str,
+    limit_s: float,
+    optional: str = ".",
+    after: str = "kernel",
+) -> Stage:
+    """Return a stage of pytest inside softroce, which ends it some time before the limit."""
+    inside = f"--timeout={limit_s - 30:.0f}"
+    softroce = (sys.executable, "-m", "aiordma.testing.softroce", *runner, inside, "--")
+    return Stage(
+        name,
+        about,
+        (*softroce, *_pytest(name, *arguments)),
+        limit_s,
+        must_run=True,
+        pytest=True,
+        needs=arguments[0] if optional == "." else ".",
+        optional=optional,
+        after=after,
+    )
+
+
+UML = ("--engine", "uml")
+RXE = (*UML, "--device", "rxe")
+ALL_TESTS = "tests/device"
+
+STAGES: tuple[Stage, ...] = (
+    Stage(
+        "kernel",
+        "the User-Mode Linux kernel builds (once), boots and runs a command",
+        (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
+        limit_s=1800,
+        report=False,
+        beside=True,
+    ),
+    Stage(
+        "lint",
+        "style, types, layers, C warnings, spelling, sizes",
+        (sys.executable, "tools/lint.py", f"--junit={REPORTS / 'lint.xml'}"),
+        limit_s=900,
+        beside=True,
+    ),
+    Stage(
+        "wheel",
+        "sdist and wheel build, carry the stable ABI, install and import on their own",
+        (sys.executable, "tools/check_wheel.py", f"--junit={REPORTS / 'wheel.xml'}"),
+        limit_s=900,
+        beside=True,
+    ),
+    _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=600),
+    _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
+    _local(
+        "runner",
+        "the program that runs a command where a device is",
+        "tests/runner",
+        *("-m", "not qemu"),
+        limit_s=900,
+    ),
+    _device(
+        "device-rxe-asyncio",
+        "the real stack on Soft-RoCE, asyncio's own loop",
+        RXE,
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
+        limit_s=900,
+    ),
+    _device(
+        "device-rxe-uvloop",
+        "the same on uvloop",
+        RXE,
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw"),
+        limit_s=900,
+    ),
+    _device(
+        "device-virtual-time",
+        "the kernel's longest timers, in a guest whose clock skips idle time",
+        (*RXE, "--virtual-time"),
+        ALL_TESTS,
+        # In seconds of the guest, of which a test may use many and a hang uses them up at once.
+        *("-m", "virtual_time", "--timeout=7200", "-o", "faulthandler_timeout=7100"),
+        limit_s=600,
+    ),
+    _device(
+        "smoke-siw",
+        "the short list on software iWARP",
+        (*UML, "--device", "siw"),
+        ALL_TESTS,
+        *("-m", f"(smoke or siw) and {_SPECIAL}"),
+        limit_s=300,
+    ),
+    _device(
+        "two-hosts",
+        "a link on which packets can be lost",
+        (*RXE, "--hosts", "2"),
+        ALL_TESTS,
+        *("-m", "two_hosts and not virtual_time"),
+        limit_s=600,
+    ),
+    _device(
+        "interop",
+        "programs of rdma-core as peers",
+        RXE,
+        "tests/interop",
+        limit_s=600,
+        optional="tests/interop",
+    ),
+    _device(
+        "smoke-qemu",
+        "the short list on a stock kernel with two CPUs",
+        ("--engine", "qemu", "--device", "rxe"),
+        ALL_TESTS,
+        *("-m", f"smoke and not siw and {_SPECIAL}"),
+        limit_s=900,
+        after="",
+    ),
+    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=900),
+)
