@@ -1,0 +1,147 @@
+"""The door to C: `ffi` and `lib`, loaded on first use.
+
+Theory of operation
+    `ffi` and `lib` are stand-ins.  The first attribute that is asked of one of them imports the
+    compiled module, and the attribute is stored in the stand-in's own `__dict__`; from then on the
+    interpreter finds it there and no Python code of this file runs.  Importing aiordma therefore
+    works on a machine without rdma-core, and costs nothing where RDMA is not used.
+
+    No lock of our own: the import system runs a module once, whichever threads ask for it, and
+    storing the same attribute twice is harmless.  A second lock around an import would only offer
+    two orders in which to take both.
+
+    A failure is not remembered.  Whoever installs the missing package can call again in the same
+    process, and a failed look-up is far off any fast path.
+
+Rules of this folder
+    Nothing else imports `_rdma`.  A call is checked on its next line (`check.py`).  Tests may set
+    an attribute of `lib`, which then hides the compiled function until it is deleted again.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aiordma.errors import LibraryMissingError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from aiordma._ffi._rdma import CData, CType, ffi, lib
+
+__all__ = ["CData", "CType", "ffi", "lib", "load_error"]
+
+_MODULE = "aiordma._ffi._rdma"
+
+_RUNTIME_PACKAGES = (
+    "Debian/Ubuntu: apt install libibverbs1 librdmacm1 ibverbs-providers; "
+    "Fedora/RHEL: dnf install libibverbs librdmacm; "
+    "SUSE: zypper install libibverbs1 librdmacm1 libibverbs; "
+    "Arch: pacman -S rdma-core"
+)
+_BUILD_PACKAGES = (
+    "a build from source needs a C compiler and rdma-core's headers. "
+    "Debian/Ubuntu: apt install gcc python3-dev libibverbs-dev librdmacm-dev; "
+    "Fedora/RHEL: dnf install gcc python3-devel rdma-core-devel"
+)
+
+
+def _remedy(error: Exception) -> str:
+    """How to repair what the loader complained about."""
+    text = str(error)
+    if isinstance(error, ModuleNotFoundError):
+        if error.name == _MODULE:
+            return (
+                "the compiled module is not installed for this interpreter: "
+                f"pip install --force-reinstall aiordma; {_BUILD_PACKAGES}"
+            )
+        return f"pip install {'cffi' if error.name == '_cffi_backend' else error.name}"
+    if "undefined symbol" in text or "version `" in text:
+        return (
+            "the installed rdma-core is older than the one that this build was made with: "
+            f"update it, or rebuild with pip install --no-binary aiordma aiordma; {_BUILD_PACKAGES}"
+        )
+    return f"install rdma-core's libraries. {_RUNTIME_PACKAGES}"
+
+
+def _load() -> ModuleType:
+    """Import the compiled module.
+
+    Raises:
+        LibraryMissingError: It, cffi, libibverbs or librdmacm is missing or does not fit.
+    """
+    try:
+        return importlib.import_module(_MODULE)
+    # The dynamic loader's complaints arrive as ImportError; an unreadable file as OSError.
+    except (ImportError, OSError) as error:
+        raise LibraryMissingError(
+            f"cannot load rdma-core's libraries: {error}. {_remedy(error)}. "
+            "To see what else is missing run `aiordma doctor`."
+        ) from error
+
+
+def load_error() -> Exception | None:
+    """Try to load the compiled module.
+
+    Returns:
+        None if `ffi` and `lib` can be used, else the exception that their use would raise.
+    """
+    try:
+        _load()
+    except LibraryMissingError as error:
+        return error
+    return None
+
+
+class _Lib:
+    """Stand-in for `_rdma.lib`: functions and constants."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Dunder names are asked by copy, pickle, inspect and mock; they are no reason to load.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(_load().lib, name)
+        self.__dict__[name] = value
+        return value
+
+    def __dir__(self) -> list[str]:
+        return dir(_load().lib)
+
+    def __repr__(self) -> str:
+        return "<aiordma._ffi.lib>"
+
+
+class _FFI:
+    """Stand-in for `_rdma.ffi`: memory, casts and errno."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = getattr(_load().ffi, name)
+        self.__dict__[name] = value
+        return value
+
+    # errno changes with every call: stored in the __dict__ like the rest it would keep its first
+    # value for ever. A property on the class wins over the __dict__.
+    @property
+    def errno(self) -> int:
+        value: int = _load().ffi.errno
+        return value
+
+    @errno.setter
+    def errno(self, value: int) -> None:
+        _load().ffi.errno = value
+
+    def __dir__(self) -> list[str]:
+        return dir(_load().ffi)
+
+    def __repr__(self) -> str:
+        return "<aiordma._ffi.ffi>"
+
+
+if not TYPE_CHECKING:
+    # For annotations only. The real types belong to the compiled module, which must not be loaded.
+    CData = CType = Any
+    ffi = _FFI()
+    lib = _Lib()

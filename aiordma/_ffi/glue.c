@@ -1,0 +1,276 @@
+/*
+ * What has to be one C call.
+ *
+ * Theory of operation
+ *   Python pays per call and per wake-up, not per completion, so that everything that a wake-up
+ *   needs is folded into one function: read the event, re-arm, poll, acknowledge.  The order of
+ *   those steps is the correctness of the whole library and stands here once.
+ *
+ * Rules of this file
+ *   C11, no Python.h, no global state, no allocation.  Functions return a count or 0, and -errno
+ *   on failure, except the posting functions, which return libibverbs' positive errno.
+ *   Nothing that was read from an event stays referenced after the function has returned:
+ *   a handler may destroy the object that the next event names.
+ */
+
+#define AIO_RECV_CHAIN 32
+
+/*
+ * Take one connection-management event: copy all of it, acknowledge, return 0.
+ *
+ * One at a time by design.  Fetching a batch first would leave unacknowledged events of an id
+ * that a handler destroys, and rdma_destroy_id waits for those without end.
+ * The id's context holds an integer token; the pointer of a new id is handed over for
+ * CONNECT_REQUEST only, the one event whose receiver becomes its owner.
+ * -EAGAIN ends a drain.  librdmacm may swallow events, so that a readable descriptor can
+ * end here at once.
+ */
+static int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *out)
+{
+    struct rdma_cm_event *ev;
+    const void *data;
+
+    if (rdma_get_cm_event(channel, &ev))
+        return errno ? -errno : -EIO;
+    memset(out, 0, offsetof(struct aio_cm_event, private_data));
+    out->type = (int)ev->event;
+    out->status = ev->status;
+    if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+        out->id = ev->id; /* its context is a copy of the listener's: not its own token */
+        out->listen_token = ev->listen_id ? (uint64_t)(uintptr_t)ev->listen_id->context : 0;
+    } else {
+        out->token = ev->id ? (uint64_t)(uintptr_t)ev->id->context : 0;
+    }
+    if (ev->id && ev->id->ps == RDMA_PS_UDP) {
+        out->is_datagram = 1;
+        out->qp_num = ev->param.ud.qp_num;
+        out->qkey = ev->param.ud.qkey;
+        out->ah_attr = ev->param.ud.ah_attr;
+        out->private_data_len = ev->param.ud.private_data_len;
+        data = ev->param.ud.private_data;
+    } else {
+        out->qp_num = ev->param.conn.qp_num;
+        out->responder_resources = ev->param.conn.responder_resources;
+        out->initiator_depth = ev->param.conn.initiator_depth;
+        out->flow_control = ev->param.conn.flow_control;
+        out->retry_count = ev->param.conn.retry_count;
+        out->rnr_retry_count = ev->param.conn.rnr_retry_count;
+        out->srq = ev->param.conn.srq;
+        out->private_data_len = ev->param.conn.private_data_len;
+        data = ev->param.conn.private_data;
+    }
+    if (data && out->private_data_len)
+        memcpy(out->private_data, data, out->private_data_len);
+    else
+        out->private_data_len = 0;
+    rdma_ack_cm_event(ev);
+    return 0;
+}
+
+/* Poll one CQ into out[*n..cap); 1 when it is empty, 0 when the room ran out, -errno. */
+static int aio_poll_into(struct ibv_cq *cq, struct ibv_wc *out, int cap, int *n)
+{
+    while (*n < cap) {
+        int got = ibv_poll_cq(cq, cap - *n, out + *n);
+
+        if (got < 0)
+            return -EIO;
+        if (got == 0)
+            return 1;
+        *n += got;
+    }
+    return 0;
+}
+
+/* Poll d->resume; when it is empty, acknowledge its event and let go of it. */
+static int aio_finish_resume(struct aio_drain *d, struct ibv_wc *out, int cap, int *n)
+{
+    struct ibv_cq *cq = d->resume;
+    const struct aio_cq *own = cq->cq_context;
+    int before = *n;
+    int empty = aio_poll_into(cq, out, cap, n);
+
+    if (*n > before) {
+        d->segments[d->n_segments].token = own->token;
+        d->segments[d->n_segments].count = *n - before;
+        d->n_segments++;
+    }
+    if (empty < 0)
+        d->error = -empty;
+    if (empty == 0) {
+        d->more = 1;
+        return 0;
+    }
+    ibv_ack_cq_events(cq, 1);
+    d->resume = NULL;
+    return 1;
+}
+
+/*
+ * Drain a completion channel.
+ *
+ * For each event: re-arm, then poll until empty, then acknowledge.
+ *   Arm before poll: ibv_req_notify_cq is one-shot and silent about completions that are there
+ *   already; polling first would lose the completion that lands in between.
+ *   Acknowledge last: ibv_destroy_cq, running in another thread, waits for it, so that the CQ
+ *   cannot be freed under the poll.
+ * When the room in out ends, the CQ stays in d->resume, d->more is 1 and the caller has to call
+ * again without waiting for the descriptor: completions from before the re-arm raise no event.
+ * A CQ whose aio_cq.managed is 0 belongs to a caller who polls by himself: only reported, with
+ * a segment whose count is -1.
+ * Returns the number of completions; d->segments says how many belong to which CQ, in order.
+ */
+static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
+{
+    int n = 0;
+
+    d->more = 0;
+    d->error = 0;
+    d->n_segments = 0;
+    if (d->resume && !aio_finish_resume(d, out, cap, &n))
+        return n;
+    for (;;) {
+        struct ibv_cq *cq;
+        void *context;
+        const struct aio_cq *own;
+
+        if (n == cap || d->n_segments == d->max_segments) {
+            d->more = 1;
+            return n;
+        }
+        if (ibv_get_cq_event(d->channel, &cq, &context)) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN)
+                d->error = errno;
+            return n;
+        }
+        own = context;
+        if (!own->managed) {
+            d->segments[d->n_segments].token = own->token;
+            d->segments[d->n_segments].count = -1;
+            d->n_segments++;
+            ibv_ack_cq_events(cq, 1);
+            continue;
+        }
+        d->error = ibv_req_notify_cq(cq, 0);
+        d->resume = cq;
+        if (!aio_finish_resume(d, out, cap, &n))
+            return n;
+    }
+}
+
+/* Before a CQ is destroyed: give back the event that an unfinished drain still holds. */
+static void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq)
+{
+    if (d->resume == cq) {
+        ibv_ack_cq_events(cq, 1);
+        d->resume = NULL;
+    }
+}
+
+/* Take one device event, acknowledged; 0 or -errno (-EAGAIN: none, -EIO: the device is gone). */
+static int aio_async_next(struct ibv_context *context, struct aio_async_event *out)
+{
+    struct ibv_async_event ev;
+
+    if (ibv_get_async_event(context, &ev))
+        return errno ? -errno : -EIO;
+    out->type = (int)ev.event_type;
+    out->port = 0;
+    out->element = 0;
+    switch (ev.event_type) {
+    case IBV_EVENT_CQ_ERR:
+        out->element = (uint64_t)(uintptr_t)ev.element.cq;
+        break;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_COMM_EST:
+    case IBV_EVENT_SQ_DRAINED:
+    case IBV_EVENT_PATH_MIG:
+    case IBV_EVENT_PATH_MIG_ERR:
+    case IBV_EVENT_QP_LAST_WQE_REACHED:
+        out->element = (uint64_t)(uintptr_t)ev.element.qp;
+        break;
+    case IBV_EVENT_SRQ_ERR:
+    case IBV_EVENT_SRQ_LIMIT_REACHED:
+        out->element = (uint64_t)(uintptr_t)ev.element.srq;
+        break;
+    default:
+        out->port = ev.element.port_num;
+        break;
+    }
+    ibv_ack_async_event(&ev);
+    return 0;
+}
+
+/* Post one SEND of one buffer, imm in host order.  Returns 0 or a positive errno. */
+static int aio_post_send(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                         uint32_t lkey, unsigned int flags, int has_imm, uint32_t imm)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = wr_id,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+        .send_flags = flags,
+        .imm_data = htonl(imm),
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+/* Post one signaled RDMA READ into one buffer.  Returns 0 or a positive errno. */
+static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                         uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = wr_id,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_READ,
+        .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+/*
+ * Post a chain of receives, one for each slot of an arena: slot i lies at addr + i * stride and
+ * completes as wr_id + (i << 24).  Long runs go out in chains of AIO_RECV_CHAIN, which bounds
+ * the stack.  Returns 0 or a positive errno.
+ */
+static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr,
+                               uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
+{
+    struct ibv_sge sge[AIO_RECV_CHAIN];
+    struct ibv_recv_wr wr[AIO_RECV_CHAIN];
+    struct ibv_recv_wr *bad = NULL;
+
+    while (count > 0) {
+        int n = count < AIO_RECV_CHAIN ? count : AIO_RECV_CHAIN;
+        int rc;
+
+        for (int i = 0; i < n; i++) {
+            sge[i].addr = addr + (uint64_t)slots[i] * stride;
+            sge[i].length = stride;
+            sge[i].lkey = lkey;
+            wr[i].wr_id = wr_id + ((uint64_t)slots[i] << 24);
+            wr[i].sg_list = &sge[i];
+            wr[i].num_sge = 1;
+            wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+        }
+        rc = ibv_post_recv(qp, wr, &bad);
+        if (rc)
+            return rc;
+        slots += n;
+        count -= n;
+    }
+    return 0;
+}

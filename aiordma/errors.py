@@ -1,0 +1,372 @@
+"""Every exception of aiordma, and the tables that turn C's numbers into words and hints.
+
+Theory of operation
+    Three sources report failure: `errno` of a C call, the status of a work completion, and the
+    status of a connection-management event.  Each has a function here that builds the exception
+    (`os_error`, `completion_error`, `cm_error`); nobody else writes such texts.
+
+    Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
+    a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
+    missed deadline a `TimeoutError`; all of them are `OSError`.
+
+    An unknown number never crashes: it becomes the general class with the number shown.
+    Exceptions hold copies of values, never handles, so that a traceback keeps no adapter alive.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "AddressError",
+    "CompletionError",
+    "ConnectTimeoutError",
+    "ConnectionEndedError",
+    "ConnectionFailedError",
+    "ConnectionLostError",
+    "ConnectionRejectedError",
+    "DeviceNotFoundError",
+    "FlushedError",
+    "ForkedError",
+    "LibraryMissingError",
+    "LocalAccessError",
+    "MessageTooLargeError",
+    "NotSupportedError",
+    "ProtocolError",
+    "RdmaError",
+    "ReceiverNotReadyError",
+    "RemoteAccessError",
+    "ResourceBusyError",
+    "ResourceClosedError",
+    "RouteError",
+    "TransportRetryError",
+    "cm_error",
+    "completion_error",
+    "os_error",
+]
+
+
+class RdmaError(Exception):
+    """Base class of what aiordma raises on its own account.
+
+    Attributes:
+        hint: What usually causes this and what to look at, or an empty string.
+    """
+
+    hint: str = ""
+
+
+class LibraryMissingError(RdmaError, ImportError):
+    """rdma-core's libraries, or the compiled module that binds them, cannot be loaded."""
+
+
+class ForkedError(RdmaError, RuntimeError):
+    """The object was made before `fork()`; its handles belong to the parent process."""
+
+
+class ResourceClosedError(RdmaError, ConnectionAbortedError):
+    """The local program closed the object and then used it, or waited on it while closing it."""
+
+
+class ResourceBusyError(RdmaError, OSError):
+    """The object is in use: events are not acknowledged, or another task owns the operation."""
+
+
+class DeviceNotFoundError(RdmaError, OSError):
+    """No RDMA device serves the address, or the machine has none."""
+
+
+class NotSupportedError(RdmaError, OSError):
+    """The device, its driver or the transport cannot do this."""
+
+
+class MessageTooLargeError(RdmaError, ValueError):
+    """The message is larger than the peer said it would take."""
+
+
+class ConnectionFailedError(RdmaError, ConnectionError):
+    """A connection could not be made.
+
+    Attributes:
+        event: Name of the connection-management event that reported it, or an empty string.
+        status: The event's status: 0, a negative errno or a positive reject reason.
+    """
+
+    def __init__(self, *args: object, event: str = "", status: int = 0) -> None:
+        super().__init__(*args)
+        self.event = event
+        self.status = status
+
+
+class AddressError(ConnectionFailedError):
+    """The address could not be resolved to a device and a neighbor."""
+
+
+class RouteError(ConnectionFailedError):
+    """The path to the resolved address could not be found."""
+
+
+class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
+    """The peer, or its kernel, said no.
+
+    Attributes:
+        private_data: What the peer sent with its refusal.  InfiniBand and RoCE deliver a fixed
+            field, so bytes of a foreign peer come padded with zeros; from an aiordma listener
+            the exact bytes.
+    """
+
+    def __init__(
+        self, *args: object, event: str = "", status: int = 0, private_data: bytes = b""
+    ) -> None:
+        super().__init__(*args, event=event, status=status)
+        self.private_data = private_data
+
+
+class ConnectTimeoutError(RdmaError, TimeoutError):
+    """The peer did not answer within the deadline.
+
+    Attributes:
+        event: Name of the event that reported it, empty if the local deadline passed first.
+        status: The event's status, 0 for the local deadline.
+    """
+
+    def __init__(self, *args: object, event: str = "", status: int = 0) -> None:
+        super().__init__(*args)
+        self.event = event
+        self.status = status
+
+
+class ConnectionLostError(RdmaError, ConnectionResetError):
+    """An established connection ended without the in-band end of stream.
+
+    The first cause (a failed work request, a removed device) is in `__cause__` where one is known.
+    """
+
+
+class ConnectionEndedError(RdmaError, EOFError):
+    """The peer ended the stream in good order; everything that it sent was delivered."""
+
+
+class ProtocolError(ConnectionLostError):
+    """The peer broke the wire protocol; only this connection is affected."""
+
+
+class CompletionError(RdmaError, OSError):
+    """A work request failed.
+
+    Attributes:
+        status: Number of the completion status (`ibv_wc_status`).
+        status_name: The status in the field's own word, such as `RETRY_EXC_ERR`.
+        operation: What was posted, such as `send`.
+        qp_num: Number of the local queue pair.
+        vendor_err: The adapter's own code, for its maker's support.
+    """
+
+    def __init__(
+        self, text: str, *, status: int, operation: str = "", qp_num: int = 0, vendor_err: int = 0
+    ) -> None:
+        super().__init__(errno.EIO, text)
+        self.status = status
+        self.status_name = wc_status_name(status)
+        self.operation = operation
+        self.qp_num = qp_num
+        self.vendor_err = vendor_err
+        self.hint = _WC_HINTS.get(self.status_name, "")
+
+
+class FlushedError(CompletionError):
+    """The request was still queued when the queue pair failed or closed: a consequence."""
+
+
+class LocalAccessError(CompletionError):
+    """The local queue pair refused its own request: length, key or protection domain."""
+
+
+class RemoteAccessError(CompletionError):
+    """The peer's adapter refused the access: key, range, permission or an ended lease."""
+
+
+class ReceiverNotReadyError(CompletionError):
+    """The peer posted no receive for a message, and the retries were used up."""
+
+
+class TransportRetryError(CompletionError):
+    """The peer's adapter did not acknowledge: dead peer, lost link or wrong path."""
+
+
+# ibv_wc_status, in order; the name is what people search for.
+_WC_STATUS = (
+    "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR "
+    "BAD_RESP_ERR LOC_ACCESS_ERR REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR "
+    "RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR REM_ABORT_ERR INV_EECN_ERR "
+    "INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
+).split()
+
+_WC_CLASSES: dict[str, type[CompletionError]] = {
+    "WR_FLUSH_ERR": FlushedError,
+    "LOC_LEN_ERR": LocalAccessError,
+    "LOC_QP_OP_ERR": LocalAccessError,
+    "LOC_PROT_ERR": LocalAccessError,
+    "LOC_ACCESS_ERR": LocalAccessError,
+    "MW_BIND_ERR": LocalAccessError,
+    "REM_INV_REQ_ERR": RemoteAccessError,
+    "REM_ACCESS_ERR": RemoteAccessError,
+    "REM_OP_ERR": RemoteAccessError,
+    "RETRY_EXC_ERR": TransportRetryError,
+    "RESP_TIMEOUT_ERR": TransportRetryError,
+    "RNR_RETRY_EXC_ERR": ReceiverNotReadyError,
+}
+
+_WC_HINTS = {
+    "LOC_LEN_ERR": "the message is longer than the posted receive",
+    "LOC_QP_OP_ERR": "the queue pair could not carry out its own request; on Soft-RoCE also: "
+    "a message longer than the posted receive, or the network device is down",
+    "LOC_PROT_ERR": "the buffer is not registered in the queue pair's protection domain",
+    "WR_FLUSH_ERR": "the queue pair was already in error; look for the first failed request",
+    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation, "
+    "or its posted receive was too small",
+    "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease has ended",
+    "REM_OP_ERR": "the peer's adapter could not complete the request",
+    "RETRY_EXC_ERR": "no acknowledgement from the peer's adapter: is the peer alive, "
+    "is UDP port 4791 (RoCE) open, do GID, VLAN and MTU match on the path?",
+    "RNR_RETRY_EXC_ERR": "the peer has no receive posted",
+}
+
+_ERRNO_HINTS: dict[tuple[str, int], str] = {
+    ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`",
+    ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
+    ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
+    ("rdma_create_event_channel", errno.ENODEV): "there is no RDMA device; run `aiordma doctor`",
+    ("rdma_create_event_channel", errno.ENOENT): "load the kernel module: `modprobe rdma_ucm`",
+    ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
+    ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
+    ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
+    ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
+    ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
+    "`aiordma devices`",
+}
+_ERRNO_HINTS_ANY: dict[int, str] = {
+    errno.ENETUNREACH: "no route to the network: `ip route get ADDRESS`",
+    errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",
+    errno.EACCES: "RDMA handles belong to the process and credentials that opened them",
+    errno.EMFILE: "too many open files: `ulimit -n`",
+    errno.EAGAIN: "the rdma cgroup's limit may be reached (rdma.max)",
+    errno.ENODEV: "no RDMA device serves this address: `rdma link`, `aiordma devices`",
+}
+
+# ib_cm_rej_reason, where a user can do something about it.
+_REJECT_REASONS: dict[int, tuple[str, str]] = {
+    1: ("no queue pair", ""),
+    3: ("no resources", "the peer ran out of resources"),
+    4: ("timeout", "the peer gave up waiting; try again"),
+    5: ("unsupported request", ""),
+    6: ("invalid communication id", ""),
+    8: ("invalid service id", "nobody listens on that port"),
+    10: ("stale connection", "the peer still holds an old connection; try again"),
+    28: ("consumer defined", "the peer's program refused the connection"),
+    30: ("duplicate communication id", "try again"),
+}
+
+
+def wc_status_name(status: int) -> str:
+    """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for one that is not known."""
+    return _WC_STATUS[status] if 0 <= status < len(_WC_STATUS) else f"UNKNOWN_{status}"
+
+
+def reject_reason(status: int) -> str:
+    """Words for the status of a REJECTED event."""
+    if status < 0:
+        return os.strerror(-status)
+    return _REJECT_REASONS.get(status, (f"reason {status}", ""))[0]
+
+
+def _with_hint(text: str, hint: str) -> str:
+    return f"{text} ({hint})" if hint else text
+
+
+def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
+    """Build the `OSError` for a C call that failed.
+
+    Args:
+        code: errno, positive.
+        verb: The C function, such as `ibv_reg_mr`.
+        detail: What was asked for, such as a size, for the text.
+
+    Returns:
+        The builtin subclass that fits the errno; `NotSupportedError` and `DeviceNotFoundError`
+        for EOPNOTSUPP and ENODEV.  The text holds verb, symbol, words and a hint.
+    """
+    symbol = errno.errorcode.get(code, str(code))
+    hint = _ERRNO_HINTS.get((verb, code)) or _ERRNO_HINTS_ANY.get(code, "")
+    text = _with_hint(f"{verb}: {symbol}: {os.strerror(code)}{detail and ' ' + detail}", hint)
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        error: OSError = NotSupportedError(code, text)
+    elif code == errno.ENODEV:
+        error = DeviceNotFoundError(code, text)
+    else:
+        error = OSError(code, text)
+    if isinstance(error, RdmaError):
+        error.hint = hint
+    return error
+
+
+def completion_error(
+    status: int, *, operation: str = "", qp_num: int = 0, vendor_err: int = 0
+) -> CompletionError:
+    """Build the exception for a completion whose status is not success."""
+    name = wc_status_name(status)
+    what = operation or "work request"
+    text = _with_hint(f"{what} failed: {name} (status {status})", _WC_HINTS.get(name, ""))
+    return _WC_CLASSES.get(name, CompletionError)(
+        text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
+    )
+
+
+def _failed_errno(event: str, status: int) -> tuple[int, str]:
+    """Errno and words for the negative status of an error event."""
+    code = -status if status < 0 else errno.EIO
+    return code, _with_hint(
+        f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}",
+        _ERRNO_HINTS_ANY.get(code, ""),
+    )
+
+
+def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
+    """Build the exception for a connection-management event that ends a wait.
+
+    Args:
+        event: The event's name, such as `REJECTED`.
+        status: Its status: negative errno, or a positive reject reason.
+        private_data: Bytes that came with a REJECTED event.
+    """
+    if event == "REJECTED":
+        reason, hint = _REJECT_REASONS.get(status, (reject_reason(status), ""))
+        text = _with_hint(f"connection rejected: {reason} (status {status})", hint)
+        error: ConnectionFailedError | ConnectTimeoutError | ConnectionLostError
+        error = ConnectionRejectedError(
+            errno.ECONNREFUSED, text, event=event, status=status, private_data=private_data
+        )
+        error.hint = hint
+        return error
+    if event in ("DISCONNECTED", "DEVICE_REMOVAL", "TIMEWAIT_EXIT"):
+        words = {"DEVICE_REMOVAL": "the RDMA device was removed"}
+        return ConnectionLostError(
+            errno.ECONNRESET, words.get(event, "the connection was closed by the peer")
+        )
+    code, text = _failed_errno(event, status)
+    if code == errno.ENODEV:
+        gone = DeviceNotFoundError(code, text)
+        gone.hint = _ERRNO_HINTS_ANY[code]
+        return gone
+    if code == errno.ETIMEDOUT or event == "UNREACHABLE":
+        hint = "no answer: is the peer up, is the address right, is UDP port 4791 (RoCE) open?"
+        error = ConnectTimeoutError(
+            errno.ETIMEDOUT, _with_hint(f"{event}: no answer", hint), event=event, status=status
+        )
+        error.hint = hint
+        return error
+    classes = {"ADDR_ERROR": AddressError, "ROUTE_ERROR": RouteError}
+    error = classes.get(event, ConnectionFailedError)(code, text, event=event, status=status)
+    error.hint = _ERRNO_HINTS_ANY.get(code, "")
+    return error
