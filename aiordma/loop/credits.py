@@ -1,0 +1,90 @@
+"""Credits: a counter that coroutines may wait on, first come first served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+__all__ = ["Credits"]
+
+
+class Credits:
+    """Counts free places; `acquire` waits for one, in order of arrival.
+
+    asyncio.Semaphore is not used because a fast path without a coroutine (`try_acquire`) and
+    a way to fail every waiter with one exception (`fail`) are needed.
+    """
+
+    __slots__ = ("_free", "_reason", "_waiters")
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._reason: BaseException | None = None
+
+    @property
+    def free(self) -> int:
+        """Places free now."""
+        return self._free
+
+    @property
+    def waiting(self) -> int:
+        """Coroutines that wait."""
+        return sum(not waiter.done() for waiter in self._waiters)
+
+    def try_acquire(self) -> bool:
+        """Take a place if one is free and nobody waits for it; False otherwise.
+
+        Raises:
+            BaseException: What `fail` was called with.
+        """
+        if self._reason is not None:
+            raise self._reason
+        if self._free <= 0 or self._waiters:
+            return False
+        self._free -= 1
+        return True
+
+    async def acquire(self) -> None:
+        """Wait for a place and take it.
+
+        Raises:
+            BaseException: What `fail` was called with, at once or while waiting.
+
+        Cancellation: a place that was granted in the same moment goes to the next waiter.
+        """
+        if self.try_acquire():
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._free += 1
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self._wake()
+            raise
+
+    def release(self, count: int = 1) -> None:
+        """Give places back."""
+        self._free += count
+        if self._waiters:
+            self._wake()
+
+    def _wake(self) -> None:
+        while self._waiters and (self._free > 0 or self._waiters[0].done()):
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self._free -= 1
+                waiter.set_result(None)
+
+    def fail(self, reason: BaseException) -> None:
+        """From now on every `acquire` raises `reason`; those that wait raise it now."""
+        if self._reason is None:
+            self._reason = reason
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(reason)

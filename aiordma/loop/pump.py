@@ -1,0 +1,120 @@
+"""FdPump: a file descriptor that stays registered with the loop and is drained when readable.
+
+Registered once, when the descriptor's owner starts to use the loop, and removed before the
+descriptor is closed.  The rejected way, adding and removing a reader around each wait, costs two
+system calls per wait and leaves events unread in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from aiordma.loop import fork
+
+__all__ = ["FdPump"]
+
+
+class FdPump:
+    """Calls `drain` whenever `fd` is readable, and again from the loop while it asks for more.
+
+    Args:
+        loop: The loop that owns the descriptor from now on.
+        fd: A descriptor; it is switched to non-blocking, without which a drain could hang.
+        drain: Reads until the descriptor is empty or a budget is used up.  Returns True when it
+            stopped for its budget; it is then called again in the loop's next round, so that
+            other tasks run in between.  An exception ends the pump: an event that cannot be
+            consumed would otherwise make the loop spin.
+        failed: Called once with the exception when a drain raised; after that the reader is gone.
+
+    Must be used from the loop's thread, except `close`.
+    """
+
+    __slots__ = (
+        "__weakref__", "_again", "_drain", "_failed", "_fd", "_loop", "_paused",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        fd: int,
+        drain: Callable[[], bool],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        os.set_blocking(fd, False)
+        self._loop: asyncio.AbstractEventLoop | None = loop
+        self._fd = fd
+        self._drain = drain
+        self._failed = failed
+        self._again: asyncio.Handle | None = None
+        self._paused = False
+        loop.add_reader(fd, self._readable)
+        fork.guard(self)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that owns the descriptor; None once closed."""
+        return self._loop
+
+    def _readable(self) -> None:
+        try:
+            more = self._drain()
+        except BaseException as exc:
+            self.close()
+            self._failed(exc)
+            if not isinstance(exc, Exception):
+                raise
+            return
+        if more and self._loop is not None and self._again is None and not self._paused:
+            self._again = self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        self._again = None
+        if self._loop is not None and not self._paused:
+            self._readable()
+
+    def kick(self) -> None:
+        """Drain now, without waiting for the descriptor: the safety net for a lost event."""
+        if self._loop is not None and not self._paused:
+            self._readable()
+
+    def pause(self) -> None:
+        """Stop reading: whoever fills the descriptor feels the pressure instead of our memory."""
+        if self._loop is not None and not self._paused:
+            self._paused = True
+            self._loop.remove_reader(self._fd)
+
+    def resume(self) -> None:
+        """Read again after `pause`."""
+        if self._loop is not None and self._paused:
+            self._paused = False
+            self._loop.add_reader(self._fd, self._readable)
+
+    def close(self) -> None:
+        """Take the reader off the loop.  Idempotent; must come before the fd is closed.
+
+        From a foreign thread (a finalizer) the removal is handed to the loop; on a closed loop
+        there is nothing left to remove.
+        """
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if loop.is_closed():
+            return
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is loop or not loop.is_running():
+            loop.remove_reader(self._fd)
+        else:
+            loop.call_soon_threadsafe(loop.remove_reader, self._fd)
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: forget the loop, whose epoll set is shared with the parent."""
+        self._loop = None
+        self._again = None

@@ -1,0 +1,60 @@
+"""One object of a kind for each event loop, shared by its users and closed by the last one."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["Shared", "acquire"]
+
+
+class Shared(Protocol):
+    """What can be shared through the registry."""
+
+    def close(self) -> None:
+        """Called when the last user has let go."""
+
+
+S = TypeVar("S", bound=Shared)
+
+
+class _Entry:
+    __slots__ = ("shared", "users")
+
+    def __init__(self, shared: Any) -> None:
+        self.shared = shared
+        self.users = 0
+
+
+_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Entry]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], None]]:
+    """The running loop's object for `key`, made by `factory` at need.
+
+    Returns:
+        The object, and a function that lets go of it (once; further calls do nothing).  When the
+        last user has let go, the object is closed.
+    """
+    entries = _loops.setdefault(asyncio.get_running_loop(), {})
+    entry = entries.get(key)
+    if entry is None:
+        entry = entries[key] = _Entry(factory())
+    entry.users += 1
+    held = True
+
+    def release() -> None:
+        nonlocal held
+        if not held:
+            return
+        held = False
+        entry.users -= 1
+        if entry.users == 0 and entries.get(key) is entry:
+            del entries[key]
+            entry.shared.close()
+
+    return entry.shared, release

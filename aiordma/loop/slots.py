@@ -1,0 +1,94 @@
+"""SlotTable: from the 64-bit id of a completion to whoever waits for it.
+
+Theory of operation
+    A work request carries a number and the adapter gives it back once, possibly long after the
+    waiter has gone.  Numbers are therefore an index with a generation: a late completion of a
+    slot that has been given away again finds another generation and is dropped, never delivered
+    to a stranger.
+
+    Layout of an id, from the top: tag (8 bits), generation (16), sub-index (16), index (24).
+    The sub-index is the owner's: a connection uses one table entry for all its buffers and tells
+    them apart by it, so that a message costs neither an entry nor a future.
+
+    Ids without the tag belong to callers of the raw posting functions and never get here; a
+    caller's id that has the tag by chance is carried through an entry of its own (see verbs.qp).
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+__all__ = ["INDEX_BITS", "SUB_SHIFT", "TAG", "TAG_SHIFT", "SlotTable", "is_tagged", "sub_index"]
+
+T = TypeVar("T")
+
+TAG = 0xA1
+TAG_SHIFT = 56
+INDEX_BITS = 24
+SUB_SHIFT = INDEX_BITS
+_GENERATION_SHIFT = 40
+_INDEX_MASK = (1 << INDEX_BITS) - 1
+_IDENTITY_MASK = (0xFFFF << _GENERATION_SHIFT) | _INDEX_MASK
+_TAG_BITS = TAG << TAG_SHIFT
+
+
+def is_tagged(wr_id: int) -> bool:
+    """Whether an id was made by a table (or looks as if)."""
+    return wr_id >> TAG_SHIFT == TAG
+
+
+def sub_index(wr_id: int) -> int:
+    """The owner's own 16 bits of an id."""
+    return (wr_id >> SUB_SHIFT) & 0xFFFF
+
+
+class SlotTable(Generic[T]):
+    """Entries with generation-counted ids.  Not thread-safe: one table belongs to one loop."""
+
+    __slots__ = ("_entries", "_free", "_identities")
+
+    def __init__(self) -> None:
+        self._entries: list[T | None] = []
+        self._identities: list[int] = []
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        """Number of entries in use."""
+        return len(self._entries) - len(self._free)
+
+    def add(self, entry: T) -> int:
+        """Store `entry`; returns its id with sub-index 0.
+
+        Raises:
+            OverflowError: All 2**24 entries are in use.
+        """
+        if self._free:
+            index = self._free.pop()
+            self._entries[index] = entry
+        else:
+            index = len(self._entries)
+            if index > _INDEX_MASK:
+                msg = "too many work requests under way"
+                raise OverflowError(msg)
+            self._entries.append(entry)
+            self._identities.append(index)
+        return _TAG_BITS | self._identities[index]
+
+    def get(self, wr_id: int) -> T | None:
+        """The entry that `wr_id` names, or None for a stale or foreign id."""
+        index = wr_id & _INDEX_MASK
+        if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
+            return None
+        return self._entries[index]
+
+    def remove(self, wr_id: int) -> T | None:
+        """Take the entry out; its id is stale from now on.  None if it was stale already."""
+        index = wr_id & _INDEX_MASK
+        if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
+            return None
+        entry = self._entries[index]
+        self._entries[index] = None
+        generation = ((self._identities[index] >> _GENERATION_SHIFT) + 1) & 0xFFFF
+        self._identities[index] = (generation << _GENERATION_SHIFT) | index
+        self._free.append(index)
+        return entry
