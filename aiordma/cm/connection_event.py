@@ -1,0 +1,77 @@
+"""ConnectionEvent: one event of a connection id, copied out of C."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiordma.cm.enums import EventType
+
+if TYPE_CHECKING:
+    from aiordma.cm.connection_id import ConnectionId
+    from aiordma.cm.event_channel import EventChannel
+
+__all__ = ["ConnectionEvent"]
+
+
+class ConnectionEvent:
+    """A connection-management event (`rdma_get_cm_event(3)`).
+
+    All of it is a copy; the C event was acknowledged before the object existed.  `ack()` settles
+    the account that `EventChannel.get_event` opened.
+
+    Attributes:
+        type: What happened; an unknown number becomes `UNKNOWN_<n>`.
+        status: 0, a negative errno, or a positive reject reason.
+        connection_id: The id that it concerns; for CONNECT_REQUEST the new one, owned by the
+            receiver of the event.
+        listen_id: The listening id for CONNECT_REQUEST, else None.
+        private_data: Bytes from the peer.  InfiniBand and RoCE deliver the whole field of the
+            message, padded with zeros.
+        responder_resources: What the peer offers to serve; what it wants to use is
+            `initiator_depth`.
+        initiator_depth: See above.
+        retry_count: The peer's retries.
+        rnr_retry_count: The peer's retries when this side is not ready.
+        qp_num: The peer's queue pair.
+    """
+
+    __slots__ = (
+        "_account", "channel", "connection_id", "flow_control", "initiator_depth", "listen_id",
+        "private_data", "qp_num", "responder_resources", "retry_count", "rnr_retry_count",
+        "status", "type",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        channel: EventChannel,
+        type: EventType,  # noqa: A002 - the field's own word
+        status: int,
+        connection_id: ConnectionId | None,
+        listen_id: ConnectionId | None = None,
+        private_data: bytes = b"",
+    ) -> None:
+        self.channel = channel
+        self.type = type
+        self.status = status
+        self.connection_id = connection_id
+        self.listen_id = listen_id
+        self.private_data = private_data
+        self.responder_resources = 0
+        self.initiator_depth = 0
+        self.flow_control = 0
+        self.retry_count = 0
+        self.rnr_retry_count = 0
+        self.qp_num = 0
+        # The id whose count of unacknowledged events this one is part of, once handed out.
+        self._account: ConnectionId | None = None
+
+    def ack(self) -> None:
+        """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).
+
+        Raises:
+            ValueError: It was not handed out by `get_event`, or is acknowledged already.
+        """
+        self.channel.ack_event(self)
+
+    def __repr__(self) -> str:
+        return f"<ConnectionEvent {self.type.name} status={self.status} {self.connection_id!r}>"

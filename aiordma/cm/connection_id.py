@@ -1,0 +1,589 @@
+"""ConnectionId: one end of a connection, from its address to its disconnection.
+
+Theory of operation
+    Each step is a C call that returns at once and an event that tells how it ended.  The call is
+    made, a waiter notes which events may answer, and the event channel's dispatch completes it.
+    One step at a time: a second one while the first is under way is refused.
+
+    The queue pair is made with ibv_create_qp and driven here (cm.qp_transition); for librdmacm
+    the id has none.  The connecting side therefore gets CONNECT_RESPONSE where C programs see
+    ESTABLISHED; it moves the queue pair, confirms with rdma_establish, and then reports
+    ESTABLISHED to the channel's readers.
+
+    When the peer disconnects, C leaves the queue pair alone.  Here it goes to the error state and
+    the peer is answered, so that pending receives end without a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_minus_one
+from aiordma.cm.address import Address, from_sockaddr, to_sockaddr
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.enums import EventType, Option, PortSpace
+from aiordma.cm.qp_transition import QPPolicy, advance
+from aiordma.errors import ResourceBusyError, ResourceClosedError, cm_error, os_error
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import QPState
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    from aiordma.cm.event_channel import EventChannel
+
+__all__ = ["ConnectionId", "Stage"]
+
+_log = logging.getLogger("aiordma")
+_MAX_PRIVATE_DATA = 255
+# Events that tell of something beside the step under way and never end it.
+_ASIDE = frozenset({EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST})
+
+
+class Stage(Enum):
+    """How far an id has come."""
+
+    IDLE = "idle"
+    BOUND = "bound"
+    LISTENING = "listening"
+    ADDRESS_RESOLVED = "address resolved"
+    ROUTE_RESOLVED = "route resolved"
+    CONNECTING = "connecting"
+    REQUESTED = "requested"
+    ACCEPTED = "accepted"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    FAILED = "failed"
+
+
+class ConnectionId(Resource):
+    """An identifier of the connection manager (`rdma_create_id(3)`).
+
+    Args:
+        channel: Where its events arrive.
+        port_space: TCP for connections.
+
+    Raises:
+        TypeError: Not an event channel, or not a port space.
+        OSError: No RDMA device, or out of resources.
+
+    Attributes:
+        stage: How far it has come.
+        policy: What the queue pair's transitions apply; set before `connect` or `accept`.
+        qp: The queue pair after `create_qp`, else None.
+    """
+
+    __slots__ = (
+        "_channel", "_context", "_sink", "_token", "_unacked", "_waiter", "policy",
+        "port_space", "qp", "stage",
+    )  # fmt: skip
+
+    def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
+        if not isinstance(port_space, PortSpace):
+            msg = f"not a port space: {port_space!r}"
+            raise TypeError(msg)
+        out = ffi.new("struct rdma_cm_id **")
+        code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
+        check_minus_one(code, "rdma_create_id")
+        self._setup(channel, out[0], port_space, Stage.IDLE)
+
+    def _setup(
+        self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
+    ) -> None:
+        self._channel = channel
+        self._context: Context | None = None
+        self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
+        self._sink: Callable[[ConnectionEvent], bool] | None = None
+        self._unacked = 0
+        self.policy = QPPolicy()
+        self.port_space = port_space
+        self.qp: QueuePair | None = None
+        self.stage = stage
+        Resource.__init__(self, handle, (channel,))
+        self._token = channel._enroll(self)
+        handle.context = ffi.cast("void *", self._token)
+
+    @classmethod
+    def _adopt(cls, channel: EventChannel, handle: Any, listener: ConnectionId) -> ConnectionId:
+        """The new id of a CONNECT_REQUEST; its context is still a copy of the listener's."""
+        self = cls.__new__(cls)
+        self._setup(channel, handle, listener.port_space, Stage.REQUESTED)
+        return self
+
+    # What it is
+
+    @property
+    def event_channel(self) -> EventChannel:
+        """The channel of its events."""
+        return self._channel
+
+    @property
+    def context(self) -> Context | None:
+        """The device it is bound to; None before."""
+        handle = self._require()
+        if self._context is None and handle.verbs != ffi.NULL:
+            self._context = Context.borrow(handle.verbs)
+        return self._context
+
+    @property
+    def port_num(self) -> int:
+        """Port of the device, from 1; 0 before it is bound."""
+        return int(self._require().port_num)
+
+    @property
+    def source(self) -> Address | None:
+        """Local (address, port), None before it is bound."""
+        return from_sockaddr(lib.rdma_get_local_addr(self._require()))
+
+    @property
+    def destination(self) -> Address | None:
+        """(address, port) of the peer, None while it is not connected."""
+        connected = (Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED)
+        if self.stage not in connected:
+            return None
+        return from_sockaddr(lib.rdma_get_peer_addr(self._require()))
+
+    @property
+    def source_address(self) -> str | None:
+        """Local IP address."""
+        source = self.source
+        return source[0] if source else None
+
+    @property
+    def source_port(self) -> int:
+        """Local port; 0 before it is bound."""
+        source = self.source
+        return source[1] if source else 0
+
+    @property
+    def destination_address(self) -> str | None:
+        """The peer's IP address, None while it is not connected."""
+        destination = self.destination
+        return destination[0] if destination else None
+
+    @property
+    def destination_port(self) -> int:
+        """The peer's port, 0 while it is not connected."""
+        destination = self.destination
+        return destination[1] if destination else 0
+
+    @property
+    def local_gid(self) -> bytes:
+        """The GID that the connection uses on this side; 16 bytes."""
+        return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.sgid.raw))
+
+    # Events
+
+    def _on_event(self, event: ConnectionEvent) -> bool:
+        """Called by the channel for each event of this id; True if somebody took it."""
+        if event.type in (EventType.DISCONNECTED, EventType.DEVICE_REMOVAL):
+            self._peer_left()
+        elif event.type == EventType.CONNECT_RESPONSE:
+            event = self._on_response(event)
+        elif event.type == EventType.ESTABLISHED:
+            self.stage = Stage.CONNECTED
+        taken = self._sink(event) if self._sink is not None else False
+        waiter = self._waiter
+        if waiter is None or waiter[1].done():
+            return taken
+        if event.type in waiter[0]:
+            waiter[1].set_result(event)
+        elif event.type in _ASIDE:
+            return taken
+        else:
+            # Whatever else arrives, known or not, ends the step: nobody waits for ever.
+            waiter[1].set_exception(cm_error(event.type.name, event.status, event.private_data))
+        return True
+
+    def _on_response(self, event: ConnectionEvent) -> ConnectionEvent:
+        """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
+        try:
+            assert self.qp is not None
+            self._move(QPState.INIT)  # access rights follow the depths that the peer granted
+            self._move(QPState.RTR)
+            self._move(QPState.RTS)
+            check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
+        except OSError as exc:
+            event.type = EventType.CONNECT_ERROR
+            event.status = -(exc.errno or errno.EIO)
+        else:
+            event.type = EventType.ESTABLISHED
+            self.stage = Stage.CONNECTED
+        return event
+
+    def _peer_left(self) -> None:
+        if self.stage is Stage.CONNECTED or self.stage is Stage.ACCEPTED:
+            # Answers the peer, whose own DISCONNECTED waits for it.
+            lib.rdma_disconnect(self._handle)
+        self.stage = Stage.DISCONNECTED
+        if self.qp is not None:
+            try:
+                self.qp.to_error()
+            except OSError as exc:
+                _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        if self._waiter is not None and not self._waiter[1].done():
+            self._waiter[1].set_exception(exc)
+
+    async def _step(
+        self, call: Callable[[], None], answers: frozenset[EventType], timeout: float | None
+    ) -> ConnectionEvent:
+        self._require()
+        if self._waiter is not None:
+            msg = "another step of this connection id is under way"
+            raise ResourceBusyError(errno.EBUSY, msg)
+        self._channel._attach()
+        future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
+        self._waiter = (answers, future)
+        try:
+            call()
+            async with asyncio.timeout(timeout):
+                return await future
+        finally:
+            self._waiter = None
+            future.cancel()
+
+    def _need(self, verb: str, *stages: Stage) -> None:
+        self._require()
+        if self.stage not in stages:
+            raise os_error(errno.EINVAL, verb, detail=f"(the connection id is {self.stage.value})")
+
+    # Addresses
+
+    def bind_addr(self, address: Address) -> None:
+        """Bind to a numeric local (address, port) (`rdma_bind_addr(3)`).
+
+        A specific address binds to its device too; a wildcard does not.  Port 0 lets the
+        kernel choose.
+
+        Raises:
+            ValueError: The address is not numeric, or the port is out of range.
+            OSError: No RDMA device has the address, or the port is taken.
+        """
+        sockaddr = ffi.cast("struct sockaddr *", keep := to_sockaddr(address))
+        check_minus_one(lib.rdma_bind_addr(self._require(), sockaddr), "rdma_bind_addr")
+        del keep
+        self.stage = Stage.BOUND
+
+    def listen(self, backlog: int = 50) -> None:
+        """Listen for requests; 0 or less means 50 (`rdma_listen(3)`).
+
+        Raises:
+            OSError: Not bound, or the port is taken.
+        """
+        self._channel._attach()
+        code = lib.rdma_listen(self._require(), backlog if backlog > 0 else 50)
+        check_minus_one(code, "rdma_listen")
+        self.stage = Stage.LISTENING
+
+    async def resolve_addr(
+        self, dst: Address, src: Address | None = None, timeout: float = 2.0
+    ) -> None:
+        """Find the device and the neighbor for a numeric address (`rdma_resolve_addr(3)`).
+
+        Args:
+            dst: (address, port) of the peer.
+            src: Local (address, port) to use, or None.
+            timeout: Seconds.
+
+        Raises:
+            AddressError: No route, no neighbor; `ConnectTimeoutError`: no answer in time;
+                `DeviceNotFoundError`: the way there has no RDMA device.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
+        c_dst = to_sockaddr(dst)
+        c_src = to_sockaddr(src) if src is not None else ffi.NULL
+        milliseconds = max(1, int(timeout * 1000))
+
+        def call() -> None:
+            target = ffi.cast("struct sockaddr *", c_dst)
+            origin = ffi.cast("struct sockaddr *", c_src)
+            code = lib.rdma_resolve_addr(self._require(), origin, target, milliseconds)
+            check_minus_one(code, "rdma_resolve_addr")
+
+        # The kernel's own limit answers with an event; the second is for an event that got lost.
+        await self._step(call, frozenset({EventType.ADDR_RESOLVED}), timeout + 1.0)
+        self.stage = Stage.ADDRESS_RESOLVED
+
+    async def resolve_route(self, timeout: float = 2.0) -> None:
+        """Find the path to the resolved address (`rdma_resolve_route(3)`).
+
+        Raises:
+            OSError: EINVAL before `resolve_addr`.
+            RouteError: There is no path.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
+        milliseconds = max(1, int(timeout * 1000))
+
+        def call() -> None:
+            code = lib.rdma_resolve_route(self._require(), milliseconds)
+            check_minus_one(code, "rdma_resolve_route")
+
+        await self._step(call, frozenset({EventType.ROUTE_RESOLVED}), timeout + 1.0)
+        self.stage = Stage.ROUTE_RESOLVED
+
+    def set_option(self, option: Option, value: int) -> None:
+        """Set an option of the id (`rdma_set_option(3)`): type of service, reuse of the address,
+        IPv6 only, ACK timeout.
+
+        Raises:
+            OSError: The value does not fit, or it is too late for this option.
+        """
+        size = 1 if option in (Option.ID_TOS, Option.ID_ACK_TIMEOUT) else 4
+        raw = ffi.new("uint8_t *" if size == 1 else "int *", value)
+        code = lib.rdma_set_option(self._require(), lib.RDMA_OPTION_ID, int(option), raw, size)
+        check_minus_one(code, "rdma_set_option")
+
+    # Queue pair
+
+    def create_qp(
+        self, pd: ProtectionDomain, attr: QPInitAttr, uses: tuple[Resource, ...] = ()
+    ) -> QueuePair:
+        """Make the id's queue pair, ready for receives (`ibv_create_qp(3)`).
+
+        The id outlives it, whatever is closed first; so does everything in `uses`.
+
+        Raises:
+            OSError: EINVAL if the id has one already, is bound to no device, or beyond limits.
+        """
+        self._require()
+        if self.qp is not None:
+            raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
+        if self.context is not pd.context:
+            raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
+        qp = QueuePair(pd, attr, (self, *uses))
+        self.qp = qp
+        try:
+            self._move(QPState.INIT)
+        except BaseException:
+            self.qp = None
+            qp.close()
+            raise
+        return qp
+
+    def _move(self, state: QPState) -> None:
+        assert self.qp is not None
+        advance(self._require(), self.qp, state, self.policy)
+
+    def destroy_qp(self) -> None:
+        """Destroy the queue pair; the id can only be closed after that."""
+        self._require()
+        if self.qp is None:
+            raise os_error(errno.EINVAL, "rdma_destroy_qp", detail="(the id has no queue pair)")
+        self.qp.close()
+        self.stage = Stage.FAILED
+
+    # Connection
+
+    def _c_param(self, param: ConnectionParameter | None, private_data: bytes) -> tuple[Any, Any]:
+        if len(private_data) > _MAX_PRIVATE_DATA:
+            msg = f"private data of {len(private_data)} bytes is too long"
+            raise ValueError(msg)
+        param = param or ConnectionParameter()
+        context = self.context
+        assert context is not None
+        assert self.qp is not None
+        limits = context.attributes
+        param.bind(limits.max_qp_rd_atom)
+        data = ffi.new("uint8_t[]", private_data or b"\0")
+        c_param = ffi.new("struct rdma_conn_param *")
+        c_param.private_data = data
+        c_param.private_data_len = len(private_data)
+        c_param.responder_resources = param.responder_resources
+        # The kernel refuses more than the device can start; the getter keeps what was asked.
+        c_param.initiator_depth = min(param.initiator_depth, limits.max_qp_init_rd_atom, 255)
+        c_param.flow_control = param.flow_control
+        c_param.retry_count = param.retry_count
+        c_param.rnr_retry_count = param.rnr_retry_count
+        c_param.qp_num = self.qp.num
+        return c_param, data
+
+    async def connect(
+        self,
+        param: ConnectionParameter | None = None,
+        *,
+        private_data: bytes = b"",
+        timeout: float | None = 10.0,
+    ) -> ConnectionEvent:
+        """Connect to the resolved peer (`rdma_connect(3)`); the ESTABLISHED event.
+
+        Args:
+            param: Depths and retries.
+            private_data: At most 56 bytes on InfiniBand and RoCE.
+            timeout: Seconds; the kernel's own limit is about 98.
+
+        Raises:
+            ConnectionRejectedError: The peer said no; `private_data` holds its words.
+            ConnectTimeoutError: UNREACHABLE; TimeoutError: `timeout` passed.
+            OSError: EINVAL before the route is resolved or without a queue pair, or private data
+                longer than the transport takes.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        self._need("rdma_connect", Stage.ROUTE_RESOLVED)
+        if self.qp is None:
+            raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
+        c_param, keep = self._c_param(param, private_data)
+
+        def call() -> None:
+            check_minus_one(lib.rdma_connect(self._require(), c_param), "rdma_connect")
+            self.stage = Stage.CONNECTING
+
+        try:
+            return await self._step(call, frozenset({EventType.ESTABLISHED}), timeout)
+        except BaseException:
+            if self.stage is Stage.CONNECTING:
+                self.stage = Stage.FAILED
+            raise
+        finally:
+            del keep
+
+    async def accept(
+        self,
+        param: ConnectionParameter | None = None,
+        *,
+        private_data: bytes = b"",
+        timeout: float | None = 10.0,
+    ) -> ConnectionEvent:
+        """Accept the request that made this id (`rdma_accept(3)`); the ESTABLISHED event.
+
+        Receives should be posted before: the peer may send at once.
+
+        Raises:
+            ConnectionAbortedError: The peer has given up.
+            ConnectTimeoutError, TimeoutError: The peer did not confirm.
+            OSError: EINVAL if the id is no request, or has no queue pair.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        answers = frozenset({EventType.ESTABLISHED})
+        return await self._step(lambda: self._accept(param, private_data), answers, timeout)
+
+    def _accept(self, param: ConnectionParameter | None, private_data: bytes) -> None:
+        self._need("rdma_accept", Stage.REQUESTED)
+        if self.qp is None:
+            raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
+        c_param, keep = self._c_param(param, private_data)
+        assert self.context is not None
+        if not self.context.is_iwarp:
+            self._move(QPState.INIT)
+            self._move(QPState.RTR)
+            self._move(QPState.RTS)
+        if lib.rdma_accept(self._require(), c_param):
+            code = ffi.errno
+            self.stage = Stage.FAILED
+            # A client that gives up before it is accepted is reported by this failure only.
+            if code == errno.EINVAL:
+                code = errno.ECONNABORTED
+            raise os_error(code, "rdma_accept")
+        self.stage = Stage.ACCEPTED
+        del keep
+
+    def notify_established(self) -> None:
+        """A message arrived before ESTABLISHED did: tell the connection manager (`rdma_notify(3)`).
+
+        Without it a lost confirmation would end the connection.
+        """
+        if self.stage is Stage.ACCEPTED:
+            lib.rdma_notify(self._require(), lib.IBV_EVENT_COMM_EST)
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Refuse the request that made this id (`rdma_reject(3)`); close the id after it.
+
+        Raises:
+            ValueError: More than 148 bytes.
+            OSError: EINVAL if the id is no request.
+        """
+        if len(private_data) > 148:
+            msg = f"a refusal carries at most 148 bytes of private data, not {len(private_data)}"
+            raise ValueError(msg)
+        self._need("rdma_reject", Stage.REQUESTED)
+        data = ffi.new("uint8_t[]", private_data or b"\0")
+        code = lib.rdma_reject(self._require(), data, len(private_data))
+        check_minus_one(code, "rdma_reject")
+        self.stage = Stage.DISCONNECTED
+
+    async def disconnect(self, timeout: float = 2.0) -> None:
+        """End the connection: what is posted is flushed, both sides get DISCONNECTED
+        (`rdma_disconnect(3)`).
+
+        Args:
+            timeout: Seconds to wait for the peer's answer; after it the connection counts as
+                ended all the same.
+
+        Raises:
+            OSError: EINVAL if it was never connected.
+
+        Cancellation: ends the wait; the connection is down.
+        """
+        if self.stage is Stage.DISCONNECTED:
+            return
+        self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED)
+        answers = frozenset({EventType.DISCONNECTED})
+        try:
+            await self._step(self.start_disconnect, answers, timeout)
+        except TimeoutError:
+            self.stage = Stage.DISCONNECTED
+
+    def start_disconnect(self) -> None:
+        """The call of `disconnect` without the wait."""
+        code = lib.rdma_disconnect(self._require())
+        if self.qp is not None:
+            self.qp.to_error()
+        check_minus_one(code, "rdma_disconnect")
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Move the id, and its events from now on, to another channel (`rdma_migrate_id(3)`).
+
+        Only for ids that do not listen: requests under way would stay behind.
+
+        Raises:
+            ResourceBusyError: Events of the id are not acknowledged.
+            OSError: EINVAL for a listening id.
+        """
+        self._require()
+        self._refuse_with_debt()
+        if self.stage is Stage.LISTENING:
+            raise os_error(errno.EINVAL, "rdma_migrate_id", detail="(the id is listening)")
+        check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
+        old, self._channel = self._channel, channel
+        old._ids.pop(self._token, None)
+        channel._retain()
+        self._parents = (channel,)
+        old._let_go()
+        self._token = channel._enroll(self)
+        self._handle.context = ffi.cast("void *", self._token)
+
+    # Life
+
+    def _refuse_with_debt(self) -> None:
+        if self._unacked:
+            msg = f"{self._unacked} events of the connection id are not acknowledged"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _before_close(self) -> None:
+        self._refuse_with_debt()
+
+    def _on_close(self) -> None:
+        self._channel._ids.pop(self._token, None)
+        self._sink = None
+        self._fail(ResourceClosedError("the connection id was closed"))
+
+    def _destroy(self, handle: Any) -> None:
+        check_minus_one(lib.rdma_destroy_id(handle), "rdma_destroy_id")
+
+    def __repr__(self) -> str:
+        return f"<ConnectionId {self._state.value}: {self.stage.value}>"

@@ -1,0 +1,129 @@
+"""ConnectionParameter: what the two ends agree on when they connect."""
+
+from __future__ import annotations
+
+from typing import Self
+
+__all__ = ["ConnectionParameter"]
+
+_MAX_DEPTH = 255
+_DEFAULT_RETRIES = 7
+
+
+class ConnectionParameter:
+    """Depths and retries for `ConnectionId.connect` and `accept` (`rdma_connect(3)`).
+
+    Values out of range fall back instead of raising: a depth below 1 or above the device's limit
+    means that limit, a retry count outside 0..7 means 7.  `exact()` makes parameters that are
+    sent as they are, 0 included.
+
+    Args:
+        responder_resources: RDMA reads and atomics of the peer that this side will serve at a
+            time; None for the device's limit.
+        initiator_depth: Reads and atomics that this side will have under way; None likewise.
+        retry_count: Retries of a send, read or write that is not acknowledged, 0 to 7.  On
+            Soft-RoCE 7 means for ever: a dead peer is then never noticed.
+        rnr_retry_count: Retries when the peer has no receive posted, 0 to 7; 7 means for ever.
+
+    Until the parameters meet a device, at `connect` or `accept`, the depths that depend on it
+    read as 255.
+    """
+
+    __slots__ = (
+        "_exact", "_initiator_depth", "_limit", "_responder_resources", "_retry_count",
+        "_rnr_retry_count", "flow_control",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        responder_resources: int | None = None,
+        initiator_depth: int | None = None,
+        retry_count: int = _DEFAULT_RETRIES,
+        rnr_retry_count: int = _DEFAULT_RETRIES,
+    ) -> None:
+        self._exact = False
+        self._limit = _MAX_DEPTH
+        self.flow_control = True
+        self.responder_resources = responder_resources  # type: ignore[assignment]
+        self.initiator_depth = initiator_depth  # type: ignore[assignment]
+        self.retry_count = retry_count
+        self.rnr_retry_count = rnr_retry_count
+
+    @classmethod
+    def exact(
+        cls,
+        responder_resources: int = 0,
+        initiator_depth: int = 0,
+        retry_count: int = 6,
+        rnr_retry_count: int = 6,
+    ) -> Self:
+        """Parameters that are sent exactly as given.
+
+        Raises:
+            ValueError: A depth outside 0..255 or a count outside 0..7.
+        """
+        self = cls()
+        self._exact = True
+        for name, value, top in (
+            ("responder_resources", responder_resources, _MAX_DEPTH),
+            ("initiator_depth", initiator_depth, _MAX_DEPTH),
+            ("retry_count", retry_count, 7),
+            ("rnr_retry_count", rnr_retry_count, 7),
+        ):
+            if not 0 <= value <= top:
+                msg = f"{name} {value} is not in 0..{top}"
+                raise ValueError(msg)
+            setattr(self, f"_{name}", value)
+        return self
+
+    def bind(self, max_qp_rd_atom: int) -> None:
+        """Tell the parameters the device's limit for both depths (`max_qp_rd_atom`)."""
+        self._limit = min(max_qp_rd_atom, _MAX_DEPTH)
+
+    def _depth(self, value: int | None) -> int:
+        if self._exact and value is not None:
+            return value
+        return self._limit if value is None or not 1 <= value <= self._limit else value
+
+    @property
+    def responder_resources(self) -> int:
+        """Reads and atomics of the peer served at a time."""
+        return self._depth(self._responder_resources)
+
+    @responder_resources.setter
+    def responder_resources(self, value: int | None) -> None:
+        self._responder_resources = value
+
+    @property
+    def initiator_depth(self) -> int:
+        """Own reads and atomics under way at a time."""
+        return self._depth(self._initiator_depth)
+
+    @initiator_depth.setter
+    def initiator_depth(self, value: int | None) -> None:
+        self._initiator_depth = value
+
+    @property
+    def retry_count(self) -> int:
+        """Retries without acknowledgement."""
+        return self._retry_count
+
+    @retry_count.setter
+    def retry_count(self, value: int) -> None:
+        self._retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
+
+    @property
+    def rnr_retry_count(self) -> int:
+        """Retries when the receiver was not ready."""
+        return self._rnr_retry_count
+
+    @rnr_retry_count.setter
+    def rnr_retry_count(self, value: int) -> None:
+        self._rnr_retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
+
+    def __repr__(self) -> str:
+        return (
+            f"<ConnectionParameter responder_resources={self.responder_resources} "
+            f"initiator_depth={self.initiator_depth} retry_count={self.retry_count} "
+            f"rnr_retry_count={self.rnr_retry_count}>"
+        )

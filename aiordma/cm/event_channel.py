@@ -1,0 +1,301 @@
+"""EventChannel: the descriptor on which connection events arrive.
+
+Theory of operation
+    `aio_cm_next` (glue.c) takes one event from the kernel, copies and acknowledges it.  It is then
+    routed by the integer token in the id's context, never by pointer, and dispatched before the
+    next one is taken: a handler may close the id that the next event names.
+
+    An event that answers a pending awaitable of its id completes it.  Iterators that are open, and
+    a `get_event` that is waiting, see every event in order.  What nobody has taken is kept for
+    the next `get_event`; when too much is kept the channel stops reading, and the kernel's own
+    limits work.
+
+    Since C events are acknowledged at once no C call can block on them.  The acknowledgements
+    that callers of `get_event` owe are counted here, and closing with a debt raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import weakref
+from collections import deque
+from typing import Any, Self
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_pointer
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import EventType
+from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.loop.pump import FdPump
+from aiordma.loop.workers import reaper
+from aiordma.verbs.resource import Resource
+
+__all__ = ["EventChannel"]
+
+_log = logging.getLogger("aiordma")
+_BUDGET = 64  # events a wake-up may take before other tasks have a turn
+_MAX_KEPT = 4096
+
+
+class EventChannel(Resource):
+    """A channel for the events of any number of connection ids (`rdma_create_event_channel(3)`).
+
+    It belongs to the event loop on which it is first used.
+
+    Raises:
+        DeviceNotFoundError: The machine has no RDMA device.
+        OSError: The kernel module rdma_ucm is not loaded, or no permission.
+    """
+
+    __slots__ = (
+        "_event", "_ids", "_iterators", "_kept", "_pump", "_tokens", "_unacked", "_waiters",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
+        self._event = ffi.new("struct aio_cm_event *")
+        self._ids: weakref.WeakValueDictionary[int, ConnectionId] = weakref.WeakValueDictionary()
+        self._tokens = itertools.count(1)
+        self._iterators: weakref.WeakSet[_EventIterator] = weakref.WeakSet()
+        self._waiters: deque[asyncio.Future[ConnectionEvent]] = deque()
+        self._kept: deque[ConnectionEvent] = deque()
+        self._pump: FdPump | None = None
+        self._unacked = 0
+        super().__init__(handle)
+
+    def fileno(self) -> int:
+        """The descriptor; owned by the channel."""
+        return int(self._require().fd)
+
+    @property
+    def unacked(self) -> int:
+        """Events handed out by `get_event` and not acknowledged."""
+        return self._unacked
+
+    def _attach(self) -> None:
+        """Register with the running loop, once; the channel then belongs to that loop."""
+        loop = asyncio.get_running_loop()
+        if self._pump is None:
+            self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
+        elif self._pump.loop is not loop:
+            msg = "the event channel belongs to another event loop"
+            raise RuntimeError(msg)
+
+    def _enroll(self, connection_id: ConnectionId) -> int:
+        token = next(self._tokens)
+        self._ids[token] = connection_id
+        return token
+
+    # Dispatch
+
+    def _on_readable(self) -> bool:
+        for _ in range(_BUDGET):
+            code = lib.aio_cm_next(self._require(), self._event)
+            if code == -errno.EAGAIN:
+                return False
+            if code == -errno.EINTR:
+                continue
+            if code:
+                raise os_error(-code, "rdma_get_cm_event")
+            self._dispatch(self._event)
+            if self._state.value != "open":
+                return False
+        return True
+
+    def _dispatch(self, raw: Any) -> None:
+        kind = EventType(raw.type)
+        private_data = bytes(ffi.buffer(raw.private_data, raw.private_data_len))
+        listener = None
+        if kind == EventType.CONNECT_REQUEST:
+            listener = self._ids.get(raw.listen_token)
+            if listener is None or listener.closed:
+                _discard(raw.id)
+                return
+            target: ConnectionId | None = ConnectionId._adopt(self, raw.id, listener)
+        else:
+            target = self._ids.get(raw.token)
+            if target is None:
+                return
+        event = ConnectionEvent(self, kind, raw.status, target, listener, private_data)
+        for name in (
+            "responder_resources", "initiator_depth", "flow_control", "retry_count",
+            "rnr_retry_count", "qp_num",
+        ):  # fmt: skip
+            setattr(event, name, getattr(raw, name))
+        handler = listener or target
+        assert handler is not None
+        try:
+            taken = handler._on_event(event)
+        except Exception as exc:
+            self._report(exc)
+            taken = True
+        self._publish(event, taken=taken)
+
+    def _publish(self, event: ConnectionEvent, *, taken: bool) -> None:
+        for iterator in self._iterators:
+            iterator._put(event)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(event)
+                return
+        if not taken and not self._iterators:
+            self._kept.append(event)
+            if len(self._kept) >= _MAX_KEPT and self._pump is not None:
+                self._pump.pause()
+
+    def _report(self, exc: BaseException) -> None:
+        loop = self._pump.loop if self._pump is not None else None
+        if loop is None:
+            _log.error("event handler failed", exc_info=exc)
+            return
+        loop.call_exception_handler(
+            {"message": "aiordma: dispatching a connection event failed", "exception": exc}
+        )
+
+    def _on_failure(self, exc: BaseException) -> None:
+        self._report(exc)
+        for connection_id in list(self._ids.values()):
+            connection_id._fail(exc)
+        self._fail_readers(exc)
+
+    # jVerbs-style access
+
+    async def get_event(self, timeout: float | None = None) -> ConnectionEvent | None:
+        """The next event, or None after `timeout` seconds; None or negative: no limit.
+
+        Each event has to be acknowledged once, by `event.ack()` or `ack_event(event)`.
+
+        Cancellation: safe; no event is lost.
+        """
+        self._require()
+        self._attach()
+        if not self._kept:
+            waiter: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            limit = None if timeout is None or timeout < 0 else timeout
+            try:
+                await asyncio.wait([waiter], timeout=limit)
+            finally:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                if waiter.done():
+                    if waiter.exception() is None:
+                        self._kept.appendleft(waiter.result())
+                else:
+                    waiter.cancel()
+            if waiter.cancelled():
+                return None
+            waiter.result()
+        event = self._kept.popleft()
+        if self._pump is not None:
+            self._pump.resume()
+        account = event.listen_id or event.connection_id
+        event._account = account
+        if account is not None:
+            account._unacked += 1
+        self._unacked += 1
+        return event
+
+    def ack_event(self, event: ConnectionEvent) -> None:
+        """Acknowledge an event that `get_event` returned, exactly once.
+
+        Raises:
+            TypeError: Not an event.
+            ValueError: Not handed out by this channel's `get_event`, or acknowledged already.
+        """
+        if not isinstance(event, ConnectionEvent):
+            msg = f"not a connection event: {event!r}"
+            raise TypeError(msg)
+        account = event._account
+        if event.channel is not self or account is None:
+            msg = "the event is acknowledged already, or was not handed out by get_event()"
+            raise ValueError(msg)
+        event._account = None
+        account._unacked -= 1
+        self._unacked -= 1
+
+    def __aiter__(self) -> _EventIterator:
+        """Every event from now on, and those kept; each is settled when the next is asked for."""
+        self._require()
+        self._attach()
+        iterator = _EventIterator(self)
+        while self._kept:
+            iterator._put(self._kept.popleft())
+        self._iterators.add(iterator)
+        return iterator
+
+    # Life
+
+    def _before_close(self) -> None:
+        if self._unacked:
+            msg = f"{self._unacked} connection events are not acknowledged"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _fail_readers(self, exc: BaseException) -> None:
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(exc)
+        for iterator in self._iterators:
+            iterator._end()
+
+    def _on_close(self) -> None:
+        self._fail_readers(ResourceClosedError("the event channel was closed"))
+        # Ids that are still open keep the descriptor; a reader without readers would only spin
+        # its queue full.
+        if self._pump is not None:
+            self._pump.close()
+        while self._kept:
+            event = self._kept.popleft()
+            if event.type == EventType.CONNECT_REQUEST and event.connection_id is not None:
+                event.connection_id.close()
+
+    def _destroy(self, handle: Any) -> None:
+        lib.rdma_destroy_event_channel(handle)
+
+
+def _discard(handle: Any) -> None:
+    """Refuse a request whose listener is gone."""
+
+    def refuse() -> None:
+        lib.rdma_reject(handle, ffi.NULL, 0)
+        lib.rdma_destroy_id(handle)
+
+    reaper.submit(refuse)
+
+
+class _EventIterator:
+    """One `async for` over a channel."""
+
+    __slots__ = ("__weakref__", "_channel", "_ended", "_queue", "_ready")
+
+    def __init__(self, channel: EventChannel) -> None:
+        self._channel = channel
+        self._queue: deque[ConnectionEvent] = deque()
+        self._ready = asyncio.Event()
+        self._ended = False
+
+    def _put(self, event: ConnectionEvent) -> None:
+        self._queue.append(event)
+        self._ready.set()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._ready.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ConnectionEvent:
+        """The next event; ends when the channel is closed.  Cancellation: no event is lost."""
+        while not self._queue:
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._queue.popleft()

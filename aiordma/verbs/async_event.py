@@ -1,0 +1,166 @@
+"""Asynchronous events of a device: port up and down, GID changes, errors of queues.
+
+All users of a device in one loop share one reader of its descriptor (`DeviceEvents`).  librdmacm's
+context belongs to the whole process: with two event loops, whichever reads an event hands it to
+the subscribers of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from aiordma._ffi import ffi, lib
+from aiordma.errors import os_error
+from aiordma.loop import registry
+from aiordma.loop.pump import FdPump
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import AsyncEventType
+
+__all__ = ["AsyncEvent", "DeviceEvents", "subscribe"]
+
+_log = logging.getLogger("aiordma")
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncEvent:
+    """One device event (`ibv_get_async_event(3)`), acknowledged already.
+
+    Attributes:
+        type: What happened.
+        port: Port number for port events, else 0.
+        element: Address of the queue pair, CQ or SRQ that it concerns, else 0.
+        context: The device.
+    """
+
+    type: AsyncEventType
+    port: int
+    element: int
+    context: Context
+
+
+class _Subscription:
+    __slots__ = ("callback", "context", "loop")
+
+    def __init__(
+        self,
+        context: Context,
+        callback: Callable[[AsyncEvent], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.context = context
+        self.callback = callback
+        self.loop = loop
+
+
+_subscriptions: list[_Subscription] = []
+
+
+class _Reader:
+    """The reader of one device's descriptor in one loop."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._event = ffi.new("struct aio_async_event *")
+        loop = asyncio.get_running_loop()
+        self._pump = FdPump(loop, context.async_fd, self._drain, self._failed)
+
+    def _drain(self) -> bool:
+        for _ in range(64):
+            code = lib.aio_async_next(self._context._handle, self._event)
+            if code == -errno.EAGAIN:
+                return False
+            if code == -errno.EINTR:
+                continue
+            if code:
+                raise os_error(-code, "ibv_get_async_event")
+            _publish(
+                AsyncEvent(
+                    AsyncEventType(self._event.type),
+                    self._event.port,
+                    self._event.element,
+                    self._context,
+                )
+            )
+        return True
+
+    def _failed(self, exc: BaseException) -> None:
+        # EIO on the descriptor is how the kernel says that the device was unplugged.
+        _log.warning("device %s: no more events: %s", self._context, exc)
+        _publish(AsyncEvent(AsyncEventType.DEVICE_FATAL, 0, 0, self._context))
+
+    def close(self) -> None:
+        self._pump.close()
+
+
+def _publish(event: AsyncEvent) -> None:
+    for subscription in list(_subscriptions):
+        if subscription.context is event.context and not subscription.loop.is_closed():
+            subscription.loop.call_soon_threadsafe(subscription.callback, event)
+
+
+def subscribe(context: Context, callback: Callable[[AsyncEvent], None]) -> Callable[[], None]:
+    """Have `callback` called in the running loop for each event of the device.
+
+    Returns:
+        A function that ends the subscription.
+    """
+    loop = asyncio.get_running_loop()
+    _, release = registry.acquire(("async_events", id(context)), lambda: _Reader(context))
+    subscription = _Subscription(context, callback, loop)
+    _subscriptions.append(subscription)
+
+    def end() -> None:
+        if subscription in _subscriptions:
+            _subscriptions.remove(subscription)
+        release()
+
+    return end
+
+
+class DeviceEvents:
+    """Async iterator over a device's events, from its creation on; `close()` ends it.
+
+    Args:
+        context: The device.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._queue: deque[AsyncEvent] = deque()
+        self._ready = asyncio.Event()
+        self._closed = False
+        self._end = subscribe(context, self._on_event)
+
+    def _on_event(self, event: AsyncEvent) -> None:
+        self._queue.append(event)
+        self._ready.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AsyncEvent:
+        """The next event.  Cancellation: safe; no event is lost."""
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """End the iterator.  Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+            self._ready.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

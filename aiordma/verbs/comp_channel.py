@@ -1,0 +1,261 @@
+"""CompletionChannel: one descriptor that becomes readable when any of its CQs has completions.
+
+Theory of operation
+    The channel is drained by one C call per wake-up (`aio_drain` in glue.c, where the order of
+    arm, poll and acknowledge is explained).  Its completions come back as an array; ids that the
+    channel's slot table made are dispatched to their waiters, all others belong to callers who
+    post with ids of their own and go to the CQ's queue.
+
+    Dispatch never runs user code and never raises: it completes futures and calls sinks of this
+    library.  A sink that raises is reported to the loop and the drain goes on.
+
+    A CQ that nobody awaits is only reported (`get_cq_event`): its owner polls it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_errno, check_pointer
+from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.loop.pump import FdPump
+from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable
+from aiordma.verbs.context import Context
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.wc import WC_STRUCT, WCRecord
+
+if TYPE_CHECKING:
+    from aiordma.verbs.cq import CompletionQueue
+
+__all__ = ["CompletionChannel", "Sink"]
+
+Sink = Callable[[WCRecord], None]
+
+_log = logging.getLogger("aiordma")
+_BUDGET = 256  # completions a wake-up may take before other tasks have a turn
+_MAX_SEGMENTS = 64
+_SAFETY_S = 1.0
+
+
+class CompletionChannel(Resource):
+    """A completion channel (`ibv_create_comp_channel(3)`), drained by the running loop.
+
+    Args:
+        context: The device.
+
+    Raises:
+        OSError: The limit of open files is reached.
+    """
+
+    __slots__ = (
+        "_bytes", "_cqs", "_drain", "_notified", "_pump", "_safety", "_segments", "_tokens",
+        "_unacked", "_waiters", "_wcs", "context", "lost_events", "table",
+    )  # fmt: skip
+
+    def __init__(self, context: Context) -> None:
+        handle = check_pointer(
+            lib.ibv_create_comp_channel(context._require()), "ibv_create_comp_channel"
+        )
+        self.context = context
+        # Waiters of every CQ of this channel, by wr_id.
+        self.table: SlotTable[Sink] = SlotTable()
+        #: Completions that only the safety poll found; not zero means the kernel lost events.
+        self.lost_events = 0
+        self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = (
+            weakref.WeakValueDictionary()
+        )
+        self._tokens = itertools.count(1)
+        self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
+        self._bytes = memoryview(ffi.buffer(self._wcs))
+        # A field of a C struct keeps nothing alive; the attribute does.
+        self._segments = ffi.new("struct aio_segment[]", _MAX_SEGMENTS)
+        self._drain = ffi.new("struct aio_drain *")
+        self._drain.channel = handle
+        self._drain.segments = self._segments
+        self._drain.max_segments = _MAX_SEGMENTS
+        self._pump: FdPump | None = None
+        self._safety: asyncio.TimerHandle | None = None
+        self._notified: deque[CompletionQueue] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._unacked = 0
+        super().__init__(handle, (context,))
+
+    def fileno(self) -> int:
+        """The descriptor; owned by the channel."""
+        return int(self._require().fd)
+
+    def _attach(self) -> None:
+        """Register with the running loop, once; the channel then belongs to that loop."""
+        loop = asyncio.get_running_loop()
+        if self._pump is None:
+            self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
+        elif self._pump.loop is not loop:
+            msg = "the completion channel belongs to another event loop"
+            raise RuntimeError(msg)
+
+    # Completions
+
+    def _on_readable(self) -> bool:
+        drain = self._drain
+        count = lib.aio_drain(drain, self._wcs, _BUDGET)
+        # What was polled is gone from the adapter: copy before any dispatch can drain again.
+        records = list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
+        segments = [
+            (drain.segments[i].token, drain.segments[i].count) for i in range(drain.n_segments)
+        ]
+        error, more = drain.error, bool(drain.more)
+        position = 0
+        for token, length in segments:
+            cq = self._cqs.get(token)
+            if length < 0:
+                if cq is not None:
+                    self._notify(cq)
+                continue
+            self._dispatch(records[position : position + length], cq)
+            position += length
+        if error:
+            raise os_error(error, "ibv_get_cq_event")
+        return more
+
+    def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
+        get = self.table.get
+        for record in records:
+            wr_id = record[0]
+            sink = get(wr_id) if wr_id >> TAG_SHIFT == TAG else None
+            if sink is not None:
+                try:
+                    sink(record)
+                except Exception as exc:
+                    self._report(exc)
+            elif cq is not None:
+                cq._deliver(record)
+
+    def _report(self, exc: BaseException) -> None:
+        loop = self._pump.loop if self._pump is not None else None
+        if loop is None:
+            _log.error("completion sink failed", exc_info=exc)
+            return
+        loop.call_exception_handler(
+            {"message": "aiordma: dispatching a completion failed", "exception": exc}
+        )
+
+    def _on_failure(self, exc: BaseException) -> None:
+        """The descriptor cannot be read any more: the device is gone or a bug; wake everybody."""
+        self._report(exc)
+        for cq in list(self._cqs.values()):
+            cq._fail(exc)
+        self._wake_waiters()
+
+    def _sweep(self, cq: CompletionQueue) -> int:
+        """Poll one managed CQ until it is empty, without an event; returns what it found."""
+        total = 0
+        while not cq.closed:
+            count = lib.ibv_poll_cq(cq._handle, _BUDGET, self._wcs)
+            if count <= 0:
+                break
+            total += count
+            records = list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
+            self._dispatch(records, cq)
+        return total
+
+    # The safety poll: the kernel drops a completion event when it has no memory for it.
+
+    def _watch(self) -> None:
+        if self._safety is None and self._pump is not None and self._pump.loop is not None:
+            self._safety = self._pump.loop.call_later(_SAFETY_S, self._safety_poll)
+
+    def _safety_poll(self) -> None:
+        self._safety = None
+        managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
+        for cq in managed:
+            found = self._sweep(cq)
+            if found:
+                self.lost_events += found
+                check_errno(lib.ibv_req_notify_cq(cq._handle, 0), "ibv_req_notify_cq")
+                self._sweep(cq)
+        if managed:
+            self._watch()
+
+    # jVerbs-style notification
+
+    def _notify(self, cq: CompletionQueue) -> None:
+        self._notified.append(cq)
+        self._wake_waiters()
+
+    def _wake_waiters(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def get_cq_event(self, timeout: float | None = None) -> CompletionQueue | None:
+        """Wait until one of the channel's CQs is notified; the CQ, or None after `timeout`.
+
+        Args:
+            timeout: Seconds; None or a negative number waits without limit.
+
+        The event has to be acknowledged with `CompletionQueue.ack_events`, and `req_notify`
+        called again for the next.  Only for CQs that are polled by hand: awaited ones are
+        served by the loop.  `ibv_get_cq_event(3)`.
+
+        Cancellation: safe; no event is lost.
+        """
+        self._require()
+        self._attach()
+        deadline = None if timeout is None or timeout < 0 else timeout
+        try:
+            async with asyncio.timeout(deadline):
+                while not self._notified:
+                    waiter = asyncio.get_running_loop().create_future()
+                    self._waiters.append(waiter)
+                    try:
+                        await waiter
+                    except BaseException:
+                        if waiter.done() and not waiter.cancelled():
+                            self._wake_waiters()
+                        raise
+                    self._require()
+        except TimeoutError:
+            if not self._notified:
+                return None
+        cq = self._notified.popleft()
+        cq._unacked += 1
+        self._unacked += 1
+        return cq
+
+    # Life
+
+    def _before_close(self) -> None:
+        if self._unacked:
+            msg = f"{self._unacked} completion events are not acknowledged"
+            raise ResourceBusyError(16, msg)
+
+    def _on_close(self) -> None:
+        if self._safety is not None:
+            self._safety.cancel()
+            self._safety = None
+        # The pump stays until the last CQ is gone: with the seeds' order of removal, flushes
+        # still come in through a channel that was closed before its CQ.
+        if not self._children:
+            self._stop_pump()
+        error = ResourceClosedError("the completion channel was closed")
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _stop_pump(self) -> None:
+        if self._pump is not None:
+            self._pump.close()
+
+    def _destroy(self, handle: Any) -> None:
+        self._stop_pump()
+        check_errno(lib.ibv_destroy_comp_channel(handle), "ibv_destroy_comp_channel")

@@ -1,0 +1,218 @@
+"""Context: an open device, and what it says about itself and its ports."""
+
+from __future__ import annotations
+
+import ipaddress
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_errno, check_minus_one, check_negative
+from aiordma.verbs.enums import (
+    MTU,
+    AtomicCap,
+    DeviceCapFlags,
+    GIDType,
+    LinkLayer,
+    PortState,
+    TransportType,
+)
+from aiordma.verbs.resource import Resource
+
+__all__ = ["Context", "DeviceAttributes", "GidEntry", "PortAttributes"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttributes:
+    """Limits and capabilities of a device (`ibv_query_device(3)`, same names)."""
+
+    fw_ver: str
+    node_guid: int
+    vendor_id: int
+    vendor_part_id: int
+    hw_ver: int
+    phys_port_cnt: int
+    max_mr_size: int
+    max_qp: int
+    max_qp_wr: int
+    max_sge: int
+    max_sge_rd: int
+    max_cq: int
+    max_cqe: int
+    max_mr: int
+    max_pd: int
+    max_qp_rd_atom: int
+    max_qp_init_rd_atom: int
+    max_mw: int
+    max_ah: int
+    max_srq: int
+    max_srq_wr: int
+    max_srq_sge: int
+    max_mcast_grp: int
+    atomic_cap: AtomicCap
+    device_cap_flags: DeviceCapFlags
+
+
+@dataclass(frozen=True, slots=True)
+class PortAttributes:
+    """State of a port (`ibv_query_port(3)`, same names)."""
+
+    state: PortState
+    max_mtu: MTU
+    active_mtu: MTU
+    gid_tbl_len: int
+    max_msg_sz: int
+    lid: int
+    sm_lid: int
+    active_width: int
+    active_speed: int
+    phys_state: int
+    link_layer: LinkLayer
+
+
+@dataclass(frozen=True, slots=True)
+class GidEntry:
+    """One entry of a port's GID table (`ibv_query_gid_ex(3)`)."""
+
+    gid: bytes
+    index: int
+    port: int
+    type: GIDType
+
+    def __str__(self) -> str:
+        return str(ipaddress.IPv6Address(self.gid))
+
+
+_borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
+
+
+class Context(Resource):
+    """An open device.
+
+    Got from `Device.open()` (the caller closes it), or as `ConnectionId.context`, which belongs
+    to librdmacm, lives as long as the process and need not be closed.
+    """
+
+    __slots__ = ("_attributes", "_borrowed")
+
+    def __init__(self, handle: Any, *, borrowed: bool = False) -> None:
+        self._borrowed = borrowed
+        self._attributes: DeviceAttributes | None = None
+        super().__init__(handle)
+
+    @classmethod
+    def borrow(cls, handle: Any) -> Context:
+        """The one Context object for a `struct ibv_context` that librdmacm owns."""
+        address = int(ffi.cast("uintptr_t", handle))
+        context = _borrowed_contexts.get(address)
+        if context is None or context.closed:
+            context = _borrowed_contexts[address] = cls(handle, borrowed=True)
+        return context
+
+    def _destroy(self, handle: Any) -> None:
+        check_minus_one(lib.ibv_close_device(handle), "ibv_close_device")
+
+    @property
+    def name(self) -> str:
+        """The device's name."""
+        return str(ffi.string(lib.ibv_get_device_name(self._require().device)).decode())
+
+    @property
+    def transport(self) -> TransportType:
+        """InfiniBand (RoCE too) or iWARP."""
+        return TransportType(self._require().device.transport_type)
+
+    @property
+    def is_iwarp(self) -> bool:
+        """Whether the connecting side has to send first and immediates do not exist."""
+        return self.transport == TransportType.IWARP
+
+    @property
+    def num_comp_vectors(self) -> int:
+        """How many completion vectors (interrupts) a CQ may choose from."""
+        return int(self._require().num_comp_vectors)
+
+    @property
+    def async_fd(self) -> int:
+        """Descriptor of the device's asynchronous events."""
+        return int(self._require().async_fd)
+
+    @property
+    def attributes(self) -> DeviceAttributes:
+        """`query_device()`, asked once."""
+        if self._attributes is None:
+            self._attributes = self.query_device()
+        return self._attributes
+
+    def query_device(self) -> DeviceAttributes:
+        """Ask the device for its limits (`ibv_query_device(3)`).
+
+        Raises:
+            OSError: The device is gone.
+        """
+        attr = ffi.new("struct ibv_device_attr *")
+        check_errno(lib.ibv_query_device(self._require(), attr), "ibv_query_device")
+        special = {
+            "fw_ver": bytes(ffi.string(attr.fw_ver)).decode(errors="replace"),
+            "node_guid": int.from_bytes(attr.node_guid.to_bytes(8, "little"), "big"),
+            "atomic_cap": AtomicCap(attr.atomic_cap),
+            "device_cap_flags": DeviceCapFlags(attr.device_cap_flags),
+        }
+        names = (name for name in DeviceAttributes.__dataclass_fields__ if name not in special)
+        return DeviceAttributes(**{name: getattr(attr, name) for name in names}, **special)
+
+    def query_port(self, port: int = 1) -> PortAttributes:
+        """Ask for the state of a port, counted from 1 (`ibv_query_port(3)`).
+
+        Raises:
+            OSError: No such port (EINVAL), or the device is gone.
+        """
+        attr = ffi.new("struct ibv_port_attr *")
+        check_errno(lib.ibv_query_port(self._require(), port, attr), "ibv_query_port")
+        return PortAttributes(
+            state=PortState(attr.state),
+            max_mtu=MTU(attr.max_mtu),
+            active_mtu=MTU(attr.active_mtu),
+            gid_tbl_len=attr.gid_tbl_len,
+            max_msg_sz=attr.max_msg_sz,
+            lid=attr.lid,
+            sm_lid=attr.sm_lid,
+            active_width=attr.active_width,
+            active_speed=attr.active_speed,
+            phys_state=attr.phys_state,
+            link_layer=LinkLayer(attr.link_layer),
+        )
+
+    def query_gid(self, port: int = 1, index: int = 0) -> GidEntry:
+        """One GID of a port, with its type (`ibv_query_gid_ex(3)`).
+
+        Raises:
+            OSError: The entry is empty (ENODATA) or does not exist (EINVAL).
+        """
+        entry = ffi.new("struct ibv_gid_entry *")
+        result = lib.ibv_query_gid_ex(self._require(), port, index, entry, 0)
+        check_errno(result, "ibv_query_gid_ex")
+        return _gid_entry(entry[0])
+
+    def gid_table(self) -> list[GidEntry]:
+        """All GIDs of all ports (`ibv_query_gid_table(3)`)."""
+        ports = range(1, self.attributes.phys_port_cnt + 1)
+        room = max(1, sum(self.query_port(port).gid_tbl_len for port in ports))
+        entries = ffi.new("struct ibv_gid_entry[]", room)
+        count = lib.ibv_query_gid_table(self._require(), entries, room, 0)
+        check_negative(count, "ibv_query_gid_table")
+        return [_gid_entry(entries[i]) for i in range(count)]
+
+    def __repr__(self) -> str:
+        name = f" {self.name}" if not self.closed else ""
+        return f"<Context{name} {self._state.value}>"
+
+
+def _gid_entry(entry: Any) -> GidEntry:
+    return GidEntry(
+        gid=bytes(ffi.buffer(entry.gid.raw)),
+        index=entry.gid_index,
+        port=entry.port_num,
+        type=GIDType(entry.gid_type),
+    )

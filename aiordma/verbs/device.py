@@ -1,0 +1,119 @@
+"""The machine's RDMA devices, and why there may be none."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiordma._ffi import ffi, lib, load_error
+from aiordma._ffi.check import check_pointer
+from aiordma.errors import os_error
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import NodeType, TransportType
+
+__all__ = ["Device", "devices", "is_available", "why_unavailable"]
+
+_SYSFS = Path("/sys/class/infiniband")
+_DEV = Path("/dev/infiniband")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One RDMA device, by name.
+
+    Attributes:
+        name: Such as `mlx5_0` or `rxe0`.
+        guid: 64-bit node GUID.
+        node_type: Channel adapter, RNIC, ...
+        transport: InfiniBand (RoCE too) or iWARP.
+    """
+
+    name: str
+    guid: int
+    node_type: NodeType
+    transport: TransportType
+
+    def open(self) -> Context:
+        """Open the device (`ibv_open_device(3)`); the caller closes the context.
+
+        A context opened here and the one of a connection id are different; objects of one
+        cannot be used with the other.
+
+        Raises:
+            OSError: The device vanished, or its node in /dev/infiniband is not permitted.
+        """
+        with _DeviceList() as found:
+            for pointer in found:
+                if ffi.string(lib.ibv_get_device_name(pointer)).decode() == self.name:
+                    handle = check_pointer(lib.ibv_open_device(pointer), "ibv_open_device")
+                    return Context(handle)
+        raise os_error(19, "ibv_open_device", detail=f"({self.name})")
+
+
+class _DeviceList:
+    """`ibv_get_device_list` for the length of a `with` block."""
+
+    def __enter__(self) -> list[object]:
+        count = ffi.new("int *")
+        self._list = lib.ibv_get_device_list(count)
+        if self._list == ffi.NULL:
+            return []
+        return [self._list[i] for i in range(count[0])]
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._list != ffi.NULL:
+            lib.ibv_free_device_list(self._list)
+
+
+def devices() -> list[Device]:
+    """The RDMA devices that user space can see; empty if there is none, never raises.
+
+    `why_unavailable()` tells why the list is empty.  Wraps `ibv_get_device_list(3)`.
+    """
+    if load_error() is not None:
+        return []
+    with _DeviceList() as found:
+        return [
+            Device(
+                name=ffi.string(lib.ibv_get_device_name(pointer)).decode(),
+                guid=int.from_bytes(
+                    lib.ibv_get_device_guid(pointer).to_bytes(8, "little"), "big"
+                ),
+                node_type=NodeType(pointer.node_type),
+                transport=TransportType(pointer.transport_type),
+            )
+            for pointer in found
+        ]
+
+
+def is_available() -> bool:
+    """Whether this process can use RDMA: libraries, a device, and permission to open it."""
+    return why_unavailable() is None
+
+
+def why_unavailable() -> str | None:
+    """None if RDMA can be used; otherwise what is missing and how to get it.  Never raises."""
+    missing = load_error()
+    if missing is not None:
+        return str(missing)
+    if not _SYSFS.is_dir() or not any(_SYSFS.iterdir()):
+        return (
+            "no RDMA device: the kernel lists none in /sys/class/infiniband; for a software "
+            "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`"
+        )
+    if not devices():
+        names = ", ".join(sorted(entry.name for entry in _SYSFS.iterdir()))
+        if not any(_DEV.glob("uverbs*")):
+            return f"no RDMA device: {names} found, but no /dev/infiniband/uverbs* node is here"
+        return (
+            f"no usable RDMA device: the kernel has {names}, but libibverbs found no driver for "
+            "it; install the providers: `apt install ibverbs-providers` or "
+            "`dnf install libibverbs`"
+        )
+    for node in [_DEV / "rdma_cm", *_DEV.glob("uverbs*")]:
+        if not node.exists():
+            return f"{node} is missing: `modprobe rdma_ucm`, or map it into the container"
+        if not os.access(node, os.R_OK | os.W_OK):
+            return f"no permission to open {node}; check its mode and the container's device rules"
+    return None

@@ -1,0 +1,73 @@
+"""WorkCompletion: the outcome of one work request."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+from aiordma.errors import CompletionError, completion_error, wc_status_name
+from aiordma.verbs.enums import WCFlags, WCOpcode, WCStatus
+
+__all__ = ["WC_STRUCT", "WCRecord", "WorkCompletion"]
+
+# struct ibv_wc in the machine's own byte order: wr_id, status, opcode, vendor_err, byte_len,
+# imm_data (network order) or invalidated_rkey, qp_num, src_qp, wc_flags, pkey_index, slid, sl,
+# dlid_path_bits.  tests/unit holds it against the header.
+WC_STRUCT = struct.Struct("=QiiIIIIIIHHBB2x")
+WCRecord = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkCompletion:
+    """One completion, copied out of the adapter's queue (`ibv_poll_cq(3)`).
+
+    After a failure only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the
+    other properties are None then.
+    """
+
+    wr_id: int
+    status: WCStatus
+    qp_num: int
+    vendor_err: int
+    opcode: WCOpcode | None
+    byte_len: int | None
+    imm_data: int | None
+    invalidated_rkey: int | None
+    flags: WCFlags
+    src_qp: int
+
+    @classmethod
+    def from_record(cls, record: WCRecord, wr_id: int | None = None) -> WorkCompletion:
+        """From an unpacked `struct ibv_wc`; `wr_id` replaces an id that was translated."""
+        status = WCStatus(record[1])
+        good = record[1] == 0
+        flags = WCFlags(record[8]) if good else WCFlags(0)
+        return cls(
+            wr_id=record[0] if wr_id is None else wr_id,
+            status=status,
+            qp_num=record[6],
+            vendor_err=record[3],
+            opcode=WCOpcode(record[2]) if good else None,
+            byte_len=record[4] if good else None,
+            imm_data=socket.ntohl(record[5]) if flags & WCFlags.WITH_IMM else None,
+            invalidated_rkey=record[5] if flags & WCFlags.WITH_INV else None,
+            flags=flags,
+            src_qp=record[7] if good else 0,
+        )
+
+    @property
+    def ok(self) -> bool:
+        """Whether the request succeeded."""
+        return self.status == 0
+
+    @property
+    def status_name(self) -> str:
+        """The status in the field's word, such as `WR_FLUSH_ERR`."""
+        return wc_status_name(self.status)
+
+    def error(self, operation: str = "") -> CompletionError:
+        """The exception that names this failure."""
+        return completion_error(
+            self.status, operation=operation, qp_num=self.qp_num, vendor_err=self.vendor_err
+        )
