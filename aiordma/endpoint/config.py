@@ -1,0 +1,109 @@
+"""ConnectionConfig: every number of a connection, with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
+
+__all__ = ["CONTROL_SLOTS", "ConnectionConfig"]
+
+# Receives beyond the data depth, for messages that need no credit.  See docs/wire.md: two CREDIT
+# frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
+# the rendezvous window's DONE frames come on top.
+CONTROL_SLOTS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionConfig:
+    """Settings of a connection; the defaults suit an ordinary server and its clients.
+
+    Attributes:
+        raw: Plain SEND and RECV without headers, credits, rendezvous or keepalive, for peers that
+            are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
+            the program does not take in time leave the peer's sends waiting.
+        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through
+            registered slots; larger ones are fetched by the receiver from the sender's memory.
+        recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
+        send_depth: Messages of this side that may be on their way, 1 to 16,000.
+        rendezvous_window: Large messages that may be under way in one direction, 1 to 255.
+        max_message_size: Largest message that this side receives, bytes.
+        receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
+            message is fetched whatever its size.
+        responder_resources: RDMA reads of the peer served at a time, 1 to 255.
+        initiator_depth: Own RDMA reads under way at a time, 1 to 255.
+        ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 is
+            268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
+        retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
+            means for ever.
+        rnr_retry_count: Retries when the receiver was not ready, 0 to 7; 7 means for ever.
+        connect_timeout_s: Seconds for a connection to be made, names and all addresses included.
+        handshake_timeout_s: Seconds that a listener gives a client to complete the handshake,
+            and a request to be answered by the program.
+        close_timeout_s: Seconds that `close()` waits for what was sent to arrive.
+        keepalive_s: Seconds of silence after which the peer is asked for a sign of life.
+        idle_timeout_s: Seconds of silence after which the connection is given up; also the
+            bound for a peer whose program has stopped.
+        stall_timeout_s: Seconds that a send waits for a living peer that takes nothing; None
+            waits as long as it lives.
+    """
+
+    raw: bool = False
+    slot_size: int = 16 * 1024
+    recv_depth: int = 64
+    send_depth: int = 64
+    rendezvous_window: int = 8
+    max_message_size: int = 1 << 30
+    receive_buffer_size: int = 64 << 20
+    responder_resources: int = 8
+    initiator_depth: int = 8
+    ack_timeout: int = 16
+    retry_count: int = 6
+    rnr_retry_count: int = 6
+    connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 10.0
+    close_timeout_s: float = 5.0
+    keepalive_s: float = 10.0
+    idle_timeout_s: float = 30.0
+    stall_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        smallest = 2 * (FRAME_SIZE + RENDEZVOUS.size)
+        for name, low, high in (
+            ("slot_size", 1 if self.raw else smallest, 1 << 30),
+            ("recv_depth", 2, 16_000),
+            ("send_depth", 1, 16_000),
+            ("rendezvous_window", 1, 255),
+            ("max_message_size", 1, (1 << 32) * 1024 - 1),
+            ("receive_buffer_size", 1, 1 << 50),
+            ("responder_resources", 1, 255),
+            ("initiator_depth", 1, 255),
+            ("ack_timeout", 8, 31),
+            ("retry_count", 0, 6),
+            ("rnr_retry_count", 0, 7),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                msg = f"{name} is an int, not {value!r}"
+                raise TypeError(msg)
+            if not low <= value <= high:
+                msg = f"{name} is {value}, not in {low}..{high}"
+                raise ValueError(msg)
+        for name in (
+            "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
+            "idle_timeout_s", "stall_timeout_s",
+        ):  # fmt: skip
+            seconds = getattr(self, name)
+            if seconds is not None and not seconds > 0:
+                msg = f"{name} is {seconds}, not a positive number of seconds"
+                raise ValueError(msg)
+
+    @property
+    def eager_size(self) -> int:
+        """Largest message that goes through slots of this size, bytes."""
+        return self.slot_size if self.raw else self.slot_size - FRAME_SIZE
+
+    @property
+    def control_depth(self) -> int:
+        """Receives kept for messages without credit."""
+        return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window

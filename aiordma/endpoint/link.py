@@ -1,0 +1,362 @@
+"""Link: the adapter's side of a connection: queue pair, completion queue, slots, and their end.
+
+Theory of operation
+    One entry of the channel's slot table serves the whole connection; the 16-bit sub-index of a
+    wr_id tells what completed: 0x8000 + n is receive slot n, 0x4000 + n is RDMA read n, and n
+    alone send slot n.  So a message costs no table entry and no future.
+
+    A link delivers completions to three handlers and a failure once, with its first cause:
+    whatever follows a failure is flushed and is not a reason.
+
+    Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).  Other
+    regions under a request are pinned here; the pin ends with the request or with the queue pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aiordma._ffi import ffi, lib
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.qp_transition import QPPolicy
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.errors import completion_error, os_error
+from aiordma.loop import registry
+from aiordma.loop.slots import SUB_SHIFT
+from aiordma.loop.workers import call_blocking
+from aiordma.memory.arena import Arena
+from aiordma.memory.pool import BufferPool
+from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.context import Context
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QPInitAttr
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.wc import WCRecord
+
+__all__ = ["Link"]
+
+_log = logging.getLogger("aiordma")
+_RECV = 0x8000
+_READ = 0x4000
+_WR_FLUSH_ERR = 5
+_FLUSH_GRACE_S = 0.5
+_SIGNALED = int(SendFlags.SIGNALED)
+
+
+class Link:
+    """What the adapter holds for one connection.
+
+    Made by `open`; `start` begins to receive.
+
+    Attributes:
+        posted: Work requests whose completion has not arrived.
+        failure: First cause of its end, or None.
+    """
+
+    __slots__ = (
+        "_at_close", "_base", "_channel", "_config", "_cq", "_idle", "_on_failed", "_on_frame", "_on_read",
+        "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_release_channel",
+        "_thread", "closed", "cm_id", "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv", "send",
+    )  # fmt: skip
+
+    def __init__(self, cm_id: ConnectionId, config: ConnectionConfig) -> None:
+        context = cm_id.context
+        assert context is not None
+        self.cm_id = cm_id
+        self.context: Context = context
+        self.loop = asyncio.get_running_loop()
+        self._config = config
+        self._channel, self._release_channel = registry.acquire(
+            ("completions", id(context)), lambda: CompletionChannel(context)
+        )
+        self.posted = 0
+        self.failure: BaseException | None = None
+        self.closed = False
+        self._thread = threading.get_ident()
+        self._idle: asyncio.Event | None = None
+        self._pinned: set[MemoryRegion] = set()
+        self._at_close: list[Callable[[], None]] = [self._release_channel]
+        self._open_reads = 0
+        self._base = 0
+
+    @classmethod
+    async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
+        """Allocate everything on the device of `cm_id`.
+
+        Raises:
+            OSError: Out of memory that may be pinned, descriptors or adapter resources.
+
+        Cancellation: what was made is destroyed.
+        """
+        self = cls(cm_id, config)
+        made: list[Resource] = []
+        try:
+            self.pd = ProtectionDomain(self.context)
+            made.append(self.pd)
+            recv_slots = config.recv_depth + config.control_depth
+            send_slots = config.send_depth + (0 if config.raw else CONTROL_SLOTS)
+            self.recv, self.send = await call_blocking(
+                lambda: (
+                    Arena(self.pd, recv_slots, config.slot_size),
+                    Arena(self.pd, send_slots, config.slot_size),
+                ),
+                undo=lambda arenas: [arena.close() for arena in arenas],
+            )
+            made += [self.recv.mr, self.send.mr]
+            sends = send_slots + config.initiator_depth
+            self._cq = CompletionQueue(self.context, sends + recv_slots, self._channel)
+            made.append(self._cq)
+            cm_id.policy = QPPolicy(
+                access=Access(0),
+                ack_timeout=config.ack_timeout,
+                max_retry_count=config.retry_count,
+                max_rnr_retry_count=config.rnr_retry_count,
+                max_dest_rd_atomic=config.responder_resources,
+                max_rd_atomic=config.initiator_depth,
+            )
+            attr = QPInitAttr(send_cq=self._cq, max_send_wr=sends, max_recv_wr=recv_slots)
+            self.qp = cm_id.create_qp(self.pd, attr, (self.recv.mr, self.send.mr))
+            made.append(self.qp)
+        except BaseException:
+            for resource in reversed(made):
+                resource.close()
+            self._release_channel()
+            raise
+        # iWARP writes the answer of a read as if the peer wrote it.
+        lands = Access.LOCAL_WRITE
+        if self.context.is_iwarp:
+            lands |= Access.REMOTE_WRITE
+        self.pool = BufferPool(self.pd, config.receive_buffer_size // 4, lands)
+        self._qp_handle = self.qp._require()
+        return self
+
+    def start(
+        self,
+        on_frame: Callable[[int, WCRecord], None],
+        on_sent: Callable[[int], None],
+        on_read: Callable[[int], None],
+        on_failed: Callable[[], None],
+    ) -> None:
+        """Set the handlers, have completions delivered and post all receives."""
+        self._on_frame = on_frame
+        self._on_sent = on_sent
+        self._on_read = on_read
+        self._on_failed = on_failed
+        self._base = self._channel.table.add(self._completed)
+        self._cq.manage()
+        self.post_recv(range(self.recv.count))
+
+    # Completions
+
+    def _completed(self, record: WCRecord) -> None:
+        self.posted -= 1
+        sub = (record[0] >> SUB_SHIFT) & 0xFFFF
+        if record[1]:
+            self._failed(sub, record)
+        elif sub & _RECV:
+            self._on_frame(sub & 0x7FFF, record)
+        elif sub & _READ:
+            self._on_read(sub & 0x3FFF)
+        else:
+            self._on_sent(sub)
+        if self._idle is not None and not self.posted:
+            self._idle.set()
+
+    def _failed(self, sub: int, record: WCRecord) -> None:
+        if record[1] == _WR_FLUSH_ERR:
+            return
+        operation = "receive" if sub & _RECV else "RDMA read" if sub & _READ else "send"
+        self.fail(
+            completion_error(
+                record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
+            )
+        )
+
+    def fail(self, cause: BaseException) -> None:
+        """The connection is broken; the first cause counts, and is reported once."""
+        if self.failure is not None:
+            return
+        self.failure = cause
+        self.to_error()
+        if self._base:
+            self._on_failed()
+
+    def to_error(self) -> None:
+        """Queue pair to the error state: what is posted gets flushed."""
+        try:
+            self.qp.to_error()
+        except OSError as exc:
+            # The device is gone, or an iWARP connection has ended it before us.
+            _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+
+    def sweep(self) -> None:
+        """Take what has completed already, without waiting for the descriptor."""
+        self._channel._sweep(self._cq)
+
+    # Posting
+
+    def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
+        """Send the first `length` bytes of a send slot, with the adapter's immediate if given."""
+        arena = self.send
+        code = lib.aio_post_send(
+            self._qp_handle,
+            self._base + (slot << SUB_SHIFT),
+            arena.addr + slot * arena.slot_size,
+            length,
+            arena.lkey,
+            _SIGNALED,
+            imm is not None,
+            imm or 0,
+        )
+        self.posted += 1
+        if code:
+            self.fail(os_error(code, "ibv_post_send"))
+
+    def post_read(
+        self, number: int, region: MemoryRegion, offset: int, length: int, remote: tuple[int, int]
+    ) -> None:
+        """RDMA READ `length` bytes of `remote` (address, key) into a region."""
+        code = lib.aio_post_read(
+            self._qp_handle,
+            self._base + ((_READ | number) << SUB_SHIFT),
+            region.addr + offset,
+            length,
+            region.lkey,
+            remote[0],
+            remote[1],
+        )
+        self.posted += 1
+        if code:
+            self.fail(os_error(code, "ibv_post_send"))
+
+    def post_recv(self, slots: Any) -> None:
+        """Post receive slots, in one chain."""
+        if self.closed or self.failure is not None:
+            return
+        numbers = ffi.new("uint16_t[]", list(slots))
+        arena = self.recv
+        code = lib.aio_post_recv_slots(
+            self._qp_handle,
+            self._base + (_RECV << SUB_SHIFT),
+            arena.addr,
+            arena.slot_size,
+            arena.lkey,
+            numbers,
+            len(numbers),
+        )
+        self.posted += len(numbers)
+        if code:
+            self.fail(os_error(code, "ibv_post_recv"))
+
+    def in_loop(self, function: Callable[[], None]) -> None:
+        """Run `function` in the connection's loop: now if that is this thread, else soon.
+
+        A message may be released, or collected, in any thread.
+        """
+        if threading.get_ident() == self._thread:
+            function()
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function)
+
+    # Memory beside the slots
+
+    def pin(self, region: MemoryRegion) -> None:
+        """Keep a region registered until `unpin`, or until the queue pair is gone."""
+        region._retain()
+        self._pinned.add(region)
+
+    def unpin(self, region: MemoryRegion) -> None:
+        """The adapter is done with the region."""
+        if region in self._pinned:
+            self._pinned.discard(region)
+            region._let_go()
+
+    def open_reads(self) -> None:
+        """Let the peer read regions registered for it; counted."""
+        self._open_reads += 1
+        if self._open_reads == 1:
+            self._set_access(Access.REMOTE_READ)
+
+    def close_reads(self) -> None:
+        """Undo one `open_reads`; with the last one, remote access is off again."""
+        self._open_reads -= 1
+        if self._open_reads == 0 and not self.closed and self.failure is None:
+            self._set_access(Access(0))
+
+    def _set_access(self, access: Access) -> None:
+        try:
+            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=int(access))
+        except OSError as exc:
+            self.fail(exc)
+
+    # End
+
+    async def quiesce(self) -> None:
+        """After the error state: wait until everything posted came back, for a bounded time.
+
+        Soft-RoCE may never flush some receives; destroying the queue pair ends them too.
+        """
+        if not self.posted:
+            return
+        self._idle = asyncio.Event()
+        try:
+            async with asyncio.timeout(_FLUSH_GRACE_S):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.posted)
+
+    def close(self) -> None:
+        """Give everything back, in the order that C needs; the C calls run in the reaper."""
+        if self.closed:
+            return
+        self.closed = True
+        pinned, self._pinned = self._pinned, set()
+        self.qp._gone.add_done_callback(lambda _: [region._let_go() for region in pinned])
+        self.qp.close()
+        if self._base:
+            self._channel.table.remove(self._base)
+        self._cq.close()
+        self.recv.close()
+        self.send.close()
+        self.pool.close()
+        self.pd.close()
+        self.cm_id.close()
+        for function in self._at_close:
+            function()
+
+    def at_close(self, function: Callable[[], None]) -> None:
+        """Have `function` called by `close()`."""
+        self._at_close.append(function)
+
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing of this connection any more."""
+        for resource in (self.qp, self._cq, self.recv.mr, self.send.mr, self.pd, self.cm_id):
+            try:
+                await resource.wait_closed()
+            except OSError as exc:
+                if isinstance(exc, TimeoutError):
+                    raise
+                _log.warning("%r: %s", resource, exc)
+
+    def describe(self) -> dict[str, Any]:
+        """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""
+        port = self.cm_id.port_num
+        attributes = self.context.query_port(port)
+        return {
+            "device": self.context.name,
+            "port": port,
+            "gid": self.cm_id.local_gid,
+            "link_layer": attributes.link_layer.name,
+            "transport": self.context.transport.name,
+            "mtu": 128 << int(attributes.active_mtu),
+            "qpn": self.qp.num,
+            "backend": "rdma",
+        }
+

@@ -1,0 +1,315 @@
+"""listen(): a Listener, its requests and its connections.
+
+Theory of operation
+    The listener's id has an event channel of its own, so that a flood of requests can be left
+    unread without starving anybody.  Each request is moved to the loop's shared channel at once:
+    connections do not depend on their listener.
+
+    An asyncio reader fetches requests as they come, so the kernel's backlog never fills; the
+    limit is kept here instead.  What is neither answered nor taken counts, and above `backlog`
+    a request is refused with the reason in its private data.
+
+    `accept()` completes handshakes in the background, several at a time: a client that stops in
+    the middle delays nobody and is dropped after `handshake_timeout_s`.  `requests()` leaves the
+    answer to the program, which has the same time for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sys
+import warnings
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Self
+
+from aiordma.cm.address import Address, look_up
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import EventType
+from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connect import Opening, shared_channel, warm_up
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.request import ConnectRequest
+from aiordma.endpoint.wire import Hello, RefusalReason
+from aiordma.errors import ProtocolError, ResourceClosedError
+
+__all__ = ["Listener", "listen"]
+
+_log = logging.getLogger("aiordma")
+
+
+def listen(
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = 50,
+    config: ConnectionConfig | None = None,
+) -> Opening[Listener]:
+    """Listen: `listener = await listen(...)` or `async with listen(...) as listener`.
+
+    Args:
+        host: Local name or address; None or "" for all IPv4 addresses, "::" for all.
+        port: 0 to 65535; 0 lets the kernel choose, see `Listener.port`.
+        backlog: Requests and connections that may wait for the program; 0 or less means 50.
+        config: Settings of the accepted connections.
+
+    Raises:
+        ValueError: Port out of range, at the call.
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
+            has the address.
+        OSError: The port is taken (EADDRINUSE).
+
+    Cancellation: what was begun is undone.
+    """
+    if not isinstance(port, int) or isinstance(port, bool):
+        msg = f"a port is an int, not {port!r}"
+        raise TypeError(msg)
+    if not 0 <= port <= 0xFFFF:
+        msg = f"port {port} is not in 0..65535"
+        raise ValueError(msg)
+    config = config or ConnectionConfig()
+
+    async def open_() -> Listener:
+        await warm_up()
+        address = (await look_up(host, port, passive=True))[0]
+        return Listener(address, backlog if backlog > 0 else 50, config)
+
+    return Opening(open_)
+
+
+class Listener:
+    """Accepts connections; made by `listen`.
+
+    Attributes:
+        config: Settings of the accepted connections.
+        refused: Requests that the library refused by itself.
+    """
+
+    def __init__(self, address: Address, backlog: int, config: ConnectionConfig) -> None:
+        self.config = config
+        self.refused = 0
+        self._backlog = backlog
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[ConnectRequest] = deque()
+        self._ready: deque[Connection] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting = False
+        self._closed = False
+        self._shared, self._release_shared = shared_channel()
+        self._channel: EventChannel | None = None
+        self._cm_id: ConnectionId | None = None
+        try:
+            self._channel = EventChannel()
+            self._cm_id = ConnectionId(self._channel)
+            self._cm_id._sink = self._on_event
+            self._cm_id.bind_addr(address)
+            self._cm_id.listen(backlog)
+        except BaseException:
+            self._closed = True
+            self._give_back()
+            raise
+
+    # Where
+
+    @property
+    def sockname(self) -> Address:
+        """Local (address, port)."""
+        source = self._cm_id.source if self._cm_id is not None else None
+        return source or ("0.0.0.0", 0)  # noqa: S104
+
+    @property
+    def port(self) -> int:
+        """Local port."""
+        return self.sockname[1]
+
+    # Requests
+
+    def _on_event(self, event: ConnectionEvent) -> bool:
+        if event.type != EventType.CONNECT_REQUEST:
+            if event.type == EventType.DEVICE_REMOVAL:
+                self._close_soon(ResourceClosedError(errno.ENODEV, "the RDMA device was removed"))
+            return True
+        cm_id = event.connection_id
+        assert cm_id is not None
+        try:
+            cm_id.migrate(self._shared)
+        except OSError as exc:
+            _log.debug("a request vanished: %s", exc)
+            cm_id.close()
+            return True
+        request = ConnectRequest(self, cm_id, event)
+        reason = None
+        if not self.config.raw:
+            try:
+                request.hello = Hello.parse(event.private_data)
+                if request.hello is None:
+                    reason = RefusalReason.NOT_AIORDMA
+            except ProtocolError as exc:
+                _log.debug("refused: %s", exc)
+                reason = RefusalReason.VERSION
+        waiting = len(self._pending) + len(self._ready) + len(self._handshakes)
+        if reason is None and waiting >= self._backlog:
+            reason = RefusalReason.BUSY
+        if reason is not None:
+            self.refused += 1
+            request._refuse(reason)
+            return True
+        request._start_timer()
+        self._pending.append(request)
+        if self._accepting:
+            self._start_handshakes()
+        else:
+            self._wake()
+        return True
+
+    def _forget(self, request: ConnectRequest) -> None:
+        """The request was answered, or its time is up."""
+        if request in self._pending:
+            self._pending.remove(request)
+
+    def _start_handshakes(self) -> None:
+        while self._pending:
+            task = self._loop.create_task(self._handshake(self._pending.popleft()))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _handshake(self, request: ConnectRequest) -> None:
+        try:
+            connection = await request.accept()
+        except OSError as exc:
+            # The client has gone, or this machine is short of something: its problem only.
+            _log.info("a connection from %s was not made: %s", request.peername, exc)
+            return
+        if self._closed:
+            connection.abort()
+            return
+        self._ready.append(connection)
+        self._wake()
+
+    # To the program
+
+    def _wake(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def _wait(self, queue: deque[Any]) -> Any:
+        while not queue:
+            if self._closed:
+                raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except BaseException:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                elif waiter in self._waiters:
+                    self._waiters.remove(waiter)
+                raise
+        item = queue.popleft()
+        if queue:
+            self._wake()
+        return item
+
+    async def accept(self) -> Connection:
+        """The next connection whose handshake is complete.
+
+        From the first call on requests are accepted in the background.
+
+        Raises:
+            ResourceClosedError: The listener was closed.
+
+        Cancellation: no connection is lost.
+        """
+        self._accepting = True
+        self._start_handshakes()
+        connection: Connection = await self._wait(self._ready)
+        return connection
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Connection:
+        """Connections until the listener is closed."""
+        try:
+            return await self.accept()
+        except ResourceClosedError:
+            raise StopAsyncIteration from None
+
+    async def requests(self) -> AsyncIterator[ConnectRequest]:
+        """Requests to be answered by the program, until the listener is closed.
+
+        One that is not answered within `config.handshake_timeout_s` is refused.
+        """
+        while True:
+            try:
+                request: ConnectRequest = await self._wait(self._pending)
+            except ResourceClosedError:
+                return
+            yield request
+
+    # End
+
+    def _close_soon(self, reason: BaseException) -> None:
+        _log.warning("listener %s: %s", self.sockname, reason)
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening; refuse who waits.  Accepted connections go on.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        while self._pending:
+            self._pending.popleft()._refuse(RefusalReason.BUSY)
+        for task in list(self._handshakes):
+            task.cancel()
+        while self._ready:
+            self._ready.popleft().abort()
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._cm_id is not None:
+            self._cm_id.close()
+        if self._channel is not None:
+            self._channel.close()
+        self._release_shared()
+
+    async def wait_closed(self) -> None:
+        """Wait until the port is free again.  Cancellation: ends the wait."""
+        if self._handshakes:
+            await asyncio.wait(list(self._handshakes))
+        if self._cm_id is not None:
+            await self._cm_id.wait_closed()
+        if self._channel is not None:
+            await self._channel.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.close()
+        await self.wait_closed()
+
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Listener closed>"
+        return f"<Listener {self.sockname[0]} port {self.sockname[1]}>"
+
+    def __del__(
+        self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
+    ) -> None:
+        if not getattr(self, "_closed", True) and not _gone():
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+            self.close()

@@ -1,0 +1,76 @@
+"""Liveness: notices a peer that has gone silent.
+
+The adapter acknowledges messages of a program that has stopped, and does nothing at all on an idle
+connection; so the question goes to the program.  After `keepalive_s` without a frame a PING is
+sent, one at a time; a peer that stays silent for `idle_timeout_s` is given up.  A dead host shows
+earlier, because the PING itself is not acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.receiver import Receiver
+from aiordma.errors import ConnectTimeoutError
+
+__all__ = ["Liveness"]
+
+
+class Liveness:
+    """The timer of one connection.
+
+    Args:
+        link: What fails when the peer is silent.
+        receiver: Tells whether anything was heard.
+        config: Times.
+        ping: Sends a PING.
+    """
+
+    __slots__ = ("_config", "_link", "_ping", "_pinged", "_receiver", "_silent_since", "_timer")
+
+    def __init__(
+        self, link: Link, receiver: Receiver, config: ConnectionConfig, ping: Callable[[], None]
+    ) -> None:
+        self._link = link
+        self._receiver = receiver
+        self._config = config
+        self._ping = ping
+        self._pinged = False
+        self._silent_since = link.loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        if not config.raw:
+            self._arm()
+
+    def _arm(self) -> None:
+        interval = min(self._config.keepalive_s, self._config.idle_timeout_s)
+        self._timer = self._link.loop.call_later(interval, self._tick)
+
+    def _tick(self) -> None:
+        if self._link.closed or self._link.failure is not None:
+            return
+        now = self._link.loop.time()
+        if self._receiver.heard:
+            self._receiver.heard = False
+            self._silent_since = now
+        elif now - self._silent_since >= self._config.idle_timeout_s:
+            silent = f"nothing heard from the peer for {now - self._silent_since:.0f} s"
+            self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
+            return
+        elif not self._pinged:
+            self._pinged = True
+            self._ping()
+        self._arm()
+
+    def ponged(self) -> None:
+        """The PING was answered."""
+        self._pinged = False
+
+    def stop(self) -> None:
+        """End of the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,316 @@
+"""Large messages: the sender exposes its bytes, the receiver reads them and says when it is done.
+
+Theory of operation
+    The sender registers the caller's buffer for remote reading, allows reads on the queue pair
+    while at least one exposure is open, and announces address, key and length.  The receiver
+    takes a registered buffer from its pool, reads in pieces, several at a time, and answers
+    DONE.  So the memory that is pinned follows the messages that are under way, not their
+    largest size, and no byte is copied on either side.
+
+    Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
+    DONE arrives or the queue pair is gone: the peer may be reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from typing import Any
+
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.message import Message
+from aiordma.endpoint.receiver import Arrival, Receiver
+from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.wire import FAILED, RENDEZVOUS, FrameKind
+from aiordma.errors import ProtocolError
+from aiordma.loop.credits import Credits
+from aiordma.loop.workers import call_blocking
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+
+__all__ = ["Exposer", "Fetcher"]
+
+_INLINE_REGISTRATION = 1 << 20
+_READ_CHUNK = 1 << 20
+
+
+class _Exposure:
+    __slots__ = ("done", "region")
+
+    def __init__(self, region: MemoryRegion, done: asyncio.Future[None]) -> None:
+        self.region = region
+        self.done = done
+
+
+class Exposer:
+    """The sending side.
+
+    Args:
+        link: The adapter's side.
+        sender: Sends the announcements.
+        window: Exposures that the peer admits at a time.
+    """
+
+    __slots__ = ("_drainers", "_exposures", "_link", "_next", "_sender", "window")
+
+    def __init__(self, link: Link, sender: Sender, window: int) -> None:
+        self._link = link
+        self._sender = sender
+        self._exposures: dict[int, _Exposure] = {}
+        self._next = 1
+        self._drainers: list[asyncio.Future[None]] = []
+        self.window = Credits(window)
+
+    def __len__(self) -> int:
+        """Exposures that are open."""
+        return len(self._exposures)
+
+    async def send(self, payload: memoryview, imm: int | None) -> None:
+        """Send a large message; returns when the peer has read all of it.
+
+        Raises:
+            OSError: The buffer cannot be registered.
+            ConnectionLostError: The connection ended first.
+
+        Cancellation: the peer may still receive the message; the buffer stays exported until it
+        has read it or the connection is gone.
+        """
+        await self.window.acquire()
+        try:
+            region = await self._register(payload)
+        except BaseException:
+            self.window.release()
+            raise
+        number = self._next
+        self._next = number % 0xFFFFFFFF + 1
+        exposure = _Exposure(region, asyncio.get_running_loop().create_future())
+        self._link.pin(region)
+        self._link.open_reads()
+        self._exposures[number] = exposure
+        try:
+            head = RENDEZVOUS.pack(region.addr, region.rkey, number)
+            await self._sender.rendezvous(head, imm, payload.nbytes)
+        except BaseException:
+            # Never announced, so nobody will read it.
+            self._withdraw(number)
+            region.close()
+            raise
+        try:
+            await asyncio.shield(exposure.done)
+        finally:
+            # Pinned while the exposure is open, so this waits for DONE or for the queue pair.
+            region.close()
+        await region.wait_closed()
+
+    def resize(self, window: int) -> None:
+        """The peer admits this many at a time; before the first send."""
+        self.window = Credits(window)
+
+    async def drained(self) -> None:
+        """Wait until no exposure is open."""
+        while self._exposures:
+            drainer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._drainers.append(drainer)
+            await drainer
+
+    def _wake_drainers(self) -> None:
+        if not self._exposures:
+            drainers, self._drainers = self._drainers, []
+            for drainer in drainers:
+                if not drainer.done():
+                    drainer.set_result(None)
+
+    async def _register(self, payload: memoryview) -> MemoryRegion:
+        pd = self._link.pd
+        if payload.nbytes <= _INLINE_REGISTRATION:
+            return MemoryRegion(pd, payload, Access.REMOTE_READ)
+        return await call_blocking(
+            lambda: MemoryRegion(pd, payload, Access.REMOTE_READ), undo=MemoryRegion.close
+        )
+
+    def _withdraw(self, number: int) -> _Exposure:
+        exposure = self._exposures.pop(number)
+        self._link.close_reads()
+        self._link.unpin(exposure.region)
+        self.window.release()
+        self._wake_drainers()
+        return exposure
+
+    def on_done(self, number: int, flags: int) -> None:
+        """The peer has read a message, or could not."""
+        if number not in self._exposures:
+            self._link.fail(
+                ProtocolError(errno.EPROTO, f"the peer answered exchange {number}: not open")
+            )
+            return
+        done = self._withdraw(number).done
+        if done.done():
+            return
+        if flags & FAILED:
+            done.set_exception(OSError(errno.ENOBUFS, "the peer has no memory for the message"))
+            done.exception()  # a canceled sender does not come for it
+        else:
+            done.set_result(None)
+
+    def fail(self, failure: Any) -> None:
+        """The connection is over."""
+        self.window.fail(failure())
+        for number in list(self._exposures):
+            exposure = self._exposures.pop(number)
+            if not exposure.done.done():
+                exposure.done.set_exception(failure())
+                exposure.done.exception()
+        self._wake_drainers()
+
+
+class _Fetch:
+    """One large message that is being read."""
+
+    __slots__ = ("arrival", "imm", "length", "number", "pending", "read", "region", "remote")
+
+    def __init__(self, length: int, imm: int | None, remote: tuple[int, int], number: int) -> None:
+        self.arrival = Arrival(None, fetched=length)
+        self.length = length
+        self.imm = imm
+        self.remote = remote
+        self.number = number
+        self.region: MemoryRegion | None = None
+        self.pending = 0
+        self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Fetcher:
+    """The receiving side.
+
+    Args:
+        link: The adapter's side.
+        sender: Sends DONE.
+        receiver: Gets the messages, in the order of their announcements.
+        config: Sizes.
+        depth: RDMA reads that the peer serves at a time.
+    """
+
+    __slots__ = (
+        "_ahead", "_config", "_depth", "_fetches", "_link", "_numbers", "_reads", "_receiver",
+        "_room", "_sender", "_slots", "_tasks",
+    )  # fmt: skip
+
+    def __init__(
+        self, link: Link, sender: Sender, receiver: Receiver, config: ConnectionConfig, depth: int
+    ) -> None:
+        self._link = link
+        self._sender = sender
+        self._receiver = receiver
+        self._config = config
+        self._reads = Credits(depth)
+        self._slots: list[_Fetch | None] = [None] * depth
+        self._numbers = list(range(depth))
+        self._fetches: set[int] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ahead = 0  # bytes fetched, or being fetched, that the program did not take
+        self._room: deque[asyncio.Future[None]] = deque()
+
+    def announce(self, length: int, body: memoryview, imm: int | None) -> None:
+        """The peer wants to send a large message."""
+        if len(body) != RENDEZVOUS.size or not 0 < length <= self._config.max_message_size:
+            self._violation(f"announced a message of {length} bytes")
+            return
+        addr, rkey, number = RENDEZVOUS.unpack(body)
+        if number in self._fetches or len(self._fetches) >= self._config.rendezvous_window:
+            self._violation("announced more large messages than it may")
+            return
+        self._fetches.add(number)
+        fetch = _Fetch(length, imm, (addr, rkey), number)
+        self._receiver.arrived(fetch.arrival)
+        task = self._link.loop.create_task(self._run(fetch))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _violation(self, text: str) -> None:
+        self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: it {text}"))
+
+    async def _run(self, fetch: _Fetch) -> None:
+        try:
+            await self._fetch(fetch)
+        except asyncio.CancelledError:
+            raise
+        except OSError as exc:
+            if self._link.failure is None:
+                self._link.fail(exc)
+
+    async def _fetch(self, fetch: _Fetch) -> None:
+        while self._ahead and self._ahead + fetch.length > self._config.receive_buffer_size:
+            room: asyncio.Future[None] = self._link.loop.create_future()
+            self._room.append(room)
+            await room
+        self._ahead += fetch.length
+        region = fetch.region = await self._link.pool.take(fetch.length)
+        self._link.pin(region)
+        offset = 0
+        # One piece is held back by itself, so that `pending` cannot reach zero in between.
+        fetch.pending = 1
+        while offset < fetch.length:
+            await self._reads.acquire()
+            size = min(_READ_CHUNK, fetch.length - offset)
+            number = self._numbers.pop()
+            self._slots[number] = fetch
+            fetch.pending += 1
+            remote = (fetch.remote[0] + offset, fetch.remote[1])
+            self._link.post_read(number, region, offset, size, remote)
+            offset += size
+        self._piece_done(fetch)
+        await fetch.read
+        self._link.unpin(region)
+        self._fetches.discard(fetch.number)
+        self._sender.control(FrameKind.DONE, fetch.number)
+        view = region.view[: fetch.length]
+        fetch.arrival.message = Message(view, fetch.imm, lambda v: self._region_back(v, region))
+        self._receiver.wake()
+
+    def on_read(self, number: int) -> None:
+        """One RDMA read has completed."""
+        fetch = self._slots[number]
+        self._slots[number] = None
+        self._numbers.append(number)
+        self._reads.release()
+        if fetch is not None:
+            self._piece_done(fetch)
+
+    def _piece_done(self, fetch: _Fetch) -> None:
+        fetch.pending -= 1
+        if not fetch.pending and not fetch.read.done():
+            fetch.read.set_result(None)
+
+    def taken(self, length: int) -> None:
+        """The program took a large message out of the queue: room to fetch another ahead."""
+        self._ahead -= length
+        while self._room:
+            room = self._room.popleft()
+            if not room.done():
+                room.set_result(None)
+                return
+
+    def _region_back(self, view: memoryview, region: MemoryRegion) -> None:
+        """A large message was released, in whatever thread."""
+        try:
+            view.release()
+        except BufferError:
+            # Still looked at: its memory leaves the pool and lives as long as the view.
+            region.close()
+            return
+        if self._link.loop.is_closed():
+            region.close()
+        else:
+            self._link.in_loop(lambda: self._link.pool.give(region))
+
+    def stop(self) -> None:
+        """The connection is over: end the reading tasks.  Regions stay pinned by the link."""
+        for task in list(self._tasks):
+            task.cancel()
+
+    async def stopped(self) -> None:
+        """Wait for the tasks to end."""
+        if self._tasks:
+            await asyncio.wait(list(self._tasks))

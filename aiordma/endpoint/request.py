@@ -1,0 +1,162 @@
+"""ConnectRequest: a client that knocks, until it is accepted or refused."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from typing import TYPE_CHECKING
+
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connect import connection_parameter, hello_of, shared_channel
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
+from aiordma.errors import ResourceBusyError
+
+if TYPE_CHECKING:
+    from aiordma.endpoint.listener import Listener
+
+__all__ = ["ConnectRequest"]
+
+_log = logging.getLogger("aiordma")
+_REPLY_ROOM = 196  # private data of the answer on InfiniBand and RoCE
+
+
+class ConnectRequest:
+    """A request to connect, from `Listener.requests()`; answer it once, by accept or reject.
+
+    Attributes:
+        peername: The client's (address, port).
+        sockname: The (address, port) that it asked for.
+        hello: The client's half of the handshake; None for a raw listener.
+    """
+
+    def __init__(self, listener: Listener, cm_id: ConnectionId, event: ConnectionEvent) -> None:
+        self._listener = listener
+        self._cm_id = cm_id
+        self._event = event
+        self._answered = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.hello: Hello | None = None
+        self.peername: Address | None = cm_id.destination
+        self.sockname: Address | None = cm_id.source
+
+    @property
+    def private_data(self) -> bytes:
+        """What the client's program sent along."""
+        return self._event.private_data if self.hello is None else self.hello.user_data
+
+    def _start_timer(self) -> None:
+        config = self._listener.config
+        self._timer = asyncio.get_running_loop().call_later(
+            config.handshake_timeout_s, self._time_out
+        )
+
+    def _time_out(self) -> None:
+        if not self._answered:
+            _log.info("a request from %s was not answered in time", self.peername)
+            self._listener.refused += 1
+            self._refuse(RefusalReason.TIMEOUT)
+
+    def _answer(self) -> None:
+        if self._answered:
+            msg = "the request was answered already"
+            raise ResourceBusyError(errno.EALREADY, msg)
+        self._answered = True
+        self._listener._forget(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def accept(
+        self, private_data: bytes = b"", *, config: ConnectionConfig | None = None
+    ) -> Connection:
+        """Accept; the connection once the client has confirmed.
+
+        Args:
+            private_data: Bytes for the client's program, at most 176 (196 with `config.raw`).
+            config: Settings instead of the listener's; `raw` cannot differ.
+
+        Raises:
+            ValueError: The private data is too long; the request is still open.
+            ResourceBusyError: It was answered before.
+            ConnectionAbortedError: The client has given up.
+            TimeoutError: The client did not confirm within `config.handshake_timeout_s`.
+            OSError: This side is short of memory or adapter resources; the client is refused.
+
+        Cancellation: the client is refused.
+        """
+        config = config or self._listener.config
+        if config.raw != self._listener.config.raw:
+            msg = "raw cannot differ between a listener and its connections"
+            raise ValueError(msg)
+        room = _REPLY_ROOM - (0 if config.raw else HELLO_SIZE)
+        if len(private_data) > room:
+            msg = f"private data of {len(private_data)} bytes does not fit: {room} are left"
+            raise ValueError(msg)
+        self._answer()
+        async with asyncio.timeout(config.handshake_timeout_s):
+            return await self._accept(bytes(private_data), config)
+
+    async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
+        _, release = shared_channel()
+        try:
+            link = await Link.open(self._cm_id, config)
+        except BaseException:
+            release()
+            self._refuse(RefusalReason.RESOURCES)
+            raise
+        link.at_close(release)
+        connection = Connection(link, config)
+        try:
+            if self.hello is None:
+                await self._cm_id.accept(connection_parameter(config), private_data=private_data)
+            else:
+                greeting = connection._await_greeting()
+                data = hello_of(config, private_data).pack(_REPLY_ROOM)
+                await self._cm_id.accept(connection_parameter(config), private_data=data)
+                await greeting
+            connection._meet(self.hello, self._event.responder_resources)
+        except BaseException:
+            connection.abort()
+            raise
+        if self.hello is None:
+            connection.private_data = self._event.private_data
+        return connection
+
+    def reject(self, private_data: bytes = b"") -> None:
+        """Refuse; the client's program finds up to 148 bytes of `private_data` in its exception.
+
+        Raises:
+            ValueError: The private data is too long; the request is still open.
+            ResourceBusyError: It was answered before.
+        """
+        data = bytes(private_data) if self.hello is None else seal_refusal(bytes(private_data))
+        if len(data) > 148:
+            msg = f"a refusal carries at most 148 bytes of private data, not {len(data)}"
+            raise ValueError(msg)
+        self._answer()
+        self._send_refusal(data)
+
+    def _refuse(self, reason: RefusalReason) -> None:
+        """Refuse in the library's own name."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answered = True
+        self._listener._forget(self)
+        self._send_refusal(refusal(reason))
+
+    def _send_refusal(self, data: bytes) -> None:
+        try:
+            self._cm_id.reject(data)
+        except OSError as exc:
+            _log.debug("refusing %s: %s", self.peername, exc)
+        self._cm_id.close()
+
+    def __repr__(self) -> str:
+        state = "answered" if self._answered else "open"
+        return f"<ConnectRequest {state} peer={self.peername}>"

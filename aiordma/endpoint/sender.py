@@ -1,0 +1,194 @@
+"""Sender: slots and credits of the sending side, in order of arrival.
+
+Theory of operation
+    A data message needs a free send slot and a credit, that is, a receive that the peer is known
+    to have posted.  Both are granted together, first come first served, at the moment they become
+    free; a canceled waiter hands its grant to the next.
+
+    Control messages (CREDIT, DONE, PING, PONG, END) need neither: they have slots of their own on
+    both sides, enough for all that can be under way (docs/wire.md).  Every message carries the
+    credits that are owed to the peer, so a CREDIT of its own is rare.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
+
+__all__ = ["Sender"]
+
+_MAX_CREDITS = 0xFFFF
+
+
+class Sender:
+    """Posts messages and waits for room.
+
+    Args:
+        link: The adapter's side.
+        config: Sizes.
+        take_owed: Credits owed to the peer, up to a number; the receiver's.
+    """
+
+    __slots__ = (
+        "_config", "_control", "_control_free", "_dead", "_failure", "_flushers", "_free", "_link",
+        "_take_owed", "_under_way", "_waiters", "credits", "eager_size",
+    )  # fmt: skip
+
+    def __init__(
+        self, link: Link, config: ConnectionConfig, take_owed: Callable[[int], int]
+    ) -> None:
+        self._link = link
+        self._config = config
+        self._take_owed = take_owed
+        self._free = list(range(config.send_depth))
+        self._control_free = list(range(config.send_depth, link.send.count))
+        self._control: deque[tuple[FrameKind, int, int]] = deque()
+        self._waiters: deque[asyncio.Future[int]] = deque()
+        self._flushers: list[asyncio.Future[None]] = []
+        self._under_way = 0
+        self._failure: Callable[[], BaseException] | None = None
+        self._dead = False
+        # Until the peer's depth is known nothing may be sent.
+        self.credits = 0
+        self.eager_size = config.eager_size
+
+    # Room
+
+    def _try_slot(self) -> int | None:
+        if self._waiters or not self._free or self.credits <= 0:
+            return None
+        self.credits -= 1
+        return self._free.pop()
+
+    async def _slot(self) -> int:
+        if self._failure is not None:
+            raise self._failure()
+        slot = self._try_slot()
+        if slot is not None:
+            return slot
+        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(self._config.stall_timeout_s):
+                return await waiter
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._free.append(waiter.result())
+                self.credits += 1
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
+        while self._waiters and self._free and self.credits > 0:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                self.credits -= 1
+                waiter.set_result(self._free.pop())
+
+    def grant(self, credits: int) -> None:
+        """The peer has posted this many receives again."""
+        self.credits += credits
+        if self._waiters:
+            self._wake()
+
+    # Sending
+
+    async def data(self, payload: memoryview, imm: int | None) -> None:
+        """Send one message that fits into a slot; returns when its bytes are copied."""
+        if self._failure is not None:
+            raise self._failure()
+        slot = self._try_slot()
+        if slot is None:
+            slot = await self._slot()
+        self._post(slot, FrameKind.DATA, payload, imm, payload.nbytes)
+
+    async def rendezvous(self, head: bytes, imm: int | None, length: int) -> None:
+        """Announce a large message."""
+        slot = await self._slot()
+        self._post(slot, FrameKind.RENDEZVOUS, memoryview(head), imm, length)
+
+    def _post(
+        self, slot: int, kind: FrameKind, payload: memoryview, imm: int | None, argument: int
+    ) -> None:
+        arena = self._link.send
+        start = slot * arena.slot_size
+        size = payload.nbytes
+        if not self._config.raw:
+            flags = 0 if imm is None else HAS_IMM
+            owed = self._take_owed(_MAX_CREDITS)
+            FRAME.pack_into(arena.view, start, kind, flags, owed, imm or 0, argument)
+            start += FRAME_SIZE
+            arena.view[start : start + size] = payload
+            size += FRAME_SIZE
+        else:
+            arena.view[start : start + size] = payload
+        self._under_way += 1
+        self._link.post_send(slot, size, imm if self._config.raw else None)
+
+    def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
+        """Send a message without data as soon as a control slot is free; never waits."""
+        self._control.append((kind, flags, argument))
+        self._pump_control()
+
+    def _pump_control(self) -> None:
+        arena = self._link.send
+        while self._control and self._control_free and not self._dead:
+            kind, flags, argument = self._control.popleft()
+            slot = self._control_free.pop()
+            owed = self._take_owed(_MAX_CREDITS)
+            FRAME.pack_into(arena.view, slot * arena.slot_size, kind, flags, owed, 0, argument)
+            self._under_way += 1
+            self._link.post_send(slot, FRAME_SIZE)
+
+    def on_sent(self, slot: int) -> None:
+        """The adapter is done with a slot: the peer's adapter has the message."""
+        self._under_way -= 1
+        if slot < self._config.send_depth:
+            self._free.append(slot)
+            if self._waiters:
+                self._wake()
+        else:
+            self._control_free.append(slot)
+            if self._control:
+                self._pump_control()
+        if not self._under_way and self._flushers:
+            self._end_flush()
+
+    # End
+
+    def _end_flush(self) -> None:
+        flushers, self._flushers = self._flushers, []
+        for flusher in flushers:
+            if not flusher.done():
+                flusher.set_result(None)
+
+    async def flush(self) -> None:
+        """Wait until all that was sent has reached the peer's adapter."""
+        while (self._under_way or self._control) and not self._dead:
+            flusher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._flushers.append(flusher)
+            await flusher
+        if self._dead and self._failure is not None:
+            raise self._failure()
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """The connection is over: everything raises what `failure` makes, waiters now."""
+        self._dead = True
+        self._control.clear()
+        self.refuse(failure)
+        self._end_flush()
+
+    def refuse(self, failure: Callable[[], BaseException]) -> None:
+        """No more data: sends raise what `failure` makes; what is posted goes on."""
+        self._failure = failure
+        waiters, self._waiters = self._waiters, deque()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(failure())

@@ -1,0 +1,194 @@
+"""The message layer's bytes: private data of the handshake, and the header of every message.
+
+Sans-IO: bytes in, values out, no loop and no adapter.  docs/wire.md is the specification; this
+file and that page change together.
+
+Everything that arrives here was chosen by the peer.  Parsing is total: it returns a value or
+raises `ProtocolError`, and no number from the peer decides an allocation before it was compared
+with a limit of our own.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from aiordma.errors import ProtocolError
+
+__all__ = [
+    "FRAME",
+    "FRAME_SIZE",
+    "HELLO_SIZE",
+    "RENDEZVOUS",
+    "VERSION",
+    "FrameKind",
+    "Hello",
+    "RefusalReason",
+    "parse_refusal",
+    "refusal",
+    "seal_refusal",
+]
+
+VERSION = 1
+MIN_VERSION = 1
+_MAGIC = b"aiRD"
+_REFUSAL_MAGIC = b"aiRJ"
+
+# magic, version, lowest version understood, flags (0), length of the user's bytes, data receives
+# posted, rendezvous window, slot size in bytes, largest message in KiB.
+_HELLO = struct.Struct("!4sBBBBHHII")
+HELLO_SIZE = _HELLO.size
+
+# kind, flags, credits returned, immediate, argument.
+FRAME = struct.Struct("!BBHIQ")
+FRAME_SIZE = FRAME.size
+# What follows the header of a RENDEZVOUS frame: address, key, exchange number.
+RENDEZVOUS = struct.Struct("!QII")
+
+HAS_IMM = 0x01
+FAILED = 0x02
+
+_MAX_REFUSAL = 148
+_END_MARK = b"\x80"
+
+
+class FrameKind(IntEnum):
+    """What a message is."""
+
+    CREDIT = 0
+    DATA = 1
+    RENDEZVOUS = 2
+    DONE = 3
+    PING = 4
+    PONG = 5
+    END = 6
+
+
+class RefusalReason(IntEnum):
+    """Why a listener refused by itself, without its program having a say."""
+
+    NOT_AIORDMA = 1
+    VERSION = 2
+    BUSY = 3
+    TIMEOUT = 4
+    RESOURCES = 5
+
+
+_REFUSAL_WORDS = {
+    RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
+    "for foreign peers use ConnectionConfig(raw=True) there",
+    RefusalReason.VERSION: "no common version of the message protocol",
+    RefusalReason.BUSY: "too many connections wait to be accepted; try again",
+    RefusalReason.TIMEOUT: "the request was not answered in time",
+    RefusalReason.RESOURCES: "the listener ran out of resources",
+}
+
+
+def _protocol_error(text: str) -> ProtocolError:
+    return ProtocolError(errno.EPROTO, text)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What each side tells the other when they connect.
+
+    Attributes:
+        recv_depth: Data messages that the peer may send before it gets credits back.
+        rendezvous_window: Large messages that it may have under way.
+        slot_size: Bytes of a receive slot, header included.
+        max_message_kib: Largest message it will be allowed to send, KiB.
+        user_data: The program's own bytes.
+        version: Version to speak: 1.
+    """
+
+    recv_depth: int
+    rendezvous_window: int
+    slot_size: int
+    max_message_kib: int
+    user_data: bytes = b""
+    version: int = VERSION
+    min_version: int = MIN_VERSION
+
+    def pack(self, room: int) -> bytes:
+        """As private data of at most `room` bytes.
+
+        Raises:
+            ValueError: The user's bytes do not fit.
+        """
+        space = room - HELLO_SIZE
+        if len(self.user_data) > space:
+            msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
+            raise ValueError(msg)
+        header = _HELLO.pack(
+            _MAGIC, self.version, self.min_version, 0, len(self.user_data), self.recv_depth,
+            self.rendezvous_window, self.slot_size, self.max_message_kib,
+        )  # fmt: skip
+        return header + self.user_data
+
+    @classmethod
+    def parse(cls, data: bytes) -> Hello | None:
+        """From private data; None if it does not begin with our magic number.
+
+        Raises:
+            ProtocolError: The magic is ours but the rest makes no sense or no common version.
+        """
+        if data[:4] != _MAGIC:
+            return None
+        if len(data) < HELLO_SIZE:
+            raise _protocol_error(f"handshake of {len(data)} bytes is too short")
+        _, version, lowest, _, length, depth, window, slot, kib = _HELLO.unpack_from(data)
+        if lowest > VERSION or version < MIN_VERSION:
+            raise _protocol_error(
+                f"the peer speaks versions {lowest} to {version} of the message protocol, "
+                f"this side {MIN_VERSION} to {VERSION}"
+            )
+        user_data = data[HELLO_SIZE : HELLO_SIZE + length]
+        if len(user_data) != length:
+            raise _protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
+        if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
+            raise _protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
+        return cls(depth, window, slot, kib, user_data, min(version, VERSION), lowest)
+
+
+def seal_refusal(user_data: bytes) -> bytes:
+    """The program's private data for a refusal to an aiordma peer.
+
+    The field arrives padded with zeros and without its length.  A mark, one byte 0x80, ends
+    the data wherever there is room for it; 148 bytes fill the field by themselves.
+
+    Raises:
+        ValueError: More than 148 bytes, or 148 that look like a mark and padding.
+    """
+    if len(user_data) > _MAX_REFUSAL:
+        msg = f"a refusal carries at most {_MAX_REFUSAL} bytes of private data"
+        raise ValueError(msg)
+    if len(user_data) < _MAX_REFUSAL:
+        return user_data + _END_MARK
+    if user_data.rstrip(b"\0").endswith(_END_MARK) or not user_data.rstrip(b"\0"):
+        msg = "148 bytes that end in 0x80 and zeros, or are all zeros, cannot be told from padding"
+        raise ValueError(msg)
+    return user_data
+
+
+def refusal(reason: RefusalReason) -> bytes:
+    """Private data of a refusal by the library itself."""
+    return _REFUSAL_MAGIC + bytes((reason, VERSION))
+
+
+def parse_refusal(data: bytes) -> tuple[bytes, str]:
+    """The program's bytes and the library's words out of a refusal's private data."""
+    if data[:4] == _REFUSAL_MAGIC and len(data) > 4:
+        reason = data[4]
+        words = _REFUSAL_WORDS.get(RefusalReason(reason)) if reason in _KNOWN else None
+        return b"", words or f"refused for reason {reason}"
+    stripped = data.rstrip(b"\0")
+    if not stripped:
+        return b"", ""
+    if stripped.endswith(_END_MARK):
+        return stripped[:-1], ""
+    return data, ""
+
+
+_KNOWN = frozenset(RefusalReason)

@@ -1,0 +1,47 @@
+"""Arena: one registered slab, cut into slots of one size."""
+
+from __future__ import annotations
+
+import mmap
+
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+
+__all__ = ["Arena"]
+
+
+class Arena:
+    """`count` slots of `slot_size` bytes in one memory region.
+
+    The slab is an anonymous mapping of its own, never memory of Python's heap: small objects
+    share pages with strangers, and a fork would have to copy them.
+
+    Args:
+        pd: Protection domain.
+        count: Slots.
+        slot_size: Bytes each.
+
+    Raises:
+        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+
+    Attributes:
+        view: All bytes of the slab.
+        addr: Address of slot 0.
+        lkey: Local key of the slab.
+    """
+
+    __slots__ = ("addr", "count", "lkey", "mr", "slot_size", "view")
+
+    def __init__(self, pd: ProtectionDomain, count: int, slot_size: int) -> None:
+        slab = mmap.mmap(-1, count * slot_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.mr = MemoryRegion(pd, slab, Access.LOCAL_WRITE)
+        self.count = count
+        self.slot_size = slot_size
+        self.view = self.mr.view
+        self.addr = self.mr.addr
+        self.lkey = self.mr.lkey
+
+    def close(self) -> None:
+        """Deregister; the bytes live on for those who still look at them."""
+        self.mr.close()

@@ -1,0 +1,72 @@
+"""BufferPool: registered buffers for large messages, kept for the next one."""
+
+from __future__ import annotations
+
+from aiordma.loop.workers import call_blocking
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+
+__all__ = ["BufferPool"]
+
+_SMALLEST = 64 * 1024
+_INLINE = 1 << 20  # registering more than this takes long enough to go to a thread
+
+
+class BufferPool:
+    """Registered buffers in powers of two.
+
+    Registering costs more than moving the bytes, so that released buffers are kept, up to `keep`
+    bytes in all.
+
+    Args:
+        pd: Protection domain.
+        keep: Bytes of released buffers to keep.
+        access: Rights; iWARP needs REMOTE_WRITE where an RDMA read's data lands.
+    """
+
+    __slots__ = ("_access", "_closed", "_free", "_keep", "_kept", "_pd")
+
+    def __init__(self, pd: ProtectionDomain, keep: int, access: Access) -> None:
+        self._pd = pd
+        self._keep = keep
+        self._access = access
+        self._kept = 0
+        self._free: dict[int, list[MemoryRegion]] = {}
+        self._closed = False
+
+    async def take(self, size: int) -> MemoryRegion:
+        """A region of at least `size` bytes; the caller owns it until `give`.
+
+        Raises:
+            OSError: The memory cannot be registered.
+
+        Cancellation: the region is destroyed.
+        """
+        room = max(_SMALLEST, 1 << (size - 1).bit_length())
+        shelf = self._free.get(room)
+        if shelf:
+            self._kept -= room
+            return shelf.pop()
+        if room <= _INLINE:
+            return MemoryRegion(self._pd, room, self._access)
+        return await call_blocking(
+            lambda: MemoryRegion(self._pd, room, self._access), undo=MemoryRegion.close
+        )
+
+    def give(self, region: MemoryRegion) -> None:
+        """Take a region back."""
+        if self._closed or self._kept + region.length > self._keep:
+            region.close()
+            return
+        self._kept += region.length
+        self._free.setdefault(region.length, []).append(region)
+
+    def close(self) -> None:
+        """Deregister what is kept; what is out is deregistered when it comes back."""
+        self._closed = True
+        for shelf in self._free.values():
+            for region in shelf:
+                region.close()
+        self._free.clear()
+        self._kept = 0
