@@ -1,0 +1,96 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .errors import STATUS_SIGNAL_BASE, SoftroceError, UsageError
+from .options import DEFAULT_MTU, DEFAULT_TIMEOUT, DEVICES, ENGINES, Options, parse_size
+from .runner import run
+
+_DESCRIPTION = """\
+Run a command where a real RDMA device is, without RDMA hardware. The command sees the files of this
+machine, its own environment and working directory, and an RDMA device with address 10.80.0.1
+(AIORDMA_SOFTROCE_ADDR); with --hosts 2 there is a second one, 10.80.0.2 (AIORDMA_SOFTROCE_ADDR2).
+Standard input is empty. When the command ends, everything that it left running is ended too."""
+
+_EPILOG = """\
+exit status: that of the command, 128+N if signal N ended it; 127 not found; 126 not executable;
+124 timed out; 125 the environment failed; 2 wrong options; 130 after Ctrl-C; 143 after SIGTERM.
+
+The uml engine builds a kernel once (some minutes, about 3 GB of scratch space) and keeps it in
+$AIORDMA_SOFTROCE_CACHE, by default ~/.cache/aiordma/softroce."""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m aiordma.testing.softroce",
+        usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--engine",
+        choices=ENGINES,
+        default="auto",
+        help="uml: a kernel as an ordinary program; qemu: the distribution's kernel, emulated; "
+        "host: this machine's own device; auto (default): host if there is one, else uml",
+    )
+    add("--device", choices=DEVICES, help="rxe: RoCE v2 (default); siw: iWARP")
+    add("--hosts", type=int, default=1, metavar="N", help="1 (default), or 2 with a wire between")
+    add(
+        "--virtual-time",
+        action="store_true",
+        help="time passes only while everything sleeps, and then at once (uml)",
+    )
+    add(
+        "--counted",
+        action="store_true",
+        help="the clock counts instructions, so that speed figures repeat (qemu)",
+    )
+    add(
+        "--net",
+        metavar="QDISC",
+        help="faults on the wire as for tc, such as 'netem loss 5%%'; implies --hosts 2",
+    )
+    add("--mtu", type=int, metavar="BYTES", help=f"of the network cards (default {DEFAULT_MTU})")
+    add("--memory", metavar="SIZE", help="of the guest, such as 512M or 2G (uml 1G, qemu 2G)")
+    add("--cpus", type=int, metavar="N", help="of the guest (qemu; default 2, with --counted 1)")
+    add(
+        "--timeout",
+        type=float,
+        default=DEFAULT_TIMEOUT,
+        metavar="SECONDS",
+        help=f"real time, after which everything is killed (default {DEFAULT_TIMEOUT:g})",
+    )
+    add("-v", "--verbose", action="store_true", help="show the logs of the kernel and of a build")
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    parser = _parser()
+    values = vars(parser.parse_args(arguments))
+    command: list[str] = values.pop("command")
+    if command[:1] == ["--"]:
+        command = command[1:]
+    try:
+        if not command:
+            raise UsageError("no command was given: put it after --")
+        if values["memory"] is not None:
+            values["memory"] = parse_size(values["memory"])
+        # Checked before anything is looked up, so that a mistake is told at once.
+        Options(**values)
+        return run(command, **values)
+    except SoftroceError as error:
+        sys.stderr.write(f"softroce: {error}\n")
+        return error.exit_status
+    except KeyboardInterrupt:
+        # While a kernel is being built or looked up: what is half done has been removed.
+        return STATUS_SIGNAL_BASE + 2

@@ -1,0 +1,348 @@
+"""The runner's side of a guest: feeds it the command, and takes out output, status and log.
+
+Both engines that boot a kernel give their guest four byte channels. Each is a socket pair, so there
+is nothing in the file system to clean up, and a channel ends by itself when the guest dies.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from . import tools
+from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError
+from .network import Plan
+from .options import Options
+from .signals import SignalPipe
+
+INIT = Path(__file__).with_name("guest_init.py")
+
+#: Seconds that a command has to end after the first signal.
+_GRACE = 5.0
+#: Atomic for a pipe, so that a write that `poll` allows never blocks.
+_CHUNK = select.PIPE_BUF
+_LOG_LIMIT = 64 << 10
+_LOG_LINES = 40
+
+
+def request(
+    argv: Sequence[str], plan: Plan, environment: Mapping[str, str], directory: str | None = None
+) -> dict[str, Any]:
+    """Return what `guest_init.py` is told: the set-up, the command, and how to run it.
+
+    Args:
+        argv: the command.
+        plan: network and devices.
+        environment: added to the caller's own.
+        directory: to run in; None is the caller's.
+    """
+
+    def text(value: str) -> str:
+        return os.fsencode(value).decode("latin-1")
+
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return {
+        "argv": [text(argument) for argument in argv],
+        "environment": {
+            text(name): text(value) for name, value in {**os.environ, **environment}.items()
+        },
+        "directory": text(directory or os.getcwd()),
+        "umask": mask,
+        "core_limit": list(resource.getrlimit(resource.RLIMIT_CORE)),
+        "hostname": socket.gethostname(),
+        "steps": plan.steps,
+        "devices": [asdict(device) for device in plan.devices],
+    }
+
+
+class _Output:
+    """One stream from the guest to a descriptor of the runner, with at most one chunk in between.
+
+    It never blocks, so a reader that stops reading cannot hold up signals and the time limit; the
+    guest is held up instead.
+    """
+
+    def __init__(self, source: socket.socket, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.open = True
+        self.received = 0
+        self._pending = b""
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that came in has gone out."""
+        return not self._pending
+
+    def interest(self) -> tuple[int, int]:
+        if self._pending:
+            return self.target, select.POLLOUT
+        return self.source.fileno(), select.POLLIN
+
+    def step(self) -> None:
+        """Move what can be moved; raises BrokenPipeError when nobody reads any more."""
+        if self._pending:
+            self._pending = self._pending[os.write(self.target, self._pending[:_CHUNK]) :]
+            return
+        self._pending = _receive(self.source)
+        self.received += len(self._pending)
+        if not self._pending:
+            self.open = False
+
+
+def _receive(source: socket.socket) -> bytes:
+    try:
+        return source.recv(65536)
+    except ConnectionResetError:
+        # A guest that was killed leaves unread bytes of ours behind.
+        return b""
+
+
+class Guest:
+    """One guest from boot to power-off."""
+
+    def __init__(self, options: Options, boot_seconds: float, log_name: str) -> None:
+        """Make the channels.
+
+        Args:
+            options: of the run.
+            boot_seconds: until the first process of the guest must have reported.
+            log_name: what to call the guest's kernel in messages.
+        """
+        self._options = options
+        self._boot_seconds = boot_seconds
+        self._log_name = log_name
+        self._ours: list[socket.socket] = []
+        self._theirs: list[socket.socket] = []
+        for _ in range(4):
+            ours, theirs = socket.socketpair()
+            self._ours.append(ours)
+            self._theirs.append(theirs)
+        self._log = bytearray()
+
+    @property
+    def descriptors(self) -> tuple[int, int, int, int]:
+        """The guest's ends: standard output, standard error, control, log of the kernel."""
+        out, err, control, log = (end.fileno() for end in self._theirs)
+        return out, err, control, log
+
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        message: Mapping[str, Any],
+        *,
+        stdout: int,
+        log_is_stdout: bool,
+    ) -> int:
+        """Boot the guest with `command`, run what `message` asks for, and return its status.
+
+        Args:
+            command: the program that is the guest, with its arguments.
+            environment: of that program.
+            message: from `request`.
+            stdout: descriptor for the command's standard output; standard error goes to 2.
+            log_is_stdout: the guest's kernel logs to its standard output and standard error.
+
+        Raises:
+            InfrastructureError: the guest did not come up, or died under the command.
+        """
+        deadline = time.monotonic() + self._options.timeout
+        log = self.descriptors[3]
+        process: subprocess.Popen[bytes] | None = None
+        with SignalPipe() as signals:
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(tools.LAUNCH), str(os.getpid()), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log if log_is_stdout else subprocess.DEVNULL,
+                    stderr=log,
+                    env=dict(environment),
+                    pass_fds=self.descriptors,
+                )
+                self._close(self._theirs)
+                return self._serve(process, signals, message, stdout, deadline)
+            except BrokenPipeError:
+                return STATUS_SIGNAL_BASE + signal.SIGPIPE
+            finally:
+                if process is not None:
+                    tools.kill(process)
+                self._close(self._ours)
+                self._close(self._theirs)
+
+    @staticmethod
+    def _close(ends: list[socket.socket]) -> None:
+        for end in ends:
+            end.close()
+
+    def _serve(
+        self,
+        process: subprocess.Popen[bytes],
+        signals: SignalPipe,
+        message: Mapping[str, Any],
+        stdout: int,
+        deadline: float,
+    ) -> int:
+        out, err, control, log = self._ours
+        outputs = [_Output(out, stdout), _Output(err, 2)]
+        talk = _Control(control, json.dumps(message).encode() + b"\n")
+        boot_limit = time.monotonic() + self._boot_seconds
+        ending = 0
+        ending_limit = float("inf")
+        log_open = True
+        while True:
+            if talk.status is not None and all(
+                output.idle and output.received >= count
+                for output, count in zip(outputs, talk.counts, strict=True)
+            ):
+                return STATUS_SIGNAL_BASE + ending if ending else talk.status
+            if not talk.open and all(output.idle and not output.open for output in outputs):
+                break
+            limits: list[tuple[float, Callable[[], int]]] = [
+                (deadline, self._timed_out),
+                (ending_limit, functools.partial(operator.add, STATUS_SIGNAL_BASE, ending)),
+            ]
+            if not talk.ready:
+                limits.append((boot_limit, self._no_boot))
+            limit, consequence = min(limits, key=lambda pair: pair[0])
+            left = limit - time.monotonic()
+            if left <= 0:
+                return consequence()
+            interests: dict[int, int] = {signals.fileno(): select.POLLIN}
+            for output in outputs:
+                if output.open:
+                    fd, event = output.interest()
+                    interests[fd] = interests.get(fd, 0) | event
+            if talk.open:
+                interests[control.fileno()] = talk.interest()
+            if log_open:
+                interests[log.fileno()] = select.POLLIN
+            ready = _poll(interests, left)
+            for number in signals.take() if signals.fileno() in ready else ():
+                if ending or not talk.started:
+                    return STATUS_SIGNAL_BASE + number
+                ending, ending_limit = number, time.monotonic() + _GRACE
+                talk.send({"signal": number})
+            for output in outputs:
+                if output.open and output.interest()[0] in ready:
+                    output.step()
+            if log_open and log.fileno() in ready:
+                log_open = self._take_log(log)
+            if talk.open and control.fileno() in ready:
+                talk.step()
+        if ending:
+            return STATUS_SIGNAL_BASE + ending
+        self._take_rest_of_log(log, log_open)
+        if talk.error is not None:
+            raise self._failure(f"the guest could not be set up: {talk.error}")
+        raise self._failure(
+            "the guest ended before the command did"
+            if talk.started
+            else "the guest ended before it had started"
+        )
+
+    def _timed_out(self) -> int:
+        tools.say(f"timed out after {self._options.timeout:g} s; everything was killed")
+        return STATUS_TIMEOUT
+
+    def _no_boot(self) -> int:
+        raise self._failure(f"the guest did not start within {self._boot_seconds:g} s")
+
+    def _take_log(self, log: socket.socket) -> bool:
+        data = _receive(log)
+        if self._options.verbose and data:
+            sys.stderr.buffer.write(data.replace(b"\r\n", b"\n"))
+            sys.stderr.flush()
+        self._log += data
+        del self._log[:-_LOG_LIMIT]
+        return bool(data)
+
+    def _take_rest_of_log(self, log: socket.socket, is_open: bool) -> None:
+        while is_open and log.fileno() in _poll({log.fileno(): select.POLLIN}, 0.0):
+            is_open = self._take_log(log)
+
+    def _failure(self, text: str) -> InfrastructureError:
+        lines = self._log.decode(errors="replace").replace("\r", "").strip().splitlines()
+        if not lines or self._options.verbose:
+            return InfrastructureError(text)
+        tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
+        return InfrastructureError(f"{text}\n{self._log_name} said last:\n{tail}")
+
+
+class _Control:
+    """The conversation with `guest_init.py`."""
+
+    def __init__(self, channel: socket.socket, request_line: bytes) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._request = request_line
+        self._incoming = bytearray()
+        self._outgoing = b""
+        self.open = True
+        self.ready = False
+        self.started = False
+        self.status: int | None = None
+        #: Bytes of standard output and standard error that belong to the status.
+        self.counts = [0, 0]
+        self.error: str | None = None
+
+    def interest(self) -> int:
+        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._outgoing += json.dumps(message).encode() + b"\n"
+
+    def step(self) -> None:
+        try:
+            data = self._channel.recv(65536)
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            self.open = False
+        else:
+            if not data:
+                self.open = False
+            self._incoming += data
+        self._handle_lines()
+        if self._outgoing and self.open:
+            try:
+                self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # Not the reader of our output, whose going away is a verdict of its own.
+                self.open = False
+
+    def _handle_lines(self) -> None:
+        while b"\n" in self._incoming:
+            line, _, rest = self._incoming.partition(b"\n")
+            self._incoming = rest
+            message = json.loads(line)
+            if "ready" in message:
+                self.ready = True
+                self._outgoing += self._request
+            self.started |= "started" in message
+            self.status = message.get("exit", self.status)
+            self.counts = message.get("bytes", self.counts)
+            self.error = message.get("error", self.error)
+
+
+def _poll(interests: Mapping[int, int], seconds: float) -> set[int]:
+    poll = select.poll()
+    for fd, events in interests.items():
+        poll.register(fd, events)
+    return {fd for fd, _ in poll.poll(min(seconds, 3600.0) * 1000)}

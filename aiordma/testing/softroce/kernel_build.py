@@ -1,0 +1,222 @@
+"""The kernel of the ``uml`` engine, built from the distribution's source package."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from . import cache, packages, tools
+from .errors import InfrastructureError
+
+_CONFIG = Path(__file__).with_name("uml.config")
+_KIND = "uml"
+_WHAT = "the kernel of the uml engine"
+#: To be raised whenever this file changes what comes out of a build.
+_RECIPE = 1
+
+_OLDEST = (6, 1)
+_SOURCE = r"linux-source-([0-9.]+)"
+_NEEDED_BYTES = 3 << 30
+_UNPACK_SECONDS = 1800.0
+_BUILD_SECONDS = 2 * 3600.0
+
+#: Without these no guest can be had; the first is also the tools of the guest.
+_RUNTIME_PACKAGES = ("iproute2", "rdma-core", "ibverbs-providers")
+_BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils", "bzip2")
+
+#: Bytes of a register image. The kernel's own number (2696) is too small for processors with AMX,
+#: and ptrace takes and gives no more than the processor has: one kernel serves all.
+_REGISTER_BYTES = 12288
+_REGISTER_LIMIT = 1 << 16
+
+#: A fragment's line whose requirements a newer kernel has changed is dropped without a word.
+_ESSENTIAL = (
+    "HOSTFS",
+    "DEVTMPFS",
+    "BINFMT_SCRIPT",
+    "UML_TIME_TRAVEL_SUPPORT",
+    "INFINIBAND_USER_ACCESS",
+    "INFINIBAND_ADDR_TRANS",
+    "RDMA_RXE",
+    "RDMA_SIW",
+    "IPV6_MULTIPLE_TABLES",
+    "NET_SCH_NETEM",
+    "DUMMY",
+    "VETH",
+)
+
+#: Four fifths of the source are for hardware and architectures that are not here. The files that
+#: configure a build must stay, whatever folder they are in.
+_UNNEEDED = (
+    *(f"drivers/{name}" for name in ("gpu", "media", "staging", "scsi", "iio", "accel", "comedi")),
+    *(f"drivers/{name}" for name in ("net/ethernet", "net/wireless", "net/dsa", "usb", "clk")),
+    *(f"drivers/{name}" for name in ("infiniband/hw", "pinctrl", "platform", "mtd", "crypto")),
+    *("sound", "Documentation", "tools/testing", "tools/perf"),
+    *(f"fs/{name}" for name in ("btrfs", "xfs", "ocfs2", "f2fs", "bcachefs", "smb", "ceph")),
+    *(f"arch/{name}" for name in ("alpha", "arc", "arm", "arm64", "csky", "hexagon", "loongarch")),
+    *(f"arch/{name}" for name in ("m68k", "microblaze", "mips", "nios2", "openrisc", "parisc")),
+    *(f"arch/{name}" for name in ("powerpc", "riscv", "s390", "sh", "sparc", "xtensa")),
+)
+_UNNEEDED_SUFFIXES = ("c", "h", "S", "rst", "txt", "yaml", "json", "dts", "dtsi", "svg", "py")
+
+
+def kernel(*, verbose: bool = False) -> Path:
+    """Return the kernel as a program, and build it on first use.
+
+    Args:
+        verbose: show what the build says.
+
+    Raises:
+        InfrastructureError: it cannot be built; the message says what to do.
+        Interrupted: a signal came.
+    """
+    size = _register_bytes()
+    key = cache.digest(_CONFIG.read_bytes(), size, _RECIPE)
+    absent = packages.missing(_RUNTIME_PACKAGES)
+    found = cache.find(_KIND, key)
+    if found is None:
+        # All that a user without root has to install is told at once.
+        absent = packages.missing((*_RUNTIME_PACKAGES, *_BUILD_PACKAGES))
+    if absent:
+        packages.ensure(absent, "the uml engine", cache.log_file("packages"), verbose=verbose)
+    for tool in ("ip", "rdma", "tc"):
+        if shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+            raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")
+    if found is None:
+        found = cache.obtain(
+            _KIND, key, _NEEDED_BYTES, lambda shop: _build(shop, size, verbose), what=_WHAT
+        )
+    return found / "linux"
+
+
+def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
+    tools.say(f"building {_WHAT}: some minutes, once; the log is {shop.log}")
+    total = tools.Progress(_WHAT)
+    archive, version = _source(shop, verbose)
+    tree = shop.scratch / "linux"
+    tree.mkdir()
+    excludes = [
+        f"--exclude=*/{folder}/*.{suffix}" for folder in _UNNEEDED for suffix in _UNNEEDED_SUFFIXES
+    ]
+    tools.run(
+        ["tar", "-xf", str(archive), "-C", str(tree), "--strip-components=1", *excludes],
+        title="unpacking the kernel source",
+        log=shop.log,
+        limit=_UNPACK_SECONDS,
+        verbose=verbose,
+    )
+    _widen_registers(tree, size, shop.log)
+    make = ["make", "ARCH=um", "-C", str(tree)]
+    tools.run(
+        [*make, f"KCONFIG_ALLCONFIG={_CONFIG}", "allnoconfig"],
+        title="configuring the kernel",
+        log=shop.log,
+        limit=_UNPACK_SECONDS,
+        verbose=verbose,
+    )
+    _check_configuration(tree / ".config", version)
+    tools.run(
+        [*make, f"-j{len(os.sched_getaffinity(0)) + 1}", "linux"],
+        title="compiling the kernel",
+        log=shop.log,
+        limit=_BUILD_SECONDS,
+        verbose=verbose,
+        counted_prefix=b"  CC ",
+        counted_name="files",
+    )
+    program = shop.result / "linux"
+    shutil.copyfile(tree / "linux", program)
+    program.chmod(0o755)
+    _check_program(program)
+    tools.say(f"{_WHAT} is ready: Linux {version}, {total.seconds:.0f} s in all")
+    return version
+
+
+def _source(shop: cache.Workshop, verbose: bool) -> tuple[Path, str]:
+    """Return the archive with the source, and the version of its package.
+
+    An installed package is used; otherwise the archive is downloaded into the scratch folder, which
+    needs no root and leaves nothing behind.
+    """
+    package = packages.newest(_SOURCE, _OLDEST, shop.log)
+    if packages.missing([package]):
+        target = shop.scratch / "package"
+        version = packages.download(package, target, shop.log, verbose=verbose)
+    else:
+        target = Path("/")
+        version = tools.query(["dpkg-query", "-W", "-f", "${Version}", package]).stdout.strip()
+    source = target / "usr/src"
+    # Debian has it right there, Ubuntu in a folder of its own with a link to it.
+    for pattern in (f"{package}.tar.*", f"{package}/{package}.tar.*"):
+        for archive in source.glob(pattern):
+            if archive.is_file() and not archive.is_symlink():
+                return archive, version
+    raise InfrastructureError(f"the package {package} {version} has no source archive in usr/src")
+
+
+def _register_bytes() -> int:
+    """Return the size of a register image that suits this processor as well."""
+    # Leaf 0xD of CPUID, register EBX: what XSAVE writes with the features that are switched on.
+    # push rbx; mov eax, 13; xor ecx, ecx; cpuid; mov eax, ebx; pop rbx; ret
+    code = bytes.fromhex("53 b80d000000 31c9 0fa2 89d8 5b c3")
+    try:
+        page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    except OSError:
+        # A hardened system forbids it; no processor so far needs more.
+        return _REGISTER_BYTES
+    page.write(code)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    size = int(ctypes.CFUNCTYPE(ctypes.c_uint32)(address)())
+    # A processor without that leaf answers with anything.
+    return size if _REGISTER_BYTES < size <= _REGISTER_LIMIT else _REGISTER_BYTES
+
+
+def _widen_registers(tree: Path, size: int, log: Path) -> None:
+    file = tree / "arch/x86/um/user-offsets.c"
+    text = file.read_text()
+    wide, count = re.subn(
+        r"DEFINE_LONGS\(HOST_FP_SIZE, 2696\)", f"DEFINE_LONGS(HOST_FP_SIZE, {size})", text
+    )
+    if count:
+        file.write_text(wide)
+    elif "HOST_FP_SIZE, 2696" in text:
+        raise InfrastructureError(
+            f"{file.name} of this kernel fixes the size of the registers in an unknown way"
+        )
+    else:
+        # Later kernels ask the processor.
+        with log.open("a") as stream:
+            stream.write("user-offsets.c fixes no size of the registers: nothing to change\n")
+
+
+def _check_configuration(file: Path, version: str) -> None:
+    lines = set(file.read_text().splitlines())
+    lost = [name for name in _ESSENTIAL if f"CONFIG_{name}=y" not in lines]
+    if lost:
+        raise InfrastructureError(
+            f"Linux {version} cannot be configured with {', '.join(lost)}: its configuration has "
+            f"changed, and {_CONFIG.name} has to follow"
+        )
+
+
+def _check_program(program: Path) -> None:
+    try:
+        done = subprocess.run(
+            [program, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InfrastructureError(f"the kernel that was built does not run: {error}") from None
+    if done.returncode != 0:
+        raise InfrastructureError(
+            f"the kernel that was built does not run: exit status {done.returncode}: "
+            f"{done.stderr.decode(errors='replace').strip()}"
+        )

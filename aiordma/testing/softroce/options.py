@@ -1,0 +1,120 @@
+"""What a run is asked to do, and which engine can do it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass, field
+
+from .errors import UsageError
+
+ENGINES = ("auto", "uml", "qemu", "host")
+DEVICES = ("rxe", "siw")
+
+#: Bytes on the wire. Jumbo frames, because an rxe port of 4096 bytes (the largest that RoCE knows)
+#: needs the room, and the default of Ethernet would make it a port of 1024.
+DEFAULT_MTU = 9000
+DEFAULT_TIMEOUT = 3600.0
+
+_SIZE = re.compile(r"(\d+)([KMG]?)B?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_size(text: str) -> int:
+    """Return the number of bytes that a text such as ``512M`` or ``2G`` names.
+
+    Raises:
+        UsageError: the text is no size.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"--memory {text}: expected a size such as 512M or 2G")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of one run; the names are those of the command line.
+
+    Attributes:
+        engine: one of `ENGINES`; ``auto`` takes the machine's own RDMA device if it has one, and
+            ``uml`` otherwise.
+        device: the software adapter, ``rxe`` (RoCE v2) or ``siw`` (iWARP). None is ``rxe`` for the
+            engines that make a device, and whatever there is for ``host``.
+        hosts: 1 is one device with one address; 2 is a pair of virtual network cards with a device
+            on each, so that packets cross a wire on which they can be lost.
+        virtual_time: time passes in the guest only while everything in it sleeps (uml).
+        counted: the guest's clock counts instructions, so that figures repeat (qemu).
+        net: a queueing discipline for both ends of the pair, such as ``netem loss 5%``; it implies
+            two hosts.
+        mtu: of the network cards, in bytes; None is `DEFAULT_MTU`.
+        memory: of the guest, in bytes; None leaves the choice to the engine.
+        cpus: of the guest; None leaves the choice to the engine.
+        timeout: in seconds of real time, after which everything is killed.
+        verbose: show the log of the guest's kernel and of a build.
+    """
+
+    engine: str = "auto"
+    device: str | None = None
+    hosts: int = 1
+    virtual_time: bool = False
+    counted: bool = False
+    net: str | None = None
+    mtu: int | None = None
+    memory: int | None = None
+    cpus: int | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    verbose: bool = False
+    net_words: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Check what no engine could do, and split `net`.
+
+        Raises:
+            UsageError: with a message for the user.
+        """
+        if self.engine not in ENGINES:
+            raise UsageError(f"--engine {self.engine}: expected one of {', '.join(ENGINES)}")
+        if self.device is not None and self.device not in DEVICES:
+            raise UsageError(f"--device {self.device}: expected one of {', '.join(DEVICES)}")
+        if self.hosts not in (1, 2):
+            raise UsageError(f"--hosts {self.hosts}: expected 1 or 2")
+        if self.mtu is not None and not 576 <= self.mtu <= 65521:
+            raise UsageError(f"--mtu {self.mtu}: expected 576 to 65521 bytes")
+        if self.memory is not None and self.memory < 64 << 20:
+            raise UsageError("--memory: a guest needs at least 64M")
+        if self.cpus is not None and not 1 <= self.cpus <= 64:
+            raise UsageError(f"--cpus {self.cpus}: expected 1 to 64")
+        if not self.timeout > 0:
+            raise UsageError(f"--timeout {self.timeout}: expected a positive number of seconds")
+        if self.net is not None:
+            try:
+                words = tuple(shlex.split(self.net))
+            except ValueError as error:
+                raise UsageError(f"--net {self.net!r}: {error}") from None
+            if not words:
+                raise UsageError("--net: expected a queueing discipline, such as 'netem loss 5%'")
+            object.__setattr__(self, "net_words", words)
+            object.__setattr__(self, "hosts", 2)
+
+    def refuse(self, engine: str, *names: str) -> None:
+        """Raise `UsageError` if an option is set that `engine` has no way to honor.
+
+        Args:
+            engine: the engine in question.
+            names: attributes of this class which that engine cannot honor.
+        """
+        hints = {
+            "virtual_time": ("--virtual-time", "use --engine uml"),
+            "counted": ("--counted", "use --engine qemu"),
+            "net": ("--net", "use --engine uml or qemu"),
+            "hosts": ("--hosts 2", "use --engine uml or qemu"),
+            "mtu": ("--mtu", "use --engine uml or qemu"),
+            "memory": ("--memory", "use --engine uml or qemu"),
+            "cpus": ("--cpus", "use --engine qemu"),
+        }
+        defaults = Options()
+        for name in names:
+            if getattr(self, name) != getattr(defaults, name):
+                option, advice = hints[name]
+                raise UsageError(f"{option} is not possible with --engine {engine}: {advice}")

@@ -1,0 +1,167 @@
+"""The distribution's packages: which there are, which are missing, and how to get them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import tools
+from .errors import InfrastructureError
+
+_INSTALL_SECONDS = 1800.0
+_NUMBER = re.compile(r"\d+")
+
+
+def missing(packages: Sequence[str]) -> list[str]:
+    """Return those of `packages` that are not installed.
+
+    Without dpkg nothing is reported: the tools that are needed then show up missing by name.
+    """
+    if shutil.which("dpkg-query") is None:
+        return []
+    done = tools.query(["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status}\n", *packages])
+    installed = {
+        name for name, state in map(str.split, done.stdout.splitlines()) if state == "installed"
+    }
+    return [package for package in packages if package not in installed]
+
+
+def ensure(packages: Sequence[str], purpose: str, log: Path, *, verbose: bool = False) -> None:
+    """Install what is missing of `packages`, or say how to.
+
+    Args:
+        packages: names in Debian and Ubuntu.
+        purpose: what they are for, as in "the uml engine".
+        log: a file that gets the output of the package manager.
+        verbose: show that output as well.
+
+    Raises:
+        InfrastructureError: with the command to run when this user may not, or the reason.
+    """
+    absent = missing(packages)
+    if not absent:
+        return
+    words = " ".join(absent)
+    if shutil.which("apt-get") is None:
+        raise InfrastructureError(
+            f"{purpose} needs packages that Debian and Ubuntu call {words}: install what your "
+            "distribution calls them"
+        )
+    if os.geteuid() != 0:
+        raise InfrastructureError(
+            f"{purpose} needs packages that are not installed; run\n"
+            f"  sudo apt-get install --no-install-recommends {words}"
+        )
+    tools.say(f"installing for {purpose}: {words}")
+    if any(not candidate(package) for package in absent):
+        update(log, verbose=verbose)
+    tools.run(
+        ["apt-get", "install", "-y", "--no-install-recommends", *absent],
+        title="installing packages",
+        log=log,
+        limit=_INSTALL_SECONDS,
+        verbose=verbose,
+        environment={"DEBIAN_FRONTEND": "noninteractive"},
+    )
+
+
+def update(log: Path, *, verbose: bool = False) -> None:
+    """Fetch the lists of packages; needs root.
+
+    Raises:
+        InfrastructureError: it failed, or this user may not.
+    """
+    if os.geteuid() != 0:
+        raise InfrastructureError(
+            "the lists of packages lack what is needed; run\n  sudo apt-get update"
+        )
+    tools.run(
+        ["apt-get", "update"],
+        title="fetching the lists of packages",
+        log=log,
+        limit=_INSTALL_SECONDS,
+        verbose=verbose,
+    )
+
+
+def candidate(package: str) -> str:
+    """Return the version that would be installed or downloaded, or "" if there is none."""
+    for line in tools.query(["apt-cache", "policy", package]).stdout.splitlines():
+        name, _, version = line.strip().partition(": ")
+        if name == "Candidate":
+            return "" if version == "(none)" else version
+    return ""
+
+
+def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
+    """Return the package with the highest number in its name.
+
+    Args:
+        pattern: a regular expression for the whole name, with one group for the number.
+        least: the lowest number that will do.
+        log: a file for the output of an update of the lists, done once when nothing is found.
+
+    Raises:
+        InfrastructureError: there is none.
+    """
+    if shutil.which("apt-cache") is None:
+        raise InfrastructureError(
+            "this engine takes its kernel from the packages of Debian or Ubuntu, and there is no "
+            "apt-cache here: use a container of one of them, or --engine host"
+        )
+    found = _numbered(pattern)
+    if not found or max(found)[0] < least:
+        update(log)
+        found = _numbered(pattern)
+    if not found or max(found)[0] < least:
+        wanted = ".".join(map(str, least))
+        raise InfrastructureError(
+            f"no package {pattern} of version {wanted} or later is to be had: check the sources of "
+            "apt (/etc/apt/sources.list)"
+        )
+    return max(found)[1]
+
+
+def _numbered(pattern: str) -> list[tuple[tuple[int, ...], str]]:
+    done = tools.query(["apt-cache", "pkgnames", "linux-"])
+    whole = re.compile(pattern)
+    return [
+        (tuple(map(int, _NUMBER.findall(match[1]))), name)
+        for name in done.stdout.split()
+        # Names that other packages only mention are listed too.
+        if (match := whole.fullmatch(name)) and candidate(name)
+    ]
+
+
+def download(package: str, target: Path, log: Path, *, verbose: bool = False) -> str:
+    """Unpack a package below `target` without installing it, and return its version.
+
+    Needs no root.
+
+    Raises:
+        InfrastructureError: it cannot be had.
+    """
+    version = candidate(package)
+    target.mkdir()
+    options = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
+    tools.run(
+        ["apt-get", *options, "download", f"{package}={version}"],
+        title=f"downloading {package}",
+        log=log,
+        limit=_INSTALL_SECONDS,
+        verbose=verbose,
+        directory=target,
+    )
+    (archive,) = target.glob("*.deb")
+    tools.run(
+        ["dpkg", "-x", str(archive), str(target)],
+        title=f"unpacking {package}",
+        log=log,
+        limit=_INSTALL_SECONDS,
+        verbose=verbose,
+    )
+    archive.unlink()
+    return version

@@ -1,0 +1,129 @@
+"""The ``qemu`` engine: the distribution's kernel on an emulated machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from . import cache, guest, network, packages
+from .errors import InfrastructureError, UsageError
+from .options import Options
+from .qemu_image import has_module, image
+
+_DEFAULT_MEMORY = 2 << 30
+_DEFAULT_CPUS = 2
+_BOOT_SECONDS = 300.0
+_PROGRAM = "qemu-system-x86_64"
+_PACKAGES = ("qemu-system-x86", "kmod", "busybox-static", "iproute2", "rdma-core")
+_PROVIDERS = "ibverbs-providers"
+_MODULES = ("rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "veth", "sch_netem")
+
+
+def check(options: Options) -> None:
+    """Refuse what this engine cannot do.
+
+    Raises:
+        UsageError: with what to use instead.
+    """
+    machine = os.uname().machine
+    if machine != "x86_64":
+        raise UsageError(
+            f"--engine qemu emulates an x86_64 machine for the programs of this one, which is "
+            f"{machine}: use --engine host"
+        )
+    options.refuse("qemu", "virtual_time")
+    if options.counted and options.cpus not in (None, 1):
+        raise UsageError("--counted needs one processor: leave out --cpus")
+    if options.device == "siw" and _is_debian():
+        raise UsageError(
+            "--device siw is not possible with --engine qemu: Debian's kernel has no siw; use "
+            "--engine uml"
+        )
+
+
+def _is_debian() -> bool:
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return False
+    return "ID=debian" in lines
+
+
+def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
+    """Run `argv` in a guest and return its status; see `softroce.run`."""
+    check(options)
+    absent = packages.missing((*_PACKAGES, _PROVIDERS))
+    if absent:
+        log = cache.log_file("packages")
+        packages.ensure(absent, "the qemu engine", log, verbose=options.verbose)
+    if shutil.which(_PROGRAM) is None:
+        raise InfrastructureError(f"{_PROGRAM} was not found (package qemu-system-x86)")
+    folder = image(verbose=options.verbose)
+    modules: tuple[str, ...] = _MODULES
+    if options.device == "siw":
+        if not has_module(folder, "siw"):
+            raise UsageError("--device siw: this distribution's kernel has none; use --engine uml")
+        modules = (*modules, "siw")
+    plan = network.plan(options)
+    plan = replace(
+        plan,
+        steps=(
+            # rxe asks the kernel for its checksum, and the kernel asks this.
+            (network.WRITE, "kernel/modprobe", str(folder / "modprobe")),
+            ("modprobe", "-d", str(folder), "-a", *modules),
+            # systemd brings a setting by which this module would make no card.
+            ("modprobe", "-d", str(folder), "dummy", "numdummies=1"),
+            *plan.steps,
+        ),
+    )
+    machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
+    return machine.run(
+        _command_line(folder, machine.descriptors, options),
+        os.environ,
+        guest.request(argv, plan, network.environment(options, "qemu")),
+        stdout=stdout,
+        log_is_stdout=False,
+    )
+
+
+def _command_line(
+    folder: Path, descriptors: tuple[int, int, int, int], options: Options
+) -> list[str]:
+    cpus = 1 if options.counted else options.cpus or _DEFAULT_CPUS
+    memory = (options.memory or _DEFAULT_MEMORY) >> 20
+    out, err, control, log = descriptors
+    words = [
+        _PROGRAM,
+        # Not KVM: a /dev/kvm that opens and then hangs is common on rented machines.
+        *("-machine", "q35,accel=tcg"),
+        # Five levels of page tables would only make the emulation slower.
+        *("-cpu", "max,la57=off"),
+        *("-smp", str(cpus), "-m", f"{memory}M"),
+        *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"),
+        *("-kernel", str(folder / "vmlinuz"), "-initrd", str(folder / "initramfs")),
+        *("-append", _append(options)),
+        *("-chardev", f"socket,id=log,fd={log}", "-serial", "chardev:log"),
+        *("-fsdev", "local,id=root,path=/,security_model=none,multidevs=remap"),
+        *("-device", "virtio-9p-pci,fsdev=root,mount_tag=root"),
+        *("-device", "virtio-serial-pci"),
+    ]
+    for name, descriptor in (("out", out), ("err", err), ("control", control)):
+        words += ["-chardev", f"socket,id={name},fd={descriptor}"]
+        words += ["-device", f"virtserialport,chardev={name},name={name}"]
+    if options.counted:
+        words += ["-icount", "shift=1,sleep=off"]
+    return words
+
+
+def _append(options: Options) -> str:
+    words = ["console=ttyS0", "oops=panic", "panic=-1", "random.trust_cpu=on", "mitigations=off"]
+    if not options.verbose:
+        words.append("quiet")
+    for path in (sys.executable, str(guest.INIT)):
+        if any(letter.isspace() or letter == '"' for letter in path):
+            raise InfrastructureError(f"the guest cannot be told a path with spaces: {path}")
+    return " ".join([*words, "--", sys.executable, "-I", "-S", "-B", "-X", "utf8", str(guest.INIT)])

@@ -1,0 +1,54 @@
+"""Choose the engine and run the command on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import host, qemu, uml
+from .errors import UsageError
+from .options import Options
+
+
+def choose(options: Options) -> str:
+    """Return the engine for `options`: ``auto`` resolved.
+
+    The machine's own device comes first, but not when something is asked for that only a guest
+    can give.
+    """
+    if options.engine != "auto":
+        return options.engine
+    if options.counted:
+        return "qemu"
+    guest_only = options.virtual_time or options.hosts == 2 or options.device is not None
+    if not guest_only and host.has_device():
+        return "host"
+    return "uml"
+
+
+def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
+    """Run a command where an RDMA device is, and return its exit status.
+
+    Standard output and standard error of the command come out live and unchanged; its standard
+    input is empty. A command that a signal ended has status 128 plus the number of the signal;
+    127 is a command that was not found, 126 one that could not be executed, 124 a run that took
+    longer than `timeout`. SIGINT and SIGTERM to this process are passed on to the command, and the
+    status is then 130 or 143.
+
+    Args:
+        argv: the command and its arguments.
+        stdout: descriptor that gets the command's standard output.
+        options: the fields of `Options`, which are those of the command line: ``engine``,
+            ``device``, ``hosts``, ``virtual_time``, ``counted``, ``net``, ``mtu``, ``memory`` (in
+            bytes), ``cpus``, ``timeout`` (in seconds), ``verbose``.
+
+    Raises:
+        UsageError: the options contradict each other or the engine.
+        InfrastructureError: the environment could not be had, or broke.
+    """
+    if not argv:
+        raise UsageError("no command was given")
+    chosen = Options(**options)
+    engine = choose(chosen)
+    engines: dict[str, Callable[..., int]] = {"uml": uml.run, "qemu": qemu.run, "host": host.run}
+    return engines[engine](argv, chosen, stdout=stdout)

@@ -1,0 +1,106 @@
+"""The ``uml`` engine: a Linux kernel that is an ordinary program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import guest, network
+from .errors import InfrastructureError, UsageError
+from .kernel_build import kernel
+from .options import Options
+
+_DEFAULT_MEMORY = 1 << 30
+_BOOT_SECONDS = 120.0
+
+
+def check(options: Options) -> None:
+    """Refuse what this engine cannot do.
+
+    Raises:
+        UsageError: with what to use instead.
+    """
+    machine = os.uname().machine
+    if machine != "x86_64":
+        raise UsageError(
+            f"--engine uml needs an x86_64 machine, and this is {machine}: use --engine host on a "
+            "machine with an RDMA device (or, as root, --engine host --device rxe)"
+        )
+    options.refuse("uml", "counted")
+    if options.cpus not in (None, 1):
+        raise UsageError("--cpus above 1 is not possible with --engine uml: use --engine qemu")
+
+
+def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
+    """Run `argv` in a guest and return its status; see `softroce.run`."""
+    check(options)
+    linux = kernel(verbose=options.verbose)
+    memory = options.memory or _DEFAULT_MEMORY
+    machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
+    command = _command_line(linux, memory, machine.descriptors, options)
+    message = guest.request(argv, network.plan(options), network.environment(options, "uml"))
+    # The kernel passes its own environment to nobody; the command's comes with the request.
+    surroundings = {"PATH": os.defpath, "TMPDIR": _memory_directory(memory)}
+    return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
+
+
+def _command_line(
+    linux: Path, memory: int, descriptors: tuple[int, int, int, int], options: Options
+) -> list[str]:
+    out, err, control, _ = descriptors
+    words = [
+        str(linux),
+        f"mem={memory >> 20}M",
+        "root=/dev/root",
+        "rootfstype=hostfs",
+        "rootflags=/",
+        "rw",
+        f"init={_quote(sys.executable)}",
+        # A broken kernel must not go on and give verdicts.
+        "oops=panic",
+        "panic=-1",
+        "con=null",
+        "con0=null,fd:1",
+        f"con1=fd:{out}",
+        f"con2=fd:{err}",
+        f"con3=fd:{control}",
+        # Otherwise it keeps a directory in the user's home, and leaves it there when killed. A
+        # directory that cannot be made is the documented way to have none: it goes on without.
+        "uml_dir=/dev/null/",
+    ]
+    if not options.verbose:
+        words.append("quiet")
+    if options.virtual_time:
+        words.append("time-travel=inf-cpu")
+    words += ["--", "-I", "-S", "-B", "-X", "utf8", _quote(str(guest.INIT))]
+    return [*words, "/dev/tty1", "/dev/tty2", "/dev/tty3"]
+
+
+def _quote(word: str) -> str:
+    """Return `word` for a kernel's command line, which knows no escape for a quote."""
+    if '"' in word:
+        raise InfrastructureError(f"the path {word} contains a quote: the guest cannot be told it")
+    return f'"{word}"' if any(letter.isspace() for letter in word) else word
+
+
+def _memory_directory(memory: int) -> str:
+    """Return where the guest's memory, an unlinked file, is to be.
+
+    The file grows with use, and a full file system kills the guest with SIGBUS; in a container
+    /dev/shm often has 64 MB.
+    """
+    for candidate in ("/dev/shm", "/tmp", "/var/tmp"):
+        try:
+            free = os.statvfs(candidate)
+        except OSError:
+            continue
+        if not os.access(candidate, os.W_OK) or free.f_flag & os.ST_NOEXEC:
+            continue
+        if free.f_bavail * free.f_frsize >= memory:
+            return candidate
+    raise InfrastructureError(
+        f"neither /dev/shm nor /tmp nor /var/tmp has the {memory >> 20} MB that the guest's memory "
+        "may take and allows executable mappings: free some space, or ask for less with --memory"
+    )
