@@ -174,6 +174,17 @@ class CompletionError(RdmaError, OSError):
         self.vendor_err = vendor_err
         self.hint = _WC_HINTS.get(self.status_name, "")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # OSError's own way would call the class with (errno, text).
+        details = (self.status, self.operation, self.qp_num, self.vendor_err)
+        return _rebuild, (type(self), self.args[1], *details)
+
+
+def _rebuild(
+    kind: type[CompletionError], text: str, status: int, operation: str, qp_num: int, vendor: int
+) -> CompletionError:
+    return kind(text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor)
+
 
 class FlushedError(CompletionError):
     """The request was still queued when the queue pair failed or closed: a consequence."""
@@ -197,11 +208,31 @@ class TransportRetryError(CompletionError):
 
 # ibv_wc_status, in order; the name is what people search for.
 _WC_STATUS = (
-    "SUCCESS LOC_LEN_ERR LOC_QP_OP_ERR LOC_EEC_OP_ERR LOC_PROT_ERR WR_FLUSH_ERR MW_BIND_ERR "
-    "BAD_RESP_ERR LOC_ACCESS_ERR REM_INV_REQ_ERR REM_ACCESS_ERR REM_OP_ERR RETRY_EXC_ERR "
-    "RNR_RETRY_EXC_ERR LOC_RDD_VIOL_ERR REM_INV_RD_REQ_ERR REM_ABORT_ERR INV_EECN_ERR "
-    "INV_EEC_STATE_ERR FATAL_ERR RESP_TIMEOUT_ERR GENERAL_ERR TM_ERR TM_RNDV_INCOMPLETE"
-).split()
+    "SUCCESS",
+    "LOC_LEN_ERR",
+    "LOC_QP_OP_ERR",
+    "LOC_EEC_OP_ERR",
+    "LOC_PROT_ERR",
+    "WR_FLUSH_ERR",
+    "MW_BIND_ERR",
+    "BAD_RESP_ERR",
+    "LOC_ACCESS_ERR",
+    "REM_INV_REQ_ERR",
+    "REM_ACCESS_ERR",
+    "REM_OP_ERR",
+    "RETRY_EXC_ERR",
+    "RNR_RETRY_EXC_ERR",
+    "LOC_RDD_VIOL_ERR",
+    "REM_INV_RD_REQ_ERR",
+    "REM_ABORT_ERR",
+    "INV_EECN_ERR",
+    "INV_EEC_STATE_ERR",
+    "FATAL_ERR",
+    "RESP_TIMEOUT_ERR",
+    "GENERAL_ERR",
+    "TM_ERR",
+    "TM_RNDV_INCOMPLETE",
+)
 
 _WC_CLASSES: dict[str, type[CompletionError]] = {
     "WR_FLUSH_ERR": FlushedError,

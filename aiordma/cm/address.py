@@ -29,7 +29,7 @@ def to_sockaddr(address: Address) -> Any:
         msg = f"port {port} is not in 0..65535"
         raise ValueError(msg)
     name, _, scope = host.partition("%")
-    ip = ipaddress.ip_address(name or "0.0.0.0")  # noqa: S104 - the wildcard, as in asyncio
+    ip = ipaddress.ip_address(name or "0.0.0.0")
     storage = ffi.new("struct sockaddr_storage *")
     if ip.version == 4:
         sin = ffi.cast("struct sockaddr_in *", storage)
@@ -42,9 +42,7 @@ def to_sockaddr(address: Address) -> Any:
         sin6.sin6_port = socket.htons(port)
         ffi.memmove(ffi.addressof(sin6, "sin6_addr"), ip.packed, 16)
         if scope:
-            sin6.sin6_scope_id = (
-                int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
-            )
+            sin6.sin6_scope_id = int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
     return storage
 
 
@@ -81,7 +79,7 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
         msg = f"port {port} is not in 0..65535"
         raise ValueError(msg)
     if not host:
-        return [("0.0.0.0" if passive else "127.0.0.1", port)]  # noqa: S104
+        return [("0.0.0.0" if passive else "127.0.0.1", port)]
     try:
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -89,7 +87,6 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if passive else 0
         )
         return [
-            (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]), port)
-            for *_, sa in found
+            (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]), port) for *_, sa in found
         ]
     return [(host, port)]

@@ -27,9 +27,9 @@ class ConnectionEvent:
         listen_id: The listening id for CONNECT_REQUEST, else None.
         private_data: Bytes from the peer.  InfiniBand and RoCE deliver the whole field of the
             message, padded with zeros.
-        responder_resources: What the peer offers to serve; what it wants to use is
-            `initiator_depth`.
-        initiator_depth: See above.
+        responder_resources: Reads and atomics that the peer wants to have under way to this
+            side; the numbers come as seen from here, not as the peer gave them.
+        initiator_depth: Reads and atomics that the peer serves to this side at a time.
         retry_count: The peer's retries.
         rnr_retry_count: The peer's retries when this side is not ready.
         qp_num: The peer's queue pair.
@@ -44,7 +44,7 @@ class ConnectionEvent:
     def __init__(
         self,
         channel: EventChannel,
-        type: EventType,  # noqa: A002 - the field's own word
+        type: EventType,
         status: int,
         connection_id: ConnectionId | None,
         listen_id: ConnectionId | None = None,

@@ -44,8 +44,8 @@ class ConnectionParameter:
         self._exact = False
         self._limit = _MAX_DEPTH
         self.flow_control = True
-        self.responder_resources = responder_resources  # type: ignore[assignment]
-        self.initiator_depth = initiator_depth  # type: ignore[assignment]
+        self.responder_resources = responder_resources
+        self.initiator_depth = initiator_depth
         self.retry_count = retry_count
         self.rnr_retry_count = rnr_retry_count
 
@@ -64,17 +64,18 @@ class ConnectionParameter:
         """
         self = cls()
         self._exact = True
-        for name, value, top in (
-            ("responder_resources", responder_resources, _MAX_DEPTH),
-            ("initiator_depth", initiator_depth, _MAX_DEPTH),
-            ("retry_count", retry_count, 7),
-            ("rnr_retry_count", rnr_retry_count, 7),
-        ):
-            if not 0 <= value <= top:
-                msg = f"{name} {value} is not in 0..{top}"
-                raise ValueError(msg)
-            setattr(self, f"_{name}", value)
+        self.responder_resources = responder_resources
+        self.initiator_depth = initiator_depth
+        self.retry_count = retry_count
+        self.rnr_retry_count = rnr_retry_count
         return self
+
+    def _checked(self, name: str, value: int | None, top: int) -> int | None:
+        """The value for a setter; exact parameters raise where others fall back."""
+        if self._exact and not (isinstance(value, int) and 0 <= value <= top):
+            msg = f"{name} {value} is not in 0..{top}"
+            raise ValueError(msg)
+        return value
 
     def bind(self, max_qp_rd_atom: int) -> None:
         """Tell the parameters the device's limit for both depths (`max_qp_rd_atom`)."""
@@ -92,7 +93,7 @@ class ConnectionParameter:
 
     @responder_resources.setter
     def responder_resources(self, value: int | None) -> None:
-        self._responder_resources = value
+        self._responder_resources = self._checked("responder_resources", value, _MAX_DEPTH)
 
     @property
     def initiator_depth(self) -> int:
@@ -101,7 +102,7 @@ class ConnectionParameter:
 
     @initiator_depth.setter
     def initiator_depth(self, value: int | None) -> None:
-        self._initiator_depth = value
+        self._initiator_depth = self._checked("initiator_depth", value, _MAX_DEPTH)
 
     @property
     def retry_count(self) -> int:
@@ -110,6 +111,7 @@ class ConnectionParameter:
 
     @retry_count.setter
     def retry_count(self, value: int) -> None:
+        self._checked("retry_count", value, 7)
         self._retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
 
     @property
@@ -119,6 +121,7 @@ class ConnectionParameter:
 
     @rnr_retry_count.setter
     def rnr_retry_count(self, value: int) -> None:
+        self._checked("rnr_retry_count", value, 7)
         self._rnr_retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
 
     def __repr__(self) -> str:

@@ -85,7 +85,7 @@ class EventChannel(Resource):
             msg = "the event channel belongs to another event loop"
             raise RuntimeError(msg)
 
-    def _enroll(self, connection_id: ConnectionId) -> int:
+    def _enroll(self, connection_id: Any) -> int:
         token = next(self._tokens)
         self._ids[token] = connection_id
         return token

@@ -27,7 +27,7 @@ class ConnectionConfig:
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
         rendezvous_window: Large messages that may be under way in one direction, 1 to 255.
-        max_message_size: Largest message that this side receives, bytes.
+        max_message_size: Largest message that this side receives, bytes; counted in full KiB.
         receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
             message is fetched whatever its size.
         responder_resources: RDMA reads of the peer served at a time, 1 to 255.
@@ -74,7 +74,7 @@ class ConnectionConfig:
             ("recv_depth", 2, 16_000),
             ("send_depth", 1, 16_000),
             ("rendezvous_window", 1, 255),
-            ("max_message_size", 1, (1 << 32) * 1024 - 1),
+            ("max_message_size", 1024, (1 << 32) * 1024 - 1),
             ("receive_buffer_size", 1, 1 << 50),
             ("responder_resources", 1, 255),
             ("initiator_depth", 1, 255),

@@ -86,7 +86,7 @@ def hello_of(config: ConnectionConfig, private_data: bytes) -> Hello:
         recv_depth=config.recv_depth,
         rendezvous_window=config.rendezvous_window,
         slot_size=config.slot_size,
-        max_message_kib=max(1, config.max_message_size // 1024),
+        max_message_kib=config.max_message_size // 1024,
         user_data=private_data,
     )
 
@@ -98,9 +98,9 @@ def connect(
     config: ConnectionConfig | None = None,
     private_data: bytes = b"",
     local_addr: Address | None = None,
-    timeout: float | None | EllipsisType = ...,
+    timeout: float | EllipsisType | None = ...,
 ) -> Opening[Connection]:
-    """Connect to a listener: `conn = await connect(...)` or `async with connect(...) as conn`.
+    """Connect to a listener; the result is awaited, or used with `async with`.
 
     Args:
         host: Name or address of the peer; which of this machine's RDMA devices leads there is
@@ -213,7 +213,7 @@ async def _one(
             if theirs is None:
                 text = "the listener does not speak aiordma's message protocol; use raw=True"
                 raise ProtocolError(errno.EPROTO, text)
-        connection._meet(theirs, event.responder_resources)
+        connection._meet(theirs, event.initiator_depth)
         if theirs is None:
             connection.private_data = event.private_data
         else:

@@ -78,7 +78,7 @@ class Connection:
         self._receiver = Receiver(
             link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
         )
-        self._sender = Sender(link, config, self._receiver.take_owed)
+        self._sender = Sender(link, config, self._receiver.take_owed, self._receiver.credit_is_due)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None
         self._liveness: Liveness | None = None
@@ -156,6 +156,7 @@ class Connection:
         Cancellation: the message was not sent, or, if it was large, may still be received; the
         buffer stays exported until the adapter is done with it.
         """
+        self._check_loop()
         payload = memoryview(buf)
         if not payload.c_contiguous:
             msg = "a message has to be contiguous"
@@ -189,6 +190,7 @@ class Connection:
 
         Cancellation: no message is lost.
         """
+        self._check_loop()
         message = await self._receiver.recv()
         self.stats.messages_received += 1
         self.stats.bytes_received += len(message)
@@ -212,7 +214,13 @@ class Connection:
 
         Cancellation: ends the wait.
         """
+        self._check_loop()
         await self._sender.flush()
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._link.loop:
+            msg = "the connection belongs to another event loop"
+            raise RuntimeError(msg)
 
     # From the parts
 
@@ -224,7 +232,7 @@ class Connection:
         elif kind == FrameKind.DONE:
             self._exposer.on_done(argument, flags)
         elif kind == FrameKind.PING:
-            self._sender.control(FrameKind.PONG)
+            self._sender.pong()
         elif kind == FrameKind.PONG and self._liveness is not None:
             self._liveness.ponged()
         elif kind == FrameKind.END:
@@ -242,7 +250,7 @@ class Connection:
         self._sender.grant(credits)
 
     def _send_credit(self) -> None:
-        self._sender.control(FrameKind.CREDIT)
+        self._sender.credit()
 
     def _on_taken(self, size: int) -> None:
         if self._fetcher is not None:
@@ -354,10 +362,11 @@ class Connection:
 
         Cancellation: becomes `abort()`; what had to be given back still is.
         """
+        self._check_loop()
         if not self._closing and self._cause is None:
             self._closing = True
             self._sender.refuse(self._failure)
-            self._exposer.window.fail(self._failure())
+            self._exposer.window.fail(self._failure)
             self._receiver.fail(self._failure)
             self._receiver.drop_all()
         self._start_finishing()

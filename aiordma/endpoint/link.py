@@ -15,6 +15,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -36,8 +37,7 @@ from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QPInitAttr
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Link"]
@@ -48,6 +48,14 @@ _READ = 0x4000
 _WR_FLUSH_ERR = 5
 _FLUSH_GRACE_S = 0.5
 _SIGNALED = int(SendFlags.SIGNALED)
+
+
+_Slots = tuple[ProtectionDomain, Arena, Arena]
+
+
+async def _arena(pd: ProtectionDomain, count: int, slot_size: int) -> Arena:
+    """Pinning takes time with the size, so it is done off the loop."""
+    return await call_blocking(lambda: Arena(pd, count, slot_size), undo=Arena.close)
 
 
 class Link:
@@ -61,28 +69,37 @@ class Link:
     """
 
     __slots__ = (
-        "_at_close", "_base", "_channel", "_config", "_cq", "_idle", "_on_failed", "_on_frame", "_on_read",
-        "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_release_channel",
-        "_thread", "closed", "cm_id", "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv", "send",
+        "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed", "_on_frame", "_on_read",
+        "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_thread", "closed", "cm_id",
+        "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv", "send",
     )  # fmt: skip
 
-    def __init__(self, cm_id: ConnectionId, config: ConnectionConfig) -> None:
-        context = cm_id.context
-        assert context is not None
+    def __init__(
+        self,
+        cm_id: ConnectionId,
+        context: Context,
+        channel: CompletionChannel,
+        slots: _Slots,
+        cq: CompletionQueue,
+        qp: QueuePair,
+        pool: BufferPool,
+    ) -> None:
         self.cm_id = cm_id
-        self.context: Context = context
+        self.context = context
+        self.pd, self.recv, self.send = slots
+        self.qp = qp
+        self.pool = pool
         self.loop = asyncio.get_running_loop()
-        self._config = config
-        self._channel, self._release_channel = registry.acquire(
-            ("completions", id(context)), lambda: CompletionChannel(context)
-        )
         self.posted = 0
         self.failure: BaseException | None = None
         self.closed = False
+        self._channel = channel
+        self._cq = cq
+        self._qp_handle = qp._require()
         self._thread = threading.get_ident()
         self._idle: asyncio.Event | None = None
         self._pinned: set[MemoryRegion] = set()
-        self._at_close: list[Callable[[], None]] = [self._release_channel]
+        self._at_close: list[Callable[[], None]] = []
         self._open_reads = 0
         self._base = 0
 
@@ -95,24 +112,24 @@ class Link:
 
         Cancellation: what was made is destroyed.
         """
-        self = cls(cm_id, config)
-        made: list[Resource] = []
-        try:
-            self.pd = ProtectionDomain(self.context)
-            made.append(self.pd)
+        context = cm_id.context
+        assert context is not None
+        channel, release = registry.acquire(
+            ("completions", id(context)), lambda: CompletionChannel(context)
+        )
+        with contextlib.ExitStack() as undo:
+            undo.callback(release)
+            pd = ProtectionDomain(context)
+            undo.callback(pd.close)
             recv_slots = config.recv_depth + config.control_depth
             send_slots = config.send_depth + (0 if config.raw else CONTROL_SLOTS)
-            self.recv, self.send = await call_blocking(
-                lambda: (
-                    Arena(self.pd, recv_slots, config.slot_size),
-                    Arena(self.pd, send_slots, config.slot_size),
-                ),
-                undo=lambda arenas: [arena.close() for arena in arenas],
-            )
-            made += [self.recv.mr, self.send.mr]
+            recv = await _arena(pd, recv_slots, config.slot_size)
+            undo.callback(recv.close)
+            send = await _arena(pd, send_slots, config.slot_size)
+            undo.callback(send.close)
             sends = send_slots + config.initiator_depth
-            self._cq = CompletionQueue(self.context, sends + recv_slots, self._channel)
-            made.append(self._cq)
+            cq = CompletionQueue(context, sends + recv_slots, channel)
+            undo.callback(cq.close)
             cm_id.policy = QPPolicy(
                 access=Access(0),
                 ack_timeout=config.ack_timeout,
@@ -121,21 +138,17 @@ class Link:
                 max_dest_rd_atomic=config.responder_resources,
                 max_rd_atomic=config.initiator_depth,
             )
-            attr = QPInitAttr(send_cq=self._cq, max_send_wr=sends, max_recv_wr=recv_slots)
-            self.qp = cm_id.create_qp(self.pd, attr, (self.recv.mr, self.send.mr))
-            made.append(self.qp)
-        except BaseException:
-            for resource in reversed(made):
-                resource.close()
-            self._release_channel()
-            raise
+            attr = QPInitAttr(send_cq=cq, max_send_wr=sends, max_recv_wr=recv_slots)
+            qp = cm_id.create_qp(pd, attr, (recv.mr, send.mr))
+            undo.pop_all()
         # iWARP writes the answer of a read as if the peer wrote it.
         lands = Access.LOCAL_WRITE
-        if self.context.is_iwarp:
+        if context.is_iwarp:
             lands |= Access.REMOTE_WRITE
-        self.pool = BufferPool(self.pd, config.receive_buffer_size // 4, lands)
-        self._qp_handle = self.qp._require()
-        return self
+        pool = BufferPool(pd, config.receive_buffer_size // 4, lands)
+        link = cls(cm_id, context, channel, (pd, recv, send), cq, qp, pool)
+        link.at_close(release)
+        return link
 
     def start(
         self,
@@ -174,9 +187,7 @@ class Link:
             return
         operation = "receive" if sub & _RECV else "RDMA read" if sub & _READ else "send"
         self.fail(
-            completion_error(
-                record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
-            )
+            completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
         )
 
     def fail(self, cause: BaseException) -> None:
@@ -318,7 +329,12 @@ class Link:
             return
         self.closed = True
         pinned, self._pinned = self._pinned, set()
-        self.qp._gone.add_done_callback(lambda _: [region._let_go() for region in pinned])
+
+        def let_go(_: object) -> None:
+            for region in pinned:
+                region._let_go()
+
+        self.qp._gone.add_done_callback(let_go)
         self.qp.close()
         if self._base:
             self._channel.table.remove(self._base)
@@ -359,4 +375,3 @@ class Link:
             "qpn": self.qp.num,
             "backend": "rdma",
         }
-

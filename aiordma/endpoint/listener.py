@@ -9,9 +9,10 @@ Theory of operation
     limit is kept here instead.  What is neither answered nor taken counts, and above `backlog`
     a request is refused with the reason in its private data.
 
-    `accept()` completes handshakes in the background, several at a time: a client that stops in
-    the middle delays nobody and is dropped after `handshake_timeout_s`.  `requests()` leaves the
-    answer to the program, which has the same time for it.
+    As with TCP, handshakes are completed in the background, several at a time, whether or not
+    `accept()` is waiting: a client that stops in the middle delays nobody and is dropped after
+    `handshake_timeout_s`.  `requests()` leaves the answer to the program, which has the same time
+    for it.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def listen(
     backlog: int = 50,
     config: ConnectionConfig | None = None,
 ) -> Opening[Listener]:
-    """Listen: `listener = await listen(...)` or `async with listen(...) as listener`.
+    """Listen for connections; the result is awaited, or used with `async with`.
 
     Args:
         host: Local name or address; None or "" for all IPv4 addresses, "::" for all.
@@ -98,7 +99,7 @@ class Listener:
         self._ready: deque[Connection] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._accepting = False
+        self._manual = False  # the program answers the requests
         self._closed = False
         self._shared, self._release_shared = shared_channel()
         self._channel: EventChannel | None = None
@@ -120,7 +121,7 @@ class Listener:
     def sockname(self) -> Address:
         """Local (address, port)."""
         source = self._cm_id.source if self._cm_id is not None else None
-        return source or ("0.0.0.0", 0)  # noqa: S104
+        return source or ("0.0.0.0", 0)
 
     @property
     def port(self) -> int:
@@ -161,10 +162,10 @@ class Listener:
             return True
         request._start_timer()
         self._pending.append(request)
-        if self._accepting:
-            self._start_handshakes()
-        else:
+        if self._manual:
             self._wake()
+        else:
+            self._start_handshakes()
         return True
 
     def _forget(self, request: ConnectRequest) -> None:
@@ -185,7 +186,7 @@ class Listener:
             # The client has gone, or this machine is short of something: its problem only.
             _log.info("a connection from %s was not made: %s", request.peername, exc)
             return
-        if self._closed:
+        if self._closed or self._manual:
             connection.abort()
             return
         self._ready.append(connection)
@@ -222,15 +223,15 @@ class Listener:
     async def accept(self) -> Connection:
         """The next connection whose handshake is complete.
 
-        From the first call on requests are accepted in the background.
-
         Raises:
             ResourceClosedError: The listener was closed.
+            RuntimeError: `requests()` was called: the program answers the requests itself.
 
         Cancellation: no connection is lost.
         """
-        self._accepting = True
-        self._start_handshakes()
+        if self._manual:
+            msg = "this listener's requests are answered through requests()"
+            raise RuntimeError(msg)
         connection: Connection = await self._wait(self._ready)
         return connection
 
@@ -244,11 +245,21 @@ class Listener:
         except ResourceClosedError:
             raise StopAsyncIteration from None
 
-    async def requests(self) -> AsyncIterator[ConnectRequest]:
+    def requests(self) -> AsyncIterator[ConnectRequest]:
         """Requests to be answered by the program, until the listener is closed.
 
-        One that is not answered within `config.handshake_timeout_s` is refused.
+        One that is not answered within `config.handshake_timeout_s` is refused.  From this call
+        on nothing is accepted unseen; a connection that was accepted before it, and not yet
+        taken by `accept()`, is dropped.
         """
+        self._manual = True
+        for task in list(self._handshakes):
+            task.cancel()
+        while self._ready:
+            self._ready.popleft().abort()
+        return self._requests()
+
+    async def _requests(self) -> AsyncIterator[ConnectRequest]:
         while True:
             try:
                 request: ConnectRequest = await self._wait(self._pending)

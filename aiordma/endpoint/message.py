@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from aiordma._ffi._exporter import BufferExporter
+from aiordma._ffi.buffer import BufferExporter
 
 __all__ = ["Message"]
 

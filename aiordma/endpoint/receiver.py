@@ -46,9 +46,7 @@ class Arrival:
 
     __slots__ = ("fetched", "message", "slot")
 
-    def __init__(
-        self, message: Message | None, slot: int | None = None, fetched: int = 0
-    ) -> None:
+    def __init__(self, message: Message | None, slot: int | None = None, fetched: int = 0) -> None:
         self.message = message
         self.slot = slot
         self.fetched = fetched
@@ -191,8 +189,12 @@ class Receiver:
 
     def _owe(self, credits: int) -> None:
         self._owed += credits
-        if self._owed >= self._threshold and self._failure is None and not self._link.closed:
+        if self.credit_is_due():
             self._send_credit()
+
+    def credit_is_due(self) -> bool:
+        """Whether half of the depth is owed, enough for a message of its own."""
+        return self._owed >= self._threshold and not self._config.raw
 
     def take_owed(self, most: int) -> int:
         """Credits to put into a frame that is about to be sent."""
@@ -220,10 +222,10 @@ class Receiver:
                     else:
                         self._held.add(arrival.slot)
                 return message
-            if self._failure is not None:
-                raise self._failure()
             if self._ended is not None and not self._queue:
                 raise self._ended()
+            if self._failure is not None:
+                raise self._failure()
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -249,10 +251,15 @@ class Receiver:
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """Broken or closed: after the messages that are there `recv` raises `failure()`."""
         self._failure = failure
-        while self._queue and self._queue[-1].message is None:
+        arrived = len(self._queue)
+        while any(arrival.message is None for arrival in self._queue):
+            # In front of a large message that will not come, the order would have a gap.
             self._queue.pop()
+        if len(self._queue) < arrived:
+            self._ended = None
         self._wake_all()
 
     def drop_all(self) -> None:
         """Closed by the program: forget what it did not take."""
         self._queue.clear()
+        self._ended = None

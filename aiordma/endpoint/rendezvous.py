@@ -130,22 +130,25 @@ class Exposer:
             lambda: MemoryRegion(pd, payload, Access.REMOTE_READ), undo=MemoryRegion.close
         )
 
-    def _withdraw(self, number: int) -> _Exposure:
-        exposure = self._exposures.pop(number)
+    def _withdraw(self, number: int) -> None:
+        exposure = self._exposures.pop(number, None)
+        if exposure is None:
+            return  # the connection broke meanwhile; the link unpins when the queue pair is gone
         self._link.close_reads()
         self._link.unpin(exposure.region)
         self.window.release()
         self._wake_drainers()
-        return exposure
 
     def on_done(self, number: int, flags: int) -> None:
         """The peer has read a message, or could not."""
-        if number not in self._exposures:
+        exposure = self._exposures.get(number)
+        if exposure is None:
             self._link.fail(
                 ProtocolError(errno.EPROTO, f"the peer answered exchange {number}: not open")
             )
             return
-        done = self._withdraw(number).done
+        self._withdraw(number)
+        done = exposure.done
         if done.done():
             return
         if flags & FAILED:
@@ -156,7 +159,7 @@ class Exposer:
 
     def fail(self, failure: Any) -> None:
         """The connection is over."""
-        self.window.fail(failure())
+        self.window.fail(failure)
         for number in list(self._exposures):
             exposure = self._exposures.pop(number)
             if not exposure.done.done():
@@ -193,8 +196,8 @@ class Fetcher:
     """
 
     __slots__ = (
-        "_ahead", "_config", "_depth", "_fetches", "_link", "_numbers", "_reads", "_receiver",
-        "_room", "_sender", "_slots", "_tasks",
+        "_ahead", "_config", "_fetches", "_link", "_numbers", "_reads", "_receiver", "_sender",
+        "_slots", "_tasks", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -210,7 +213,7 @@ class Fetcher:
         self._fetches: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ahead = 0  # bytes fetched, or being fetched, that the program did not take
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[_Fetch] = deque()
 
     def announce(self, length: int, body: memoryview, imm: int | None) -> None:
         """The peer wants to send a large message."""
@@ -224,9 +227,24 @@ class Fetcher:
         self._fetches.add(number)
         fetch = _Fetch(length, imm, (addr, rkey), number)
         self._receiver.arrived(fetch.arrival)
-        task = self._link.loop.create_task(self._run(fetch))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._waiting.append(fetch)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Start what there is room for, strictly in order.
+
+        The program takes messages in that order: a later one that slipped into the room would
+        keep it until an earlier one has been read, which waits for room.
+        """
+        budget = self._config.receive_buffer_size
+        while self._waiting and (
+            not self._ahead or self._ahead + self._waiting[0].length <= budget
+        ):
+            fetch = self._waiting.popleft()
+            self._ahead += fetch.length
+            task = self._link.loop.create_task(self._run(fetch))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     def _violation(self, text: str) -> None:
         self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: it {text}"))
@@ -241,11 +259,6 @@ class Fetcher:
                 self._link.fail(exc)
 
     async def _fetch(self, fetch: _Fetch) -> None:
-        while self._ahead and self._ahead + fetch.length > self._config.receive_buffer_size:
-            room: asyncio.Future[None] = self._link.loop.create_future()
-            self._room.append(room)
-            await room
-        self._ahead += fetch.length
         region = fetch.region = await self._link.pool.take(fetch.length)
         self._link.pin(region)
         offset = 0
@@ -286,11 +299,7 @@ class Fetcher:
     def taken(self, length: int) -> None:
         """The program took a large message out of the queue: room to fetch another ahead."""
         self._ahead -= length
-        while self._room:
-            room = self._room.popleft()
-            if not room.done():
-                room.set_result(None)
-                return
+        self._admit()
 
     def _region_back(self, view: memoryview, region: MemoryRegion) -> None:
         """A large message was released, in whatever thread."""
@@ -307,6 +316,7 @@ class Fetcher:
 
     def stop(self) -> None:
         """The connection is over: end the reading tasks.  Regions stay pinned by the link."""
+        self._waiting.clear()
         for task in list(self._tasks):
             task.cancel()
 

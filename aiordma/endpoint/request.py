@@ -112,15 +112,21 @@ class ConnectRequest:
             raise
         link.at_close(release)
         connection = Connection(link, config)
+        # Not more than the client wants, and serves.
+        parameter = connection_parameter(config)
+        parameter.responder_resources = min(
+            config.responder_resources, self._event.responder_resources
+        )
+        parameter.initiator_depth = min(config.initiator_depth, self._event.initiator_depth)
         try:
             if self.hello is None:
-                await self._cm_id.accept(connection_parameter(config), private_data=private_data)
+                await self._cm_id.accept(parameter, private_data=private_data)
             else:
                 greeting = connection._await_greeting()
                 data = hello_of(config, private_data).pack(_REPLY_ROOM)
-                await self._cm_id.accept(connection_parameter(config), private_data=data)
+                await self._cm_id.accept(parameter, private_data=data)
                 await greeting
-            connection._meet(self.hello, self._event.responder_resources)
+            connection._meet(self.hello, self._event.initiator_depth)
         except BaseException:
             connection.abort()
             raise

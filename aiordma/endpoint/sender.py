@@ -32,19 +32,26 @@ class Sender:
         link: The adapter's side.
         config: Sizes.
         take_owed: Credits owed to the peer, up to a number; the receiver's.
+        credit_is_due: Whether enough is owed for a CREDIT of its own.
     """
 
     __slots__ = (
-        "_config", "_control", "_control_free", "_dead", "_failure", "_flushers", "_free", "_link",
-        "_take_owed", "_under_way", "_waiters", "credits", "eager_size",
+        "_config", "_control", "_control_free", "_credit_is_due", "_dead", "_failure",
+        "_flushers", "_free", "_link", "_take_owed", "_under_way", "_waiters", "credits",
+        "eager_size",
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, config: ConnectionConfig, take_owed: Callable[[int], int]
+        self,
+        link: Link,
+        config: ConnectionConfig,
+        take_owed: Callable[[int], int],
+        credit_is_due: Callable[[], bool],
     ) -> None:
         self._link = link
         self._config = config
         self._take_owed = take_owed
+        self._credit_is_due = credit_is_due
         self._free = list(range(config.send_depth))
         self._control_free = list(range(config.send_depth, link.send.count))
         self._control: deque[tuple[FrameKind, int, int]] = deque()
@@ -133,19 +140,43 @@ class Sender:
         self._link.post_send(slot, size, imm if self._config.raw else None)
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
-        """Send a message without data as soon as a control slot is free; never waits."""
+        """Send a message without data as soon as a control slot is free; never waits.
+
+        The queue is bounded by what the protocol lets be under way: DONE by the window, PING and
+        END by one each; PONG and CREDIT have calls of their own.
+        """
         self._control.append((kind, flags, argument))
         self._pump_control()
 
+    def pong(self) -> None:
+        """Answer a PING; a flood of them is answered as fast as the peer takes the answers."""
+        if all(kind != FrameKind.PONG for kind, _, _ in self._control):
+            self.control(FrameKind.PONG)
+
+    def credit(self) -> None:
+        """Enough is owed: send a CREDIT, unless another message takes it along before.
+
+        Never queued.  The peer keeps receives for two of them, which is right as long as each
+        returns at least half of the depth; one that found its credits gone would be a third.
+        """
+        self._pump_control()
+
     def _pump_control(self) -> None:
+        while self._control_free and not self._dead:
+            if self._control:
+                self._post_control(*self._control.popleft())
+            elif self._credit_is_due():
+                self._post_control(FrameKind.CREDIT, 0, 0)
+            else:
+                return
+
+    def _post_control(self, kind: FrameKind, flags: int, argument: int) -> None:
         arena = self._link.send
-        while self._control and self._control_free and not self._dead:
-            kind, flags, argument = self._control.popleft()
-            slot = self._control_free.pop()
-            owed = self._take_owed(_MAX_CREDITS)
-            FRAME.pack_into(arena.view, slot * arena.slot_size, kind, flags, owed, 0, argument)
-            self._under_way += 1
-            self._link.post_send(slot, FRAME_SIZE)
+        slot = self._control_free.pop()
+        owed = self._take_owed(_MAX_CREDITS)
+        FRAME.pack_into(arena.view, slot * arena.slot_size, kind, flags, owed, 0, argument)
+        self._under_way += 1
+        self._link.post_send(slot, FRAME_SIZE)
 
     def on_sent(self, slot: int) -> None:
         """The adapter is done with a slot: the peer's adapter has the message."""
@@ -156,8 +187,7 @@ class Sender:
                 self._wake()
         else:
             self._control_free.append(slot)
-            if self._control:
-                self._pump_control()
+            self._pump_control()
         if not self._under_way and self._flushers:
             self._end_flush()
 

@@ -179,15 +179,16 @@ def refusal(reason: RefusalReason) -> bytes:
 
 def parse_refusal(data: bytes) -> tuple[bytes, str]:
     """The program's bytes and the library's words out of a refusal's private data."""
-    if data[:4] == _REFUSAL_MAGIC and len(data) > 4:
-        reason = data[4]
-        words = _REFUSAL_WORDS.get(RefusalReason(reason)) if reason in _KNOWN else None
-        return b"", words or f"refused for reason {reason}"
     stripped = data.rstrip(b"\0")
     if not stripped:
         return b"", ""
     if stripped.endswith(_END_MARK):
         return stripped[:-1], ""
+    # The program's bytes end in the mark or fill the field, so these cannot be taken for them.
+    if stripped[:4] == _REFUSAL_MAGIC and len(stripped) == len(_REFUSAL_MAGIC) + 2:
+        reason = stripped[4]
+        words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
+        return b"", words or f"refused for reason {reason}"
     return data, ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 __all__ = ["Credits"]
 
@@ -20,7 +21,7 @@ class Credits:
     def __init__(self, free: int) -> None:
         self._free = free
         self._waiters: deque[asyncio.Future[None]] = deque()
-        self._reason: BaseException | None = None
+        self._reason: Callable[[], BaseException] | None = None
 
     @property
     def free(self) -> int:
@@ -36,10 +37,10 @@ class Credits:
         """Take a place if one is free and nobody waits for it; False otherwise.
 
         Raises:
-            BaseException: What `fail` was called with.
+            BaseException: What the function that `fail` was called with makes.
         """
         if self._reason is not None:
-            raise self._reason
+            raise self._reason()
         if self._free <= 0 or self._waiters:
             return False
         self._free -= 1
@@ -49,7 +50,7 @@ class Credits:
         """Wait for a place and take it.
 
         Raises:
-            BaseException: What `fail` was called with, at once or while waiting.
+            BaseException: What the function that `fail` was called with makes.
 
         Cancellation: a place that was granted in the same moment goes to the next waiter.
         """
@@ -80,11 +81,15 @@ class Credits:
                 self._free -= 1
                 waiter.set_result(None)
 
-    def fail(self, reason: BaseException) -> None:
-        """From now on every `acquire` raises `reason`; those that wait raise it now."""
+    def fail(self, reason: Callable[[], BaseException]) -> None:
+        """From now on every `acquire` raises what `reason` makes; those that wait raise it now.
+
+        A function, not an exception: one object raised many times would collect the traceback,
+        and with it the variables, of everybody who ever caught it.
+        """
         if self._reason is None:
             self._reason = reason
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
-                waiter.set_exception(reason)
+                waiter.set_exception(reason())

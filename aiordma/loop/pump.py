@@ -90,6 +90,9 @@ class FdPump:
         if self._loop is not None and self._paused:
             self._paused = False
             self._loop.add_reader(self._fd, self._readable)
+            # A drain that had stopped for its budget may have left what raises no new event.
+            if self._again is None:
+                self._again = self._loop.call_soon(self._continue)
 
     def close(self) -> None:
         """Take the reader off the loop.  Idempotent; must come before the fd is closed.

@@ -77,7 +77,14 @@ class WorkerPool:
 
 reaper = WorkerPool("aiordma-reaper", 4)
 _blocking = WorkerPool("aiordma-blocking", 4)
-os.register_at_fork(after_in_child=lambda: (reaper._reset(), _blocking._reset()))
+
+
+def _after_fork() -> None:
+    reaper._reset()
+    _blocking._reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 async def call_blocking(
@@ -98,7 +105,8 @@ async def call_blocking(
     inner = _blocking.submit(function)
     waiter = asyncio.wrap_future(inner)
     try:
-        return await asyncio.wait_for(asyncio.shield(waiter), timeout)
+        async with asyncio.timeout(timeout):
+            return await asyncio.shield(waiter)
     except BaseException:
         if not (inner.done() and inner.exception() is not None):
             waiter.cancel()

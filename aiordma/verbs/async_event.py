@@ -99,7 +99,7 @@ class _Reader:
 
 
 def _publish(event: AsyncEvent) -> None:
-    for subscription in list(_subscriptions):
+    for subscription in _subscriptions:
         if subscription.context is event.context and not subscription.loop.is_closed():
             subscription.loop.call_soon_threadsafe(subscription.callback, event)
 

@@ -68,9 +68,7 @@ class CompletionChannel(Resource):
         self.table: SlotTable[Sink] = SlotTable()
         #: Completions that only the safety poll found; not zero means the kernel lost events.
         self.lost_events = 0
-        self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = (
-            weakref.WeakValueDictionary()
-        )
+        self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = weakref.WeakValueDictionary()
         self._tokens = itertools.count(1)
         self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
         self._bytes = memoryview(ffi.buffer(self._wcs))

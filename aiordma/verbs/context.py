@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -81,7 +81,7 @@ class GidEntry:
     type: GIDType
 
     def __str__(self) -> str:
-        return str(ipaddress.IPv6Address(self.gid))
+        return socket.inet_ntop(socket.AF_INET6, self.gid)
 
 
 _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
@@ -153,14 +153,15 @@ class Context(Resource):
         """
         attr = ffi.new("struct ibv_device_attr *")
         check_errno(lib.ibv_query_device(self._require(), attr), "ibv_query_device")
-        special = {
+        special: dict[str, Any] = {
             "fw_ver": bytes(ffi.string(attr.fw_ver)).decode(errors="replace"),
             "node_guid": int.from_bytes(attr.node_guid.to_bytes(8, "little"), "big"),
             "atomic_cap": AtomicCap(attr.atomic_cap),
             "device_cap_flags": DeviceCapFlags(attr.device_cap_flags),
         }
         names = (name for name in DeviceAttributes.__dataclass_fields__ if name not in special)
-        return DeviceAttributes(**{name: getattr(attr, name) for name in names}, **special)
+        plain: dict[str, Any] = {name: getattr(attr, name) for name in names}
+        return DeviceAttributes(**plain, **special)
 
     def query_port(self, port: int = 1) -> PortAttributes:
         """Ask for the state of a port, counted from 1 (`ibv_query_port(3)`).

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from aiordma._ffi import ffi, lib, load_error
+from aiordma._ffi import CData, ffi, lib, load_error
 from aiordma._ffi.check import check_pointer
 from aiordma.errors import os_error
 from aiordma.verbs.context import Context
@@ -54,7 +54,7 @@ class Device:
 class _DeviceList:
     """`ibv_get_device_list` for the length of a `with` block."""
 
-    def __enter__(self) -> list[object]:
+    def __enter__(self) -> list[CData]:
         count = ffi.new("int *")
         self._list = lib.ibv_get_device_list(count)
         if self._list == ffi.NULL:
@@ -77,9 +77,7 @@ def devices() -> list[Device]:
         return [
             Device(
                 name=ffi.string(lib.ibv_get_device_name(pointer)).decode(),
-                guid=int.from_bytes(
-                    lib.ibv_get_device_guid(pointer).to_bytes(8, "little"), "big"
-                ),
+                guid=int.from_bytes(lib.ibv_get_device_guid(pointer).to_bytes(8, "little"), "big"),
                 node_type=NodeType(pointer.node_type),
                 transport=TransportType(pointer.transport_type),
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import Any
 
-from aiordma._ffi import ffi, lib
+from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
 from aiordma.errors import os_error
 from aiordma.verbs.enums import Access
@@ -55,13 +55,14 @@ class MemoryRegion(Resource):
         if view.readonly and access & writes:
             msg = "the buffer is read-only: register it without write access"
             raise BufferError(msg)
-        self._keep = ffi.from_buffer(view)
+        self._keep: CData | None = ffi.from_buffer(view)
         self._view: memoryview | None = view.cast("B")
+        memory = self._keep
         self.pd = pd
         self.access = access
-        self.addr = int(ffi.cast("uintptr_t", self._keep))
+        self.addr = int(ffi.cast("uintptr_t", memory))
         self.length = view.nbytes
-        handle = lib.ibv_reg_mr(pd._require(), self._keep, self.length, int(access))
+        handle = lib.ibv_reg_mr(pd._require(), memory, self.length, int(access))
         if handle == ffi.NULL:
             raise os_error(ffi.errno, "ibv_reg_mr", detail=f"({self.length} bytes)")
         self.lkey = int(handle.lkey)

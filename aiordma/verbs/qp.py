@@ -82,6 +82,10 @@ class QPAttributes:
     rnr_retry: int
 
 
+def _closed_error() -> BaseException:
+    return ResourceClosedError("the queue pair was closed")
+
+
 class QueuePair(Resource):
     """A queue pair (`ibv_create_qp(3)`).
 
@@ -244,10 +248,10 @@ class QueuePair(Resource):
         if queue.room.free < len(chain):
             msg = f"the queue has {queue.room.free} free places, {len(chain)} are needed"
             raise ResourceBusyError(11, msg)
-        for i, (request, name) in enumerate(zip(chain, names, strict=True)):
+        for i, name in enumerate(names):
             queue.room.try_acquire()
-            posted = queue.enter(name, [piece.mr for piece in request.sg_list])
-            posted.caller_id = request.wr_id
+            posted = queue.enter(name, [piece.mr for piece in chain[i].sg_list])
+            posted.caller_id = chain[i].wr_id
             first[i].wr_id = posted.wr_id
         self._ring(queue, first)
         del keep
@@ -293,7 +297,8 @@ class QueuePair(Resource):
             future.cancel()
             raise
         del keep
-        return await future
+        completion: WorkCompletion = await future
+        return completion
 
     async def send(
         self, buffers: Buffers, *, imm: int | None = None, solicited: bool = False
@@ -355,15 +360,15 @@ class QueuePair(Resource):
     # Life
 
     def _on_close(self) -> None:
-        error = ResourceClosedError("the queue pair was closed")
-        self._sq.room.fail(error)
-        self._rq.room.fail(error)
+        self._sq.room.fail(_closed_error)
+        self._rq.room.fail(_closed_error)
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
         if not self.outstanding:
             return
+
         # The adapter forgets the memory only when the queue pair is destroyed.  Flushes that
         # arrive before that are seen; the rest is failed then.
         def abandon(_: object) -> None:

@@ -31,9 +31,7 @@ class Posted:
 
     __slots__ = ("caller_id", "future", "operation", "queue", "regions", "wr_id")
 
-    def __init__(
-        self, queue: WorkQueue, operation: str, regions: tuple[MemoryRegion, ...]
-    ) -> None:
+    def __init__(self, queue: WorkQueue, operation: str, regions: tuple[MemoryRegion, ...]) -> None:
         self.queue = queue
         self.operation = operation
         self.regions = regions
@@ -42,6 +40,7 @@ class Posted:
         self.wr_id = 0
 
     def __call__(self, record: WCRecord) -> None:
+        """Its completion has arrived."""
         self.queue._complete(self, record)
 
 

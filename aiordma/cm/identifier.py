@@ -1,0 +1,302 @@
+"""What a connection id is, and how its events find it; the steps are in connection_id.
+
+Theory of operation
+    The C id's context holds an integer token of its channel; events are routed by it.  At most one
+    step is under way: a waiter notes which events may answer, and the first event that ends the
+    step completes it.
+
+    The queue pair is made with ibv_create_qp and driven here (cm.qp_transition); for librdmacm
+    the id has none.  The connecting side therefore gets CONNECT_RESPONSE where C programs see
+    ESTABLISHED; it moves the queue pair, confirms with rdma_establish, and then reports
+    ESTABLISHED to the channel's readers.
+
+    When the peer disconnects, C leaves the queue pair alone.  Here it goes to the error state and
+    the peer is answered, so that pending receives end without a call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_minus_one
+from aiordma.cm.address import Address, from_sockaddr
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.enums import EventType, PortSpace
+from aiordma.cm.qp_transition import QPPolicy, advance
+from aiordma.errors import ResourceBusyError, ResourceClosedError, cm_error, os_error
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import QPState
+from aiordma.verbs.qp import QueuePair
+from aiordma.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    from aiordma.cm.event_channel import EventChannel
+
+__all__ = ["Identifier", "Stage"]
+
+_log = logging.getLogger("aiordma")
+# Events that tell of something beside the step under way and never end it.
+_ASIDE = frozenset({EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST})
+
+
+class Stage(Enum):
+    """How far an id has come."""
+
+    IDLE = "idle"
+    BOUND = "bound"
+    LISTENING = "listening"
+    ADDRESS_RESOLVED = "address resolved"
+    ROUTE_RESOLVED = "route resolved"
+    CONNECTING = "connecting"
+    REQUESTED = "requested"
+    ACCEPTED = "accepted"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    FAILED = "failed"
+
+
+class Identifier(Resource):
+    """The C id, its events and its properties.
+
+    Args:
+        channel: Where its events arrive.
+        port_space: TCP for connections.
+
+    Raises:
+        TypeError: Not an event channel, or not a port space.
+        OSError: No RDMA device, or out of resources.
+
+    Attributes:
+        stage: How far it has come.
+        policy: What the queue pair's transitions apply; set before `connect` or `accept`.
+        qp: The queue pair after `create_qp`, else None.
+    """
+
+    __slots__ = (
+        "_channel", "_context", "_sink", "_token", "_unacked", "_waiter", "policy",
+        "port_space", "qp", "stage",
+    )  # fmt: skip
+
+    def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
+        if not isinstance(port_space, PortSpace):
+            msg = f"not a port space: {port_space!r}"
+            raise TypeError(msg)
+        out = ffi.new("struct rdma_cm_id **")
+        code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
+        check_minus_one(code, "rdma_create_id")
+        self._setup(channel, out[0], port_space, Stage.IDLE)
+
+    def _setup(
+        self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
+    ) -> None:
+        self._channel = channel
+        self._context: Context | None = None
+        self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
+        self._sink: Callable[[ConnectionEvent], bool] | None = None
+        self._unacked = 0
+        self.policy = QPPolicy()
+        self.port_space = port_space
+        self.qp: QueuePair | None = None
+        self.stage = stage
+        Resource.__init__(self, handle, (channel,))
+        self._token = channel._enroll(self)
+        handle.context = ffi.cast("void *", self._token)
+
+    @classmethod
+    def _adopt(cls, channel: EventChannel, handle: Any, listener: Identifier) -> Self:
+        """The new id of a CONNECT_REQUEST; its context is still a copy of the listener's."""
+        self = cls.__new__(cls)
+        self._setup(channel, handle, listener.port_space, Stage.REQUESTED)
+        return self
+
+    # What it is
+
+    @property
+    def event_channel(self) -> EventChannel:
+        """The channel of its events."""
+        return self._channel
+
+    @property
+    def context(self) -> Context | None:
+        """The device it is bound to; None before."""
+        handle = self._require()
+        if self._context is None and handle.verbs != ffi.NULL:
+            self._context = Context.borrow(handle.verbs)
+        return self._context
+
+    @property
+    def port_num(self) -> int:
+        """Port of the device, from 1; 0 before it is bound."""
+        return int(self._require().port_num)
+
+    @property
+    def source(self) -> Address | None:
+        """Local (address, port), None before it is bound."""
+        return from_sockaddr(lib.rdma_get_local_addr(self._require()))
+
+    @property
+    def destination(self) -> Address | None:
+        """(address, port) of the peer, None while it is not connected."""
+        connected = (Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED)
+        if self.stage not in connected:
+            return None
+        return from_sockaddr(lib.rdma_get_peer_addr(self._require()))
+
+    @property
+    def source_address(self) -> str | None:
+        """Local IP address."""
+        source = self.source
+        return source[0] if source else None
+
+    @property
+    def source_port(self) -> int:
+        """Local port; 0 before it is bound."""
+        source = self.source
+        return source[1] if source else 0
+
+    @property
+    def destination_address(self) -> str | None:
+        """The peer's IP address, None while it is not connected."""
+        destination = self.destination
+        return destination[0] if destination else None
+
+    @property
+    def destination_port(self) -> int:
+        """The peer's port, 0 while it is not connected."""
+        destination = self.destination
+        return destination[1] if destination else 0
+
+    @property
+    def local_gid(self) -> bytes:
+        """The GID that the connection uses on this side; 16 bytes."""
+        return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.sgid.raw))
+
+    # Events
+
+    def _on_event(self, event: ConnectionEvent) -> bool:
+        """Called by the channel for each event of this id; True if somebody took it."""
+        if event.type in (EventType.DISCONNECTED, EventType.DEVICE_REMOVAL):
+            self._peer_left()
+        elif event.type == EventType.CONNECT_RESPONSE:
+            event = self._on_response(event)
+        elif event.type == EventType.ESTABLISHED:
+            self.stage = Stage.CONNECTED
+        taken = self._sink(event) if self._sink is not None else False
+        waiter = self._waiter
+        if waiter is None or waiter[1].done():
+            return taken
+        if event.type in waiter[0]:
+            waiter[1].set_result(event)
+        elif event.type in _ASIDE:
+            return taken
+        else:
+            # Whatever else arrives, known or not, ends the step: nobody waits for ever.
+            waiter[1].set_exception(cm_error(event.type.name, event.status, event.private_data))
+        return True
+
+    def _on_response(self, event: ConnectionEvent) -> ConnectionEvent:
+        """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
+        try:
+            assert self.qp is not None
+            self._move(QPState.INIT)  # access rights follow the depths that the peer granted
+            self._move(QPState.RTR)
+            self._move(QPState.RTS)
+            check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
+        except OSError as exc:
+            event.type = EventType.CONNECT_ERROR
+            event.status = -(exc.errno or errno.EIO)
+        else:
+            event.type = EventType.ESTABLISHED
+            self.stage = Stage.CONNECTED
+        return event
+
+    def _peer_left(self) -> None:
+        if self.stage is Stage.CONNECTED or self.stage is Stage.ACCEPTED:
+            # Answers the peer, whose own DISCONNECTED waits for it.
+            lib.rdma_disconnect(self._handle)
+        self.stage = Stage.DISCONNECTED
+        if self.qp is not None:
+            try:
+                self.qp.to_error()
+            except OSError as exc:
+                _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        if self._waiter is not None and not self._waiter[1].done():
+            self._waiter[1].set_exception(exc)
+
+    async def _step(
+        self, call: Callable[[], None], answers: frozenset[EventType], timeout: float | None
+    ) -> ConnectionEvent:
+        self._require()
+        if self._waiter is not None:
+            msg = "another step of this connection id is under way"
+            raise ResourceBusyError(errno.EBUSY, msg)
+        self._channel._attach()
+        future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
+        self._waiter = (answers, future)
+        try:
+            call()
+            async with asyncio.timeout(timeout):
+                return await future
+        finally:
+            self._waiter = None
+            future.cancel()
+
+    def _need(self, verb: str, *stages: Stage) -> None:
+        self._require()
+        if self.stage not in stages:
+            raise os_error(errno.EINVAL, verb, detail=f"(the connection id is {self.stage.value})")
+
+    def _move(self, state: QPState) -> None:
+        assert self.qp is not None
+        advance(self._require(), self.qp, state, self.policy)
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Move the id, and its events from now on, to another channel (`rdma_migrate_id(3)`).
+
+        Only for ids that do not listen: requests under way would stay behind.
+
+        Raises:
+            ResourceBusyError: Events of the id are not acknowledged.
+            OSError: EINVAL for a listening id.
+        """
+        self._require()
+        self._refuse_with_debt()
+        if self.stage is Stage.LISTENING:
+            raise os_error(errno.EINVAL, "rdma_migrate_id", detail="(the id is listening)")
+        check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
+        old, self._channel = self._channel, channel
+        old._ids.pop(self._token, None)
+        channel._retain()
+        self._parents = (channel,)
+        old._let_go()
+        self._token = channel._enroll(self)
+        self._handle.context = ffi.cast("void *", self._token)
+
+    # Life
+
+    def _refuse_with_debt(self) -> None:
+        if self._unacked:
+            msg = f"{self._unacked} events of the connection id are not acknowledged"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _before_close(self) -> None:
+        self._refuse_with_debt()
+
+    def _on_close(self) -> None:
+        self._channel._ids.pop(self._token, None)
+        self._sink = None
+        self._fail(ResourceClosedError("the connection id was closed"))
+
+    def _destroy(self, handle: Any) -> None:
+        check_minus_one(lib.rdma_destroy_id(handle), "rdma_destroy_id")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.value}: {self.stage.value}>"
