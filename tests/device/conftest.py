@@ -1,0 +1,78 @@
+"""Device tests: every one leaves the device, the loop and the process as it found them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import aiordma
+from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+
+ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
+IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def device_is_there() -> None:
+    """No skip: a machine without a device is the wrong machine for these tests."""
+    reason = aiordma.why_unavailable()
+    if reason is not None:
+        pytest.exit(
+            f"no RDMA device ({reason}); run: python -m aiordma.testing.softroce -- "
+            "python -m pytest tests/device",
+            returncode=3,
+        )
+
+
+@pytest.fixture
+def address() -> str:
+    """Address of the RDMA device."""
+    assert ADDRESS, "AIORDMA_SOFTROCE_ADDR is not set"
+    return ADDRESS
+
+
+@pytest.fixture
+def is_siw() -> bool:
+    """Whether the device is software iWARP."""
+    return IS_SIW
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm(device_is_there: None) -> None:
+    """What librdmacm opens once and keeps for the life of the process is no leak."""
+
+    async def once() -> None:
+        async with aiordma.listen(ADDRESS, 0):
+            pass
+
+    asyncio.run(once())
+
+
+@pytest.fixture(autouse=True)
+async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
+    """The oracle after every test: no task, fd, adapter object or unreported error is left."""
+    loop = asyncio.get_running_loop()
+    loop.set_debug(True)
+    reports: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    objects, descriptors = adapter_objects(), rdma_descriptors()
+    yield
+    await settle()
+    assert not reports, f"errors that nobody handled: {reports}"
+    assert rdma_descriptors() == descriptors
+    assert adapter_objects() == objects
+
+
+@pytest.fixture
+async def pair(address: str) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
+    """Two connected ends: (client, server)."""
+    async with (
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port) as client,
+        await listener.accept() as server,
+    ):
+        yield client, server

@@ -1,0 +1,68 @@
+"""Cancel a coroutine at its k-th suspension, for every k."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections.abc import Coroutine, Generator
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Steps:
+    """Counts the suspensions of one run and cancels at a chosen one.
+
+    Args:
+        at: The suspension, from 1, at which the task is canceled; 0 for none.
+        late: Cancel in the moment in which what is waited for is done, before the task runs
+            again, instead of at once.
+    """
+
+    def __init__(self, at: int, *, late: bool) -> None:
+        self.at = at
+        self.late = late
+        self.count = 0
+
+    @property
+    def canceled(self) -> bool:
+        """Whether the run got as far as the chosen suspension."""
+        return 0 < self.at <= self.count
+
+    @types.coroutine
+    def drive(self, coro: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
+        """Run `coro` in the current task, suspension by suspension."""
+        task = asyncio.current_task()
+        assert task is not None
+        throw: BaseException | None = None
+        while True:
+            try:
+                waits_for = coro.throw(throw) if throw is not None else coro.send(None)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            self.count += 1
+            if self.count == self.at:
+                if self.late and isinstance(waits_for, asyncio.Future):
+                    waits_for.add_done_callback(lambda _: task.cancel())
+                else:
+                    task.get_loop().call_soon(task.cancel)
+            throw = None
+            try:
+                yield waits_for
+            except BaseException as exc:
+                throw = exc
+
+
+async def run_canceled(coro: Coroutine[Any, Any, T], steps: Steps) -> T | None:
+    """The result, or None if the cancellation came through."""
+
+    async def driven() -> T:
+        return await steps.drive(coro)
+
+    task = asyncio.create_task(driven())
+    try:
+        return await task
+    except asyncio.CancelledError:
+        assert task.cancelled()
+        return None

@@ -1,0 +1,281 @@
+"""Cancel at every await of connect, accept, send, recv, close: nothing hangs, leaks or gets lost.
+
+Each scenario runs once for every suspension k that it has, and is canceled at the k-th, in two
+ways: at once, and in the very moment in which what it waits for is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from tests.device.oracle import adapter_objects, settle
+from tests.device.stepping import Steps, run_canceled
+
+pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
+
+Pair = tuple[Connection, Connection]
+CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096)
+MAX_STEPS = 200
+
+
+@pytest.fixture(params=["at once", "late"])
+def late(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "late")
+
+
+async def for_every_step(scenario: Callable[[Steps], Awaitable[None]], *, late: bool) -> int:
+    """Run the scenario for k = 1, 2, ... until it ends before k; returns how many k there were."""
+    before = None
+    for at in range(1, MAX_STEPS):
+        steps = Steps(at, late=late)
+        async with asyncio.timeout(60):
+            await scenario(steps)
+        await settle()
+        if before is not None:
+            assert adapter_objects() == before, f"left after a cancel at step {at}"
+        before = adapter_objects()
+        if not steps.canceled:
+            return at - 1
+    pytest.fail("the scenario does not come to an end")
+
+
+async def close_both(*ends: Connection | None) -> None:
+    await asyncio.gather(*(end.close() for end in ends if end is not None))
+
+
+async def echoes(client: Connection, server: Connection) -> None:
+    await client.send(b"?")
+    assert bytes(await server.recv()) == b"?"
+    await server.send(b"!")
+    assert bytes(await client.recv()) == b"!"
+
+
+async def test_connect(address: str, late: bool) -> None:
+    async def scenario(steps: Steps) -> None:
+        async with aiordma.listen(address, 0, config=CONFIG) as listener:
+
+            async def connect() -> Connection:
+                return await aiordma.connect(address, listener.port, config=CONFIG)
+
+            client = await run_canceled(connect(), steps)
+            if client is not None:
+                await echoes(client, server := await listener.accept())
+                await close_both(client, server)
+            # The listener is unharmed.
+            client = await aiordma.connect(address, listener.port, config=CONFIG)
+            async for server in listener:
+                if server.get_extra_info("peername") == client.get_extra_info("sockname"):
+                    await echoes(client, server)
+                    break
+                await server.close()
+            await close_both(client, server)
+
+    assert await for_every_step(scenario, late=late) >= 5
+
+
+async def test_accept(address: str, late: bool) -> None:
+    async def scenario(steps: Steps) -> None:
+        async with aiordma.listen(address, 0, config=CONFIG) as listener:
+            connecting = asyncio.create_task(connect_to(listener))
+            server = await run_canceled(listener.accept(), steps)
+            if server is None:
+                server = await listener.accept()  # no connection is lost
+            client = await connecting
+            assert client is not None
+            await echoes(client, server)
+            await close_both(client, server)
+
+    async def connect_to(listener: aiordma.Listener) -> Connection:
+        return await aiordma.connect(address, listener.port, config=CONFIG)
+
+    assert await for_every_step(scenario, late=late) >= 1
+
+
+async def test_accept_of_a_request(address: str, late: bool) -> None:
+    async def scenario(steps: Steps) -> None:
+        async with aiordma.listen(address, 0, config=CONFIG) as listener:
+            requests = listener.requests()
+
+            async def connect() -> Connection | None:
+                try:
+                    return await aiordma.connect(address, listener.port, config=CONFIG)
+                except OSError:
+                    return None
+
+            connecting = asyncio.create_task(connect())
+            request = await anext(requests)
+            server = await run_canceled(request.accept(), steps)
+            client = await connecting
+            if server is None:
+                if client is not None:
+                    with pytest.raises(ConnectionError):
+                        await client.recv()
+            else:
+                assert client is not None
+                await echoes(client, server)
+            await close_both(client, server)
+
+    assert await for_every_step(scenario, late=late) >= 3
+
+
+@pytest.fixture
+async def small_pair(address: str) -> AsyncIterator[Pair]:
+    async with (
+        aiordma.listen(address, 0, config=CONFIG) as listener,
+        aiordma.connect(address, listener.port, config=CONFIG) as client,
+        await listener.accept() as server,
+    ):
+        yield client, server
+
+
+async def test_recv_loses_nothing(small_pair: Pair, late: bool) -> None:
+    client, server = small_pair
+    sent = got = 0
+
+    async def scenario(steps: Steps) -> None:
+        nonlocal sent, got
+
+        async def send_three() -> None:
+            nonlocal sent
+            for _ in range(3):
+                sent += 1
+                await client.send(sent.to_bytes(4, "big") * (2000 if sent % 2 else 1))
+
+        async def recv_three() -> None:
+            nonlocal got
+            for _ in range(3):
+                message = await server.recv()
+                got += 1
+                assert int.from_bytes(bytes(message)[:4], "big") == got
+
+        sending = asyncio.create_task(send_three())
+        await run_canceled(recv_three(), steps)
+        while got < sent or not sending.done():
+            message = await server.recv()
+            got += 1
+            assert int.from_bytes(bytes(message)[:4], "big") == got
+        await sending
+
+    assert await for_every_step(scenario, late=late) >= 3
+    assert got == sent
+
+
+async def test_send(small_pair: Pair, late: bool) -> None:
+    client, server = small_pair
+    number = 0
+
+    async def scenario(steps: Steps) -> None:
+        nonlocal number
+        first = number + 1
+
+        async def send_many() -> None:
+            nonlocal number
+            for _ in range(7):
+                number += 1
+                await client.send(number.to_bytes(4, "big") * (2500 if number % 3 == 0 else 1))
+
+        sending = asyncio.create_task(run_canceled(send_many(), steps))
+        await asyncio.wait([sending], timeout=1)
+        if sending.done():
+            await client.send(b"end")
+        received = []
+        ended = sending.done()
+        while True:
+            message = bytes(await server.recv())
+            if message == b"end":
+                break
+            received.append(int.from_bytes(message[:4], "big"))
+            if sending.done() and not ended:
+                ended = True
+                await client.send(b"end")
+            elif not sending.done():
+                await asyncio.wait([sending], timeout=1)
+                if sending.done() and not ended:
+                    ended = True
+                    await client.send(b"end")
+        # A prefix, whole and in order; only the canceled message may be missing.
+        assert received == list(range(first, first + len(received)))
+        assert number - (first + len(received) - 1) in (0, 1)
+        if not steps.canceled:
+            assert len(received) == 7
+
+    assert await for_every_step(scenario, late=late) >= 3
+
+
+async def test_close(address: str, late: bool) -> None:
+    async def scenario(steps: Steps) -> None:
+        async with aiordma.listen(address, 0, config=CONFIG) as listener:
+            client = await aiordma.connect(address, listener.port, config=CONFIG)
+            server = await listener.accept()
+            await client.send(b"last words")
+            large = asyncio.create_task(_quietly(client.send(bytes(20_000))))
+            await asyncio.sleep(0)
+            await run_canceled(client.close(), steps)
+            assert client.is_closing
+            await large
+            await client.wait_closed()
+            await client.close()
+            assert bytes(await server.recv()) == b"last words"
+            await server.close()
+
+    assert await for_every_step(scenario, late=late) >= 1
+
+
+async def _quietly(operation: Awaitable[None]) -> None:
+    with contextlib.suppress(OSError):
+        await operation
+
+
+async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> None:
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=config) as client,
+        await listener.accept() as server,
+    ):
+        # The peer fetches one large message ahead, and the next only when that was taken.
+        await client.send(bytes(10_000))
+        data = bytearray(os.urandom(50_000))
+        expected = bytes(data)
+        sending = asyncio.create_task(client.send(data))
+        done, _ = await asyncio.wait([sending], timeout=2)
+        assert not done
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        with pytest.raises(BufferError):
+            data.append(0)  # the adapter may still read it
+        assert len(await server.recv()) == 10_000
+        assert bytes(await server.recv()) == expected
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    data.append(0)
+                except BufferError:
+                    await asyncio.sleep(0.05)
+                else:
+                    break
+
+
+async def test_memory_of_a_canceled_send_is_free_after_close(address: str) -> None:
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1, close_timeout_s=1)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        client = await aiordma.connect(address, listener.port, config=config)
+        server = await listener.accept()
+        await client.send(bytes(10_000))
+        data = bytearray(50_000)
+        sending = asyncio.create_task(client.send(data))
+        await asyncio.wait([sending], timeout=1)
+        sending.cancel()
+        await asyncio.wait([sending])
+        await client.close()
+        await server.close()
+        await settle()
+        data.append(0)

@@ -1,0 +1,232 @@
+"""Connecting, being refused, and being told why."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+import aiordma
+from aiordma import ConnectionConfig
+from aiordma.cm import ConnectionId, EventChannel, EventType
+
+pytestmark = pytest.mark.device
+
+
+async def test_private_data_both_ways(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+
+        async def answer() -> aiordma.Connection:
+            async for request in listener.requests():
+                assert request.private_data == b"who is there?"
+                assert request.peername is not None
+                return await request.accept(b"me" * 88)
+            raise AssertionError
+
+        answering = asyncio.create_task(answer())
+        async with (
+            aiordma.connect(address, listener.port, private_data=b"who is there?") as client,
+            await answering as server,
+        ):
+            assert client.private_data == b"me" * 88
+            assert server.private_data == b"who is there?"
+
+
+@pytest.mark.smoke
+async def test_every_length_of_a_refusal_arrives_exactly(address: str, is_siw: bool) -> None:
+    rng = random.Random(148)
+    lengths = [1, 2, 147, 148] if is_siw else range(1, 149)
+    reasons = [rng.randbytes(length - 1) + b"\x01" for length in lengths]
+    reasons += [b"\0", b"\0" * 147, b"\x80", b"ends in a mark\x80\0\0"]
+    async with aiordma.listen(address, 0) as listener:
+
+        async def refuse() -> None:
+            requests = listener.requests()
+            for reason in reasons:
+                (await anext(requests)).reject(reason)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse())
+            for reason in reasons:
+                with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+                    await aiordma.connect(address, listener.port)
+                assert caught.value.private_data == reason
+                assert isinstance(caught.value, ConnectionRefusedError)
+
+
+async def test_nobody_listens(address: str) -> None:
+    with pytest.raises(ConnectionRefusedError) as caught:
+        await aiordma.connect(address, 9)
+    assert isinstance(caught.value, aiordma.ConnectionRejectedError)
+    assert caught.value.hint
+
+
+@pytest.mark.virtual_time
+async def test_nobody_has_the_address() -> None:
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    with pytest.raises((aiordma.AddressError, aiordma.ConnectTimeoutError)) as caught:
+        await aiordma.connect("10.80.0.77", 7471, timeout=6)
+    assert caught.value.hint or "is the" in str(caught.value)
+    assert loop.time() - begun < 8
+
+
+async def test_the_way_there_has_no_rdma_device() -> None:
+    with pytest.raises(OSError, match=r"no RDMA device|no route|did not answer") as caught:
+        await aiordma.connect("127.0.0.1", 7471, timeout=5)
+    print(repr(caught.value))
+
+
+async def test_no_route_to_the_address() -> None:
+    with pytest.raises(OSError, match="ip route"):
+        await aiordma.connect("192.0.2.1", 7471, timeout=5)
+
+
+async def test_listen_on_an_address_that_is_not_here() -> None:
+    with pytest.raises(OSError, match="rdma_bind_addr"):
+        await aiordma.listen("10.80.9.9", 7471)
+
+
+async def test_a_port_is_taken_once_and_free_again(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        port = listener.port
+        with pytest.raises(OSError, match="another listener"):
+            await aiordma.listen(address, port)
+    for _ in range(5):
+        async with aiordma.listen(address, port):
+            pass
+
+
+async def test_fifty_connects_on_one_channel_each_get_their_own_events(address: str) -> None:
+    count = 50
+    async with aiordma.listen(address, 0, backlog=count) as listener:
+
+        async def knock(number: int) -> tuple[bytes, aiordma.Connection]:
+            connection = await aiordma.connect(
+                address, listener.port, private_data=number.to_bytes(2, "big")
+            )
+            return bytes(await connection.recv()), connection
+
+        async def answer() -> list[aiordma.Connection]:
+            requests = listener.requests()
+            accepted = []
+            for _ in range(count):
+                request = await anext(requests)
+                connection = await request.accept()
+                await connection.send(request.private_data)
+                accepted.append(connection)
+            return accepted
+
+        answering = asyncio.create_task(answer())
+        answers = await asyncio.gather(*(knock(number) for number in range(count)))
+        assert [data for data, _ in answers] == [n.to_bytes(2, "big") for n in range(count)]
+        ends = [connection for _, connection in answers] + await answering
+        await asyncio.gather(*(connection.close() for connection in ends))
+
+
+async def test_fifty_native_ids_on_one_event_channel(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        channel = EventChannel()
+        ids = [ConnectionId(channel) for _ in range(50)]
+        ports = [listener.port + number % 3 for number in range(50)]
+        await asyncio.gather(
+            *(
+                cm_id.resolve_addr((address, port), timeout=5)
+                for cm_id, port in zip(ids, ports, strict=True)
+            )
+        )
+        await asyncio.gather(*(cm_id.resolve_route(timeout=5) for cm_id in ids))
+        assert len({cm_id.source_port for cm_id in ids}) == 50
+        for cm_id in ids:
+            cm_id.close()
+        channel.close()
+        await channel.wait_closed()
+
+
+async def test_more_than_the_backlog_are_told_so(address: str) -> None:
+    async with aiordma.listen(address, 0, backlog=2) as listener:
+        requests = listener.requests()
+        tries = [asyncio.create_task(_try_to_connect(address, listener.port)) for _ in range(6)]
+        done, pending = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
+        while len(pending) > 2:
+            more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        for task in done:
+            error = task.result()
+            assert isinstance(error, aiordma.ConnectionRejectedError)
+            assert "try again" in str(error)
+        assert listener.refused == 4
+        for _ in range(2):
+            (await anext(requests)).reject(b"no")
+        await asyncio.wait(pending)
+
+
+async def _try_to_connect(address: str, port: int) -> BaseException | None:
+    try:
+        connection = await aiordma.connect(address, port)
+    except OSError as exc:
+        return exc
+    await connection.close()
+    return None
+
+
+@pytest.mark.virtual_time
+async def test_a_request_that_nobody_answers_is_refused(address: str) -> None:
+    config = ConnectionConfig(handshake_timeout_s=2)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        listener.requests()
+        with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+            await aiordma.connect(address, listener.port)
+        assert "not answered" in str(caught.value)
+
+
+async def test_a_foreign_client_is_refused_with_the_reason(address: str) -> None:
+    raw = ConnectionConfig(raw=True)
+    async with aiordma.listen(address, 0) as listener:
+        with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+            await aiordma.connect(address, listener.port, config=raw)
+        assert caught.value.private_data.startswith(b"aiRJ")
+        assert listener.refused == 1
+
+
+async def test_a_listener_that_closes_refuses_who_waits(address: str) -> None:
+    listener = await aiordma.listen(address, 0)
+    requests = listener.requests()
+    knocking = asyncio.create_task(_try_to_connect(address, listener.port))
+    request = await anext(requests)
+    waiting = asyncio.create_task(anext(requests, None))
+    await asyncio.sleep(0)
+    listener.close()
+    assert await waiting is None
+    request.reject()
+    assert isinstance(await knocking, ConnectionRefusedError)
+    await listener.wait_closed()
+    with pytest.raises(ConnectionRefusedError):
+        await aiordma.connect(address, request.sockname[1] if request.sockname else 0)
+
+
+async def test_connections_outlive_their_listener(address: str) -> None:
+    listener = await aiordma.listen(address, 0)
+    client = await aiordma.connect(address, listener.port)
+    server = await listener.accept()
+    listener.close()
+    await listener.wait_closed()
+    await client.send(b"still here")
+    assert bytes(await server.recv()) == b"still here"
+    await client.close()
+    await server.close()
+
+
+async def test_events_of_the_native_layer_by_name(address: str) -> None:
+    channel = EventChannel()
+    cm_id = ConnectionId(channel)
+    iterator = aiter(channel)
+    await cm_id.resolve_addr((address, 7471), timeout=5)
+    event = await anext(iterator)
+    assert event.type == EventType.ADDR_RESOLVED
+    assert event.connection_id is cm_id
+    cm_id.close()
+    channel.close()
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterator)

@@ -1,0 +1,255 @@
+"""Messages between two ends on a real device."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import hashlib
+import os
+import random
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+
+
+@pytest.mark.smoke
+async def test_a_message_and_its_answer(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"ping", imm=7)
+    message = await server.recv()
+    assert bytes(message) == b"ping"
+    assert message.imm == 7
+    await server.send(b"pong")
+    answer = await client.recv()
+    assert answer == b"pong"
+    assert answer.imm is None
+
+
+@pytest.mark.smoke
+async def test_sizes_on_both_sides_of_every_limit(pair: Pair) -> None:
+    client, server = pair
+    eager = client.config.eager_size
+    sizes = [0, 1, 2, 63, eager - 1, eager, eager + 1, 65_536, (1 << 20) - 1, (1 << 20) + 1]
+    for size in sizes:
+        data = os.urandom(size)
+        sending = asyncio.create_task(client.send(data))
+        message = await server.recv()
+        assert len(message) == size
+        assert hashlib.sha256(message).digest() == hashlib.sha256(data).digest()
+        await sending
+
+
+async def test_many_buffer_types(pair: Pair) -> None:
+    client, server = pair
+    for buffer in (
+        b"abcd",
+        bytearray(b"abcd"),
+        memoryview(b"xxabcdxx")[2:6],
+        array.array("I", [0x64636261]),
+    ):
+        await client.send(buffer)
+        assert bytes(await server.recv()) == b"abcd"
+
+
+async def test_order_is_kept_between_small_and_large(pair: Pair) -> None:
+    client, server = pair
+    rng = random.Random(20)
+    sizes = [rng.choice((1, 100, 20_000, 300_000)) for _ in range(60)]
+
+    async def send_all() -> None:
+        for number, size in enumerate(sizes):
+            await client.send(number.to_bytes(4, "big") * (size // 4 + 1), imm=number)
+
+    sending = asyncio.create_task(send_all())
+    for number, size in enumerate(sizes):
+        message = await server.recv()
+        assert message.imm == number
+        assert len(message) == 4 * (size // 4 + 1)
+        assert bytes(message)[-4:] == number.to_bytes(4, "big")
+    await sending
+
+
+async def test_both_directions_at_once(pair: Pair) -> None:
+    async def run(sender: Connection, receiver: Connection, seed: int) -> None:
+        rng = random.Random(seed)
+        blocks = [rng.randbytes(rng.randrange(0, 60_000)) for _ in range(150)]
+
+        async def send_all() -> None:
+            for block in blocks:
+                await sender.send(block)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send_all())
+            for block in blocks:
+                assert bytes(await receiver.recv()) == block
+
+    client, server = pair
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run(client, server, 1))
+        group.create_task(run(server, client, 2))
+
+
+async def test_a_program_may_keep_every_message(pair: Pair) -> None:
+    client, server = pair
+    count = 5 * client.config.recv_depth
+
+    async def send_all() -> None:
+        for number in range(count):
+            await client.send(number.to_bytes(8, "big"))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(send_all())
+        kept = [await server.recv() for _ in range(count)]
+    assert [int.from_bytes(message, "big") for message in kept] == list(range(count))
+
+
+async def test_a_slow_receiver_slows_the_sender_down(pair: Pair) -> None:
+    client, server = pair
+    depth = client.config.recv_depth
+    sent = 0
+
+    async def send_all() -> None:
+        nonlocal sent
+        for _ in range(3 * depth):
+            await client.send(b"x")
+            sent += 1
+
+    sending = asyncio.create_task(send_all())
+    await client.flush()
+    done, _ = await asyncio.wait([sending], timeout=0.5)
+    assert not done
+    assert sent == depth
+    for _ in range(3 * depth):
+        (await server.recv()).release()
+    await sending
+
+
+async def test_a_message_is_valid_until_it_is_released(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"first")
+    message = await server.recv()
+    view = memoryview(message)
+    with pytest.raises(BufferError):
+        message.release()
+    assert view.tobytes() == b"first"
+    view.release()
+    message.release()
+    message.release()
+    assert len(message) == 5
+    with pytest.raises(ValueError, match="released"):
+        bytes(message)
+
+
+async def test_a_view_outlives_its_message(pair: Pair) -> None:
+    client, server = pair
+    views = []
+    for number in range(3 * client.config.recv_depth):
+        await client.send(number.to_bytes(4, "big"))
+        views.append(memoryview(await server.recv()))
+    assert [int.from_bytes(view, "big") for view in views] == list(range(len(views)))
+
+
+async def test_flush_means_that_the_peer_has_it(pair: Pair) -> None:
+    client, server = pair
+    for _ in range(10):
+        await client.send(b"y" * 1000)
+    await client.flush()
+    for _ in range(10):
+        async with asyncio.timeout(5):
+            await server.recv()
+
+
+async def test_the_bytes_are_safe_to_change_after_send(pair: Pair) -> None:
+    client, server = pair
+    for size in (100, 200_000):
+        buffer = bytearray(b"a" * size)
+        receiving = asyncio.create_task(server.recv())
+        await client.send(buffer)
+        buffer[:] = b"b" * size
+        buffer.append(0)  # and to resize: nothing is exported any more
+        assert bytes(await receiving) == b"a" * size
+
+
+async def test_the_end_of_the_stream(pair: Pair) -> None:
+    client, server = pair
+    for number in range(5):
+        await client.send(bytes([number]))
+    await client.close()
+    got = [bytes(message) async for message in server]
+    assert got == [bytes([number]) for number in range(5)]
+    with pytest.raises(aiordma.ConnectionEndedError):
+        await server.recv()
+
+
+async def test_close_waits_for_a_large_message_to_be_read(pair: Pair) -> None:
+    client, server = pair
+    data = os.urandom(2_000_000)
+    sending = asyncio.create_task(client.send(data))
+    message = await server.recv()
+    await sending
+    await client.close()
+    assert bytes(message) == data
+
+
+async def test_an_aborted_connection_is_no_end_of_stream(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"before")
+    await client.flush()
+    client.abort()
+    assert bytes(await server.recv()) == b"before"
+    with pytest.raises(aiordma.ConnectionLostError):
+        await server.recv()
+    with pytest.raises(ConnectionResetError):
+        await server.send(b"late")
+    with pytest.raises(aiordma.ResourceClosedError):
+        await client.send(b"late")
+
+
+async def test_both_sides_close_at_once(address: str) -> None:
+    for _ in range(20):
+        async with aiordma.listen(address, 0) as listener:
+            client = await aiordma.connect(address, listener.port)
+            server = await listener.accept()
+            await asyncio.gather(client.close(), server.close())
+
+
+async def test_a_hundred_connections_one_after_the_other(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        for number in range(100):
+            async with (
+                aiordma.connect(address, listener.port) as client,
+                await listener.accept() as server,
+            ):
+                await client.send(number.to_bytes(2, "big"))
+                assert int.from_bytes(await server.recv(), "big") == number
+
+
+async def test_raw_messages(address: str) -> None:
+    config = ConnectionConfig(raw=True, slot_size=4096)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=config) as client,
+        await listener.accept() as server,
+    ):
+        await client.send(b"plain")
+        assert bytes(await server.recv()) == b"plain"
+        with pytest.raises(aiordma.MessageTooLargeError):
+            await client.send(bytes(4097))
+        await server.send(bytes(4096))
+        assert len(await client.recv()) == 4096
+
+
+async def test_extra_info_names_what_is_used(pair: Pair, address: str, is_siw: bool) -> None:
+    client, server = pair
+    assert client.get_extra_info("peername") == (address, server.get_extra_info("sockname")[1])
+    assert client.get_extra_info("device") == ("siw0" if is_siw else "rxe0")
+    assert client.get_extra_info("port") == 1
+    assert client.get_extra_info("backend") == "rdma"
+    assert client.get_extra_info("nothing", 5) == 5
+    assert client.get_extra_info("mtu") >= 256
