@@ -72,7 +72,7 @@ def find(kind: str, key: str) -> Path | None:
         return max(entries, key=lambda path: path.stat().st_mtime, default=None)
     except FileNotFoundError:
         return None
-    except PermissionError as error:
+    except OSError as error:
         raise InfrastructureError(_unusable(error)) from None
 
 

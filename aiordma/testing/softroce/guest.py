@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from . import tools
+from .channels import Control, Output, receive
 from .errors import STATUS_SIGNAL_BASE, STATUS_TIMEOUT, InfrastructureError
 from .network import Plan
 from .options import Options
@@ -32,8 +33,6 @@ INIT = Path(__file__).with_name("guest_init.py")
 
 #: Seconds that a command has to end after the first signal.
 _GRACE = 5.0
-#: Atomic for a pipe, so that a write that `poll` allows never blocks.
-_CHUNK = select.PIPE_BUF
 _LOG_LIMIT = 64 << 10
 _LOG_LINES = 40
 
@@ -67,49 +66,6 @@ def request(
         "steps": plan.steps,
         "devices": [asdict(device) for device in plan.devices],
     }
-
-
-class _Output:
-    """One stream from the guest to a descriptor of the runner, with at most one chunk in between.
-
-    It never blocks, so a reader that stops reading cannot hold up signals and the time limit; the
-    guest is held up instead.
-    """
-
-    def __init__(self, source: socket.socket, target: int) -> None:
-        self.source = source
-        self.target = target
-        self.open = True
-        self.received = 0
-        self._pending = b""
-
-    @property
-    def idle(self) -> bool:
-        """Whether everything that came in has gone out."""
-        return not self._pending
-
-    def interest(self) -> tuple[int, int]:
-        if self._pending:
-            return self.target, select.POLLOUT
-        return self.source.fileno(), select.POLLIN
-
-    def step(self) -> None:
-        """Move what can be moved; raises BrokenPipeError when nobody reads any more."""
-        if self._pending:
-            self._pending = self._pending[os.write(self.target, self._pending[:_CHUNK]) :]
-            return
-        self._pending = _receive(self.source)
-        self.received += len(self._pending)
-        if not self._pending:
-            self.open = False
-
-
-def _receive(source: socket.socket) -> bytes:
-    try:
-        return source.recv(65536)
-    except ConnectionResetError:
-        # A guest that was killed leaves unread bytes of ours behind.
-        return b""
 
 
 class Guest:
@@ -198,8 +154,8 @@ class Guest:
         deadline: float,
     ) -> int:
         out, err, control, log = self._ours
-        outputs = [_Output(out, stdout), _Output(err, 2)]
-        talk = _Control(control, json.dumps(message).encode() + b"\n")
+        outputs = [Output(out, stdout), Output(err, 2)]
+        talk = Control(control, json.dumps(message).encode() + b"\n")
         boot_limit = time.monotonic() + self._boot_seconds
         ending = 0
         ending_limit = float("inf")
@@ -263,7 +219,7 @@ class Guest:
         raise self._failure(f"the guest did not start within {self._boot_seconds:g} s")
 
     def _take_log(self, log: socket.socket) -> bool:
-        data = _receive(log)
+        data = receive(log)
         if self._options.verbose and data:
             sys.stderr.buffer.write(data.replace(b"\r\n", b"\n"))
             sys.stderr.flush()
@@ -281,64 +237,6 @@ class Guest:
             return InfrastructureError(text)
         tail = "\n".join(f"  | {line}" for line in lines[-_LOG_LINES:])
         return InfrastructureError(f"{text}\n{self._log_name} said last:\n{tail}")
-
-
-class _Control:
-    """The conversation with `guest_init.py`."""
-
-    def __init__(self, channel: socket.socket, request_line: bytes) -> None:
-        channel.setblocking(False)
-        self._channel = channel
-        self._request = request_line
-        self._incoming = bytearray()
-        self._outgoing = b""
-        self.open = True
-        self.ready = False
-        self.started = False
-        self.status: int | None = None
-        #: Bytes of standard output and standard error that belong to the status.
-        self.counts = [0, 0]
-        self.error: str | None = None
-
-    def interest(self) -> int:
-        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        self._outgoing += json.dumps(message).encode() + b"\n"
-
-    def step(self) -> None:
-        try:
-            data = self._channel.recv(65536)
-        except BlockingIOError:
-            pass
-        except ConnectionResetError:
-            self.open = False
-        else:
-            if not data:
-                self.open = False
-            self._incoming += data
-        self._handle_lines()
-        if self._outgoing and self.open:
-            try:
-                self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
-            except BlockingIOError:
-                return
-            except (BrokenPipeError, ConnectionResetError):
-                # Not the reader of our output, whose going away is a verdict of its own.
-                self.open = False
-
-    def _handle_lines(self) -> None:
-        while b"\n" in self._incoming:
-            line, _, rest = self._incoming.partition(b"\n")
-            self._incoming = rest
-            message = json.loads(line)
-            if "ready" in message:
-                self.ready = True
-                self._outgoing += self._request
-            self.started |= "started" in message
-            self.status = message.get("exit", self.status)
-            self.counts = message.get("bytes", self.counts)
-            self.error = message.get("error", self.error)
 
 
 def _poll(interests: Mapping[int, int], seconds: float) -> set[int]:

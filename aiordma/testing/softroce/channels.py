@@ -1,0 +1,144 @@
+"""The byte channels between a guest and the runner; none of them ever blocks the runner."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import InfrastructureError
+
+#: Atomic for a pipe, so that a write that `poll` allows never blocks.
+_CHUNK = select.PIPE_BUF
+
+
+class Output:
+    """One stream from the guest to a descriptor of the runner, with at most one chunk in between.
+
+    It never blocks, so a reader that stops reading cannot hold up signals and the time limit; the
+    guest is held up instead.
+    """
+
+    def __init__(self, source: socket.socket, target: int) -> None:
+        self.source = source
+        self.target = target
+        self.open = True
+        self.received = 0
+        self._pending = b""
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that came in has gone out."""
+        return not self._pending
+
+    def interest(self) -> tuple[int, int]:
+        """Return the descriptor and the event to wait for."""
+        if self._pending:
+            return self.target, select.POLLOUT
+        return self.source.fileno(), select.POLLIN
+
+    def step(self) -> None:
+        """Move what can be moved, once the event is there.
+
+        Raises:
+            BrokenPipeError: nobody reads any more.
+            InfrastructureError: the output cannot be written.
+        """
+        if self._pending:
+            try:
+                self._pending = self._pending[os.write(self.target, self._pending[:_CHUNK]) :]
+            except BlockingIOError:
+                # A terminal whose other user has made it non-blocking; `poll` tells when.
+                return
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise InfrastructureError(
+                    f"the output of the command cannot be written: {error.strerror}"
+                ) from None
+            return
+        self._pending = receive(self.source)
+        self.received += len(self._pending)
+        if not self._pending:
+            self.open = False
+
+
+def receive(source: socket.socket) -> bytes:
+    """Return what has arrived, or nothing when the other end has gone."""
+    try:
+        return source.recv(65536)
+    except ConnectionResetError:
+        # A guest that was killed leaves unread bytes of ours behind.
+        return b""
+
+
+class Control:
+    """The conversation with `guest_init.py`, whose head describes it.
+
+    Attributes:
+        open: the guest has not closed its end.
+        ready: its first process runs.
+        started: the command is about to run.
+        status: that of the command, once it has ended.
+        counts: bytes of standard output and standard error that belong to the status.
+        error: why the command could not be run.
+    """
+
+    def __init__(self, channel: socket.socket, request_line: bytes) -> None:
+        channel.setblocking(False)
+        self._channel = channel
+        self._request = request_line
+        self._incoming = bytearray()
+        self._outgoing = b""
+        self.open = True
+        self.ready = False
+        self.started = False
+        self.status: int | None = None
+        self.counts = [0, 0]
+        self.error: str | None = None
+
+    def interest(self) -> int:
+        """Return the events to wait for."""
+        return select.POLLIN | (select.POLLOUT if self._outgoing else 0)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message; `step` sends it."""
+        self._outgoing += json.dumps(message).encode() + b"\n"
+
+    def step(self) -> None:
+        """Take in and send what can be, without blocking."""
+        try:
+            data = self._channel.recv(65536)
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            self.open = False
+        else:
+            if not data:
+                self.open = False
+            self._incoming += data
+        self._handle_lines()
+        if self._outgoing and self.open:
+            try:
+                self._outgoing = self._outgoing[self._channel.send(self._outgoing) :]
+            except BlockingIOError:
+                return
+            except (BrokenPipeError, ConnectionResetError):
+                # Not the reader of our output, whose going away is a verdict of its own.
+                self.open = False
+
+    def _handle_lines(self) -> None:
+        while b"\n" in self._incoming:
+            line, _, rest = self._incoming.partition(b"\n")
+            self._incoming = rest
+            message = json.loads(line)
+            if "ready" in message:
+                self.ready = True
+                self._outgoing += self._request
+            self.started |= "started" in message
+            self.status = message.get("exit", self.status)
+            self.counts = message.get("bytes", self.counts)
+            self.error = message.get("error", self.error)

@@ -1,0 +1,180 @@
+"""The cache: one build for many, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiordma.testing.softroce import cache, kernel_build
+from aiordma.testing.softroce.errors import InfrastructureError
+
+from .conftest import LIMIT, REPOSITORY
+
+_BUILDER = """
+import sys
+from aiordma.testing.softroce import cache
+
+def build(shop):
+    (shop.result / "linux").write_text("made")
+    print("building", flush=True)
+    sys.stdin.readline()
+    return "1.2"
+
+print(cache.obtain("fake", "key", 1, build, what="the fake"), flush=True)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "cache"
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(path))
+    return path
+
+
+def _build(shop: cache.Workshop) -> str:
+    (shop.result / "linux").write_text("made")
+    return "1.2"
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _BUILDER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+
+
+def test_a_result_is_kept(folder: Path) -> None:
+    calls = []
+
+    def build(shop: cache.Workshop) -> str:
+        calls.append(shop)
+        return _build(shop)
+
+    first = cache.obtain("fake", "key", 1, build, what="the fake")
+    second = cache.obtain("fake", "key", 1, build, what="the fake")
+    assert first == second == folder / "fake-1.2-key"
+    assert (first / "linux").read_text() == "made"
+    assert len(calls) == 1
+    assert not list(folder.glob(".*"))
+
+
+def test_another_key_is_another_result(folder: Path) -> None:
+    one = cache.obtain("fake", "key1", 1, _build, what="the fake")
+    two = cache.obtain("fake", "key2", 1, _build, what="the fake")
+    assert one != two
+    assert cache.find("fake", "key1") == one
+    assert cache.find("fake", "key") is None
+    assert cache.find("other", "key1") is None
+
+
+def test_the_key_depends_on_every_part() -> None:
+    base = cache.digest(b"config", 12288, 1)
+    assert base == cache.digest(b"config", 12288, 1)
+    others = {
+        cache.digest(b"other", 12288, 1),
+        cache.digest(b"config", 16384, 1),
+        cache.digest(b"config", 12288, 2),
+        cache.digest(b"config1", 2288, 1),
+    }
+    assert base not in others
+    assert len(others) == 4
+
+
+def test_a_failed_build_leaves_nothing(folder: Path) -> None:
+    def fail(shop: cache.Workshop) -> str:
+        (shop.result / "linux").write_text("half")
+        raise InfrastructureError("no compiler")
+
+    with pytest.raises(InfrastructureError, match="no compiler"):
+        cache.obtain("fake", "key", 1, fail, what="the fake")
+    assert cache.find("fake", "key") is None
+    assert not list(folder.glob(".*"))
+    assert sorted(path.name for path in folder.iterdir()) == ["fake.lock", "fake.log"]
+
+
+def test_a_killed_build_is_cleared_away_by_the_next(folder: Path) -> None:
+    builder = _start()
+    assert builder.stdout is not None
+    assert builder.stdout.readline() == "building\n"
+    builder.send_signal(signal.SIGKILL)
+    builder.communicate(timeout=LIMIT)
+    assert len(list(folder.glob(".fake-*"))) == 1
+    assert cache.find("fake", "key") is None
+    assert cache.obtain("fake", "key", 1, _build, what="the fake").is_dir()
+    assert not list(folder.glob(".fake-*"))
+
+
+def test_the_second_process_waits_and_says_so(folder: Path) -> None:
+    first = _start()
+    assert first.stdout is not None
+    assert first.stdout.readline() == "building\n"
+    second = _start()
+    assert second.stderr is not None
+    assert second.stderr.readline() == (
+        "softroce: another process is making the fake; waiting for it\n"
+    )
+    out, _ = first.communicate("go\n", timeout=LIMIT)
+    entry = f"{folder / 'fake-1.2-key'}\n"
+    assert out == entry
+    # Had it built as well, it would have said so.
+    assert second.communicate(timeout=LIMIT) == (entry, "")
+
+
+def test_a_full_disk_is_told_beforehand(folder: Path) -> None:
+    too_much = shutil.disk_usage("/").total * 1000
+    with pytest.raises(InfrastructureError, match="free some, or set AIORDMA_SOFTROCE_CACHE"):
+        cache.obtain("fake", "key", too_much, _build, what="the fake")
+
+
+def test_a_place_that_is_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(InfrastructureError, match="set AIORDMA_SOFTROCE_CACHE"):
+        cache.obtain("fake", "key", 1, _build, what="the fake")
+
+
+def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AIORDMA_SOFTROCE_CACHE", raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.root() == Path("/home/someone/.cache/aiordma/softroce")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/elsewhere")
+    assert cache.root() == Path("/elsewhere/aiordma/softroce")
+
+
+def test_registers_are_never_too_small() -> None:
+    size = kernel_build._register_bytes()
+    assert 12288 <= size <= 65536
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("\tDEFINE_LONGS(HOST_FP_SIZE, 2696);\n", "\tDEFINE_LONGS(HOST_FP_SIZE, 12288);\n"),
+        ("\tDEFINE_LONGS(HOST_BX, RBX);\n", "\tDEFINE_LONGS(HOST_BX, RBX);\n"),
+    ],
+)
+def test_registers_are_widened_in_the_source(text: str, changed: str, tmp_path: Path) -> None:
+    file = tmp_path / "arch/x86/um/user-offsets.c"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    kernel_build._widen_registers(tmp_path, 12288, tmp_path / "log")
+    assert file.read_text() == changed
+
+
+def test_a_lost_option_is_told(tmp_path: Path) -> None:
+    file = tmp_path / ".config"
+    names = [name for name in kernel_build._ESSENTIAL if name != "RDMA_SIW"]
+    file.write_text("".join(f"CONFIG_{name}=y\n" for name in names) + "# CONFIG_RDMA_SIW is off\n")
+    with pytest.raises(InfrastructureError, match="cannot be configured with RDMA_SIW"):
+        kernel_build._check_configuration(file, "9.9")

@@ -1,0 +1,100 @@
+"""What is refused at once, and with which words."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from aiordma.testing import softroce
+from aiordma.testing.softroce import cli, host, qemu, runner, uml
+from aiordma.testing.softroce.errors import UsageError
+from aiordma.testing.softroce.options import Options, parse_size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--engine", "qemu", "--virtual-time"], ("--virtual-time", "--engine uml")),
+        (["--engine", "uml", "--counted"], ("--counted", "--engine qemu")),
+        (["--engine", "uml", "--cpus", "2"], ("--cpus", "--engine qemu")),
+        (["--engine", "qemu", "--counted", "--cpus", "2"], ("--counted", "one processor")),
+        (["--engine", "host", "--net", "netem loss 5%"], ("--net", "uml or qemu")),
+        (["--engine", "host", "--hosts", "2"], ("--hosts 2", "uml or qemu")),
+        (["--hosts", "3"], ("--hosts 3", "1 or 2")),
+        (["--memory", "many"], ("--memory many", "512M")),
+        (["--memory", "1M"], ("--memory", "64M")),
+        (["--mtu", "10"], ("--mtu 10", "576")),
+        (["--timeout", "0"], ("--timeout", "positive")),
+        (["--net", ""], ("--net", "queueing discipline")),
+        (["--net", "netem 'loss"], ("--net", "quotation")),
+    ],
+)
+def test_contradictions_are_refused(
+    arguments: list[str], words: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main([*arguments, "--", "true"]) == 2
+    said = capfd.readouterr().err
+    assert said.startswith("softroce: ")
+    assert all(word in said for word in words), said
+    assert len(said.splitlines()) == 1
+
+
+def test_no_command_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "put it after --" in capfd.readouterr().err
+
+
+def test_siw_is_refused_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qemu, "_is_debian", lambda: True)
+    with pytest.raises(UsageError, match="no siw; use --engine uml"):
+        qemu.check(Options(device="siw"))
+
+
+@pytest.mark.parametrize("engine", [uml, qemu])
+def test_another_machine_is_refused(engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = os.uname()
+    other = os.uname_result((*facts[:4], "aarch64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    with pytest.raises(UsageError, match=r"aarch64.*--engine host"):
+        engine.check(Options())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("512M", 512 << 20), ("2g", 2 << 30), ("1048576", 1 << 20), ("64KB", 65536)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_a_net_makes_two_hosts() -> None:
+    options = Options(net="netem loss 5%")
+    assert options.hosts == 2
+    assert options.net_words == ("netem", "loss", "5%")
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "engine"),
+    [
+        (Options(), True, "host"),
+        (Options(), False, "uml"),
+        (Options(virtual_time=True), True, "uml"),
+        (Options(hosts=2), True, "uml"),
+        (Options(device="siw"), True, "uml"),
+        (Options(counted=True), True, "qemu"),
+        (Options(engine="qemu"), True, "qemu"),
+    ],
+)
+def test_auto_takes_what_can_do_it(
+    options: Options, device: bool, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "has_device", lambda: device)
+    assert runner.choose(options) == engine
+
+
+def test_the_function_refuses_like_the_command_line() -> None:
+    with pytest.raises(softroce.UsageError, match="no command"):
+        softroce.run([])
+    with pytest.raises(softroce.UsageError, match="--hosts 7"):
+        softroce.run([sys.executable], hosts=7)
