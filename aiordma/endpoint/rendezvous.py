@@ -307,10 +307,7 @@ class Fetcher:
             view.release()
         except BufferError:
             # Still looked at: its memory leaves the pool and lives as long as the view.
-            region.close()
-            return
-        if self._link.loop.is_closed():
-            region.close()
+            self._link.in_loop(lambda: self._link.pool.drop(region))
         else:
             self._link.in_loop(lambda: self._link.pool.give(region))
 

@@ -119,6 +119,8 @@ class ConnectRequest:
         )
         parameter.initiator_depth = min(config.initiator_depth, self._event.initiator_depth)
         try:
+            # Before the answer: the client's first messages may come with its confirmation.
+            connection._meet(self.hello, self._event.initiator_depth)
             if self.hello is None:
                 await self._cm_id.accept(parameter, private_data=private_data)
             else:
@@ -126,7 +128,6 @@ class ConnectRequest:
                 data = hello_of(config, private_data).pack(_REPLY_ROOM)
                 await self._cm_id.accept(parameter, private_data=data)
                 await greeting
-            connection._meet(self.hello, self._event.initiator_depth)
         except BaseException:
             connection.abort()
             raise

@@ -17,7 +17,8 @@ class BufferPool:
     """Registered buffers in powers of two.
 
     Registering costs more than moving the bytes, so that released buffers are kept, up to `keep`
-    bytes in all.
+    bytes in all.  The pool knows those that are out, too, so that closing it deregisters them:
+    their bytes stay readable for whoever holds a message, but the adapter is out of it.
 
     Args:
         pd: Protection domain.
@@ -25,7 +26,7 @@ class BufferPool:
         access: Rights; iWARP needs REMOTE_WRITE where an RDMA read's data lands.
     """
 
-    __slots__ = ("_access", "_closed", "_free", "_keep", "_kept", "_pd")
+    __slots__ = ("_access", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
 
     def __init__(self, pd: ProtectionDomain, keep: int, access: Access) -> None:
         self._pd = pd
@@ -33,6 +34,7 @@ class BufferPool:
         self._access = access
         self._kept = 0
         self._free: dict[int, list[MemoryRegion]] = {}
+        self._out: set[MemoryRegion] = set()
         self._closed = False
 
     async def take(self, size: int) -> MemoryRegion:
@@ -47,26 +49,35 @@ class BufferPool:
         shelf = self._free.get(room)
         if shelf:
             self._kept -= room
-            return shelf.pop()
-        if room <= _INLINE:
-            return MemoryRegion(self._pd, room, self._access)
-        return await call_blocking(
-            lambda: MemoryRegion(self._pd, room, self._access), undo=MemoryRegion.close
-        )
+            region = shelf.pop()
+        elif room <= _INLINE:
+            region = MemoryRegion(self._pd, room, self._access)
+        else:
+            region = await call_blocking(
+                lambda: MemoryRegion(self._pd, room, self._access), undo=MemoryRegion.close
+            )
+        self._out.add(region)
+        return region
 
     def give(self, region: MemoryRegion) -> None:
         """Take a region back."""
+        self._out.discard(region)
         if self._closed or self._kept + region.length > self._keep:
             region.close()
             return
         self._kept += region.length
         self._free.setdefault(region.length, []).append(region)
 
+    def drop(self, region: MemoryRegion) -> None:
+        """Deregister a region instead of taking it back."""
+        self._out.discard(region)
+        region.close()
+
     def close(self) -> None:
-        """Deregister what is kept; what is out is deregistered when it comes back."""
+        """Deregister everything, what is out included."""
         self._closed = True
-        for shelf in self._free.values():
-            for region in shelf:
-                region.close()
+        for region in (*self._out, *(region for shelf in self._free.values() for region in shelf)):
+            region.close()
+        self._out.clear()
         self._free.clear()
         self._kept = 0

@@ -127,7 +127,8 @@ async def test_a_killed_peer_is_noticed(address: str, loop_name: str, *, busy: b
             if busy:
                 under_way = asyncio.Event()
                 waiting.append(asyncio.create_task(_fill(client, under_way)))
-                await under_way.wait()
+                async with asyncio.timeout(30):
+                    await under_way.wait()
             os.kill(pid, 9)
             async with asyncio.timeout(20):
                 await asyncio.wait(waiting)

@@ -1,0 +1,107 @@
+"""The README's first example, run as it is written."""
+
+from __future__ import annotations
+
+import ast
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.device
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 60
+MOST_LINES = 15
+
+BREAKS_OFF = """
+import asyncio, os, sys
+import aiordma
+
+async def main(host, port):
+    conn = await aiordma.connect(host, int(port))
+    await conn.send(b"x")
+    await conn.recv()
+    os._exit(0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """The first line of output, waited for within a limit."""
+    assert process.stdout is not None
+    ready, _, _ = select.select([process.stdout], [], [], LIMIT_S)
+    assert ready, "the server said nothing"
+    return process.stdout.readline()
+
+
+@pytest.fixture
+def server() -> Iterator[subprocess.Popen[str]]:
+    """The server, without arguments, listening."""
+    process = start(str(EXAMPLES / "server.py"))
+    try:
+        line = first_line(process)
+        assert line == "listening on 0.0.0.0 18515\n", process.communicate(timeout=LIMIT_S)
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def finish(client: subprocess.Popen[str]) -> None:
+    out, err = client.communicate(timeout=LIMIT_S)
+    assert (client.returncode, out, err) == (0, "hello\nover\nRDMA\n", "")
+
+
+@pytest.mark.smoke
+def test_client_and_server(server: subprocess.Popen[str], address: str) -> None:
+    finish(start(str(EXAMPLES / "client.py"), address))
+    assert server.poll() is None
+
+
+def test_several_clients_at_a_time(server: subprocess.Popen[str], address: str) -> None:
+    clients = [start(str(EXAMPLES / "client.py"), address, "18515") for _ in range(4)]
+    for client in clients:
+        finish(client)
+    assert server.poll() is None
+
+
+def test_a_client_that_breaks_off_harms_no_other(
+    server: subprocess.Popen[str], address: str
+) -> None:
+    out, err = start("-c", BREAKS_OFF, address, "18515").communicate(timeout=LIMIT_S)
+    assert (out, err) == ("", "")
+    finish(start(str(EXAMPLES / "client.py"), address))
+    assert server.poll() is None
+
+
+def test_ctrl_c_ends_the_server_cleanly(server: subprocess.Popen[str]) -> None:
+    server.send_signal(signal.SIGINT)
+    _, err = server.communicate(timeout=LIMIT_S)
+    assert server.returncode == -signal.SIGINT
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert "Warning" not in err
+
+
+@pytest.mark.parametrize("name", ["client.py", "server.py"])
+def test_the_first_example_is_short(name: str) -> None:
+    tree = ast.parse((EXAMPLES / name).read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.AsyncFunctionDef) and ast.get_docstring(node):
+            del node.body[0]
+    lines = [line for line in ast.unparse(tree).splitlines() if line]
+    assert len(lines) <= MOST_LINES
