@@ -274,6 +274,8 @@ _ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
     ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
+    ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
+    "address does not fit: `rdma link`",
     ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
     "`aiordma devices`",
 }
@@ -373,6 +375,8 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
     """
     if event == "REJECTED":
         reason, hint = _REJECT_REASONS.get(status, (reject_reason(status), ""))
+        if status == -errno.ECONNREFUSED:
+            hint = _REJECT_REASONS[8][1]
         text = _with_hint(f"connection rejected: {reason} (status {status})", hint)
         error: ConnectionFailedError | ConnectTimeoutError | ConnectionLostError
         error = ConnectionRejectedError(

@@ -16,7 +16,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.enums import EventType, Option
 from aiordma.cm.identifier import Identifier, Stage
-from aiordma.errors import os_error
+from aiordma.errors import RdmaError, cm_error, os_error
 from aiordma.verbs.enums import QPState
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -25,6 +25,11 @@ from aiordma.verbs.resource import Resource
 __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
+# What iWARP returns from the call and InfiniBand reports by an event.
+_REFUSED_IN_THE_CALL = {
+    errno.ECONNREFUSED: "REJECTED",
+    errno.EHOSTUNREACH: "UNREACHABLE",
+}
 
 
 class ConnectionId(Identifier):
@@ -222,18 +227,25 @@ class ConnectionId(Identifier):
             raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
         c_param, keep = self._c_param(param, private_data)
 
-        def call() -> None:
-            check_minus_one(lib.rdma_connect(self._require(), c_param), "rdma_connect")
-            self.stage = Stage.CONNECTING
+        handle = self._require()
+        assert self.context is not None
 
+        def call(keep: Any = keep) -> None:
+            check_minus_one(lib.rdma_connect(handle, c_param), "rdma_connect")
+
+        self.stage = Stage.CONNECTING
+        answers = frozenset({EventType.ESTABLISHED})
         try:
-            return await self._step(call, frozenset({EventType.ESTABLISHED}), timeout)
-        except BaseException:
+            # Software iWARP opens its TCP connection inside the call.
+            return await self._step(call, answers, timeout, in_thread=self.context.is_iwarp)
+        except BaseException as exc:
             if self.stage is Stage.CONNECTING:
                 self.stage = Stage.FAILED
+            if isinstance(exc, OSError) and not isinstance(exc, RdmaError):
+                event = _REFUSED_IN_THE_CALL.get(exc.errno or 0)
+                if event is not None:
+                    raise cm_error(event, -(exc.errno or 0)) from exc
             raise
-        finally:
-            del keep
 
     async def accept(
         self,

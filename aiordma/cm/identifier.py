@@ -30,6 +30,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.qp_transition import QPPolicy, advance
 from aiordma.errors import ResourceBusyError, ResourceClosedError, cm_error, os_error
+from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import QPState
 from aiordma.verbs.qp import QueuePair
@@ -232,8 +233,14 @@ class Identifier(Resource):
             self._waiter[1].set_exception(exc)
 
     async def _step(
-        self, call: Callable[[], None], answers: frozenset[EventType], timeout: float | None
+        self,
+        call: Callable[[], None],
+        answers: frozenset[EventType],
+        timeout: float | None,
+        *,
+        in_thread: bool = False,
     ) -> ConnectionEvent:
+        """Make the call and await its answer; `in_thread` for a call that can block."""
         self._require()
         if self._waiter is not None:
             msg = "another step of this connection id is under way"
@@ -242,12 +249,26 @@ class Identifier(Resource):
         future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
         self._waiter = (answers, future)
         try:
-            call()
             async with asyncio.timeout(timeout):
+                if in_thread:
+                    await self._call_in_thread(call)
+                else:
+                    call()
                 return await future
         finally:
             self._waiter = None
             future.cancel()
+
+    async def _call_in_thread(self, call: Callable[[], None]) -> None:
+        self._retain()  # the C id outlives the call, whatever happens to its caller
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                self._let_go()
+
+        await call_blocking(run, undo=lambda _: None)
 
     def _need(self, verb: str, *stages: Stage) -> None:
         self._require()

@@ -86,6 +86,7 @@ class Connection:
         self._established: asyncio.Future[None] | None = None
         self._closing = False
         self._disconnected = asyncio.Event()
+        self._ending = asyncio.Event()
         self._cause: BaseException | None = None
         self._goodbye: asyncio.Task[None] | None = None
         self._finishing: asyncio.Task[None] | None = None
@@ -265,16 +266,15 @@ class Connection:
             return False
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
-        if self._established is not None or not self._names:
-            # The handshake is under way; whoever waits for its step gets the event.
-            return False
         # What arrived before the disconnection is delivered before it.
         self._link.sweep()
         self._disconnected.set()
-        if self._closing:
-            return True
-        self._over(cm_error(event.type.name, event.status))
-        return True
+        if not self._closing:
+            self._over(cm_error(event.type.name, event.status, event.private_data))
+        elif self._goodbye is not None:
+            self._goodbye.cancel()  # nobody is left to hear it
+        # During the handshake somebody waits for this event, too.
+        return False
 
     def _on_link_failed(self) -> None:
         assert self._link.failure is not None
@@ -311,6 +311,7 @@ class Connection:
     def _start_finishing(self) -> None:
         if self._finishing is None and not self._link.loop.is_closed():
             self._finishing = self._link.loop.create_task(self._finish())
+            self._ending.set()
 
     async def _say_goodbye(self) -> None:
         async with asyncio.timeout(self.config.close_timeout_s):
@@ -390,9 +391,8 @@ class Connection:
 
         Cancellation: ends the wait.
         """
-        while self._finishing is None:
-            await self._disconnected.wait()
-            await asyncio.sleep(0)
+        await self._ending.wait()
+        assert self._finishing is not None
         await asyncio.shield(self._finishing)
 
     @property

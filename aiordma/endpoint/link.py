@@ -365,10 +365,13 @@ class Link:
         """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""
         port = self.cm_id.port_num
         attributes = self.context.query_port(port)
+        gid = self.cm_id.local_gid
+        if not any(gid):  # iWARP connects without one
+            gid = self.context.query_gid(port).gid
         return {
             "device": self.context.name,
             "port": port,
-            "gid": self.cm_id.local_gid,
+            "gid": gid,
             "link_layer": attributes.link_layer.name,
             "transport": self.context.transport.name,
             "mtu": 128 << int(attributes.active_mtu),

@@ -41,6 +41,7 @@ from aiordma.errors import ProtocolError, ResourceClosedError
 __all__ = ["Listener", "listen"]
 
 _log = logging.getLogger("aiordma")
+_KERNEL_BACKLOG = 128
 
 
 def listen(
@@ -109,7 +110,9 @@ class Listener:
             self._cm_id = ConnectionId(self._channel)
             self._cm_id._sink = self._on_event
             self._cm_id.bind_addr(address)
-            self._cm_id.listen(backlog)
+            # The kernel's backlog is for the moment until a request is fetched; if it were
+            # ours, a refusal for want of room would come without a reason.
+            self._cm_id.listen(max(backlog, _KERNEL_BACKLOG))
         except BaseException:
             self._closed = True
             self._give_back()

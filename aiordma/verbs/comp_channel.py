@@ -240,20 +240,27 @@ class CompletionChannel(Resource):
         if self._safety is not None:
             self._safety.cancel()
             self._safety = None
-        # The pump stays until the last CQ is gone: with the seeds' order of removal, flushes
-        # still come in through a channel that was closed before its CQ.
-        if not self._children:
-            self._stop_pump()
+        self._stop_unused()
         error = ResourceClosedError("the completion channel was closed")
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(error)
 
-    def _stop_pump(self) -> None:
-        if self._pump is not None:
+    def _forget(self, cq: CompletionQueue) -> None:
+        """A CQ was closed: give back the event that an unfinished drain may hold of it."""
+        lib.aio_drain_forget(self._drain, cq._handle)
+        self._stop_unused()
+
+    def _stop_unused(self) -> None:
+        """Take the reader off the loop once the channel and its last CQ are closed.
+
+        Not with the channel alone: where it is closed before its CQ, flushes still come in
+        through it.  Not at the destruction: that is done by another thread, and the descriptor
+        has to leave the loop before it is closed.
+        """
+        if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self._pump.close()
 
     def _destroy(self, handle: Any) -> None:
-        self._stop_pump()
         check_errno(lib.ibv_destroy_comp_channel(handle), "ibv_destroy_comp_channel")

@@ -250,8 +250,8 @@ class CompletionQueue(Resource):
             raise ResourceBusyError(16, msg)
 
     def _on_close(self) -> None:
-        if self.channel is not None and not self._children:
-            lib.aio_drain_forget(self.channel._drain, self._handle)
+        if self.channel is not None:
+            self.channel._forget(self)
         self._fail(ResourceClosedError("the completion queue was closed"))
         self._error = None
 

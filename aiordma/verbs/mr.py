@@ -62,12 +62,18 @@ class MemoryRegion(Resource):
         self.access = access
         self.addr = int(ffi.cast("uintptr_t", memory))
         self.length = view.nbytes
-        handle = lib.ibv_reg_mr(pd._require(), memory, self.length, int(access))
-        if handle == ffi.NULL:
-            raise os_error(ffi.errno, "ibv_reg_mr", detail=f"({self.length} bytes)")
-        self.lkey = int(handle.lkey)
-        self.rkey = int(handle.rkey)
-        super().__init__(handle, (pd,))
+        # May run in a worker thread while the loop gives up and closes the domain: it has to
+        # outlive the call.
+        pd._retain()
+        try:
+            handle = lib.ibv_reg_mr(pd._handle, memory, self.length, int(access))
+            if handle == ffi.NULL:
+                raise os_error(ffi.errno, "ibv_reg_mr", detail=f"({self.length} bytes)")
+            self.lkey = int(handle.lkey)
+            self.rkey = int(handle.rkey)
+            super().__init__(handle, (pd,))
+        finally:
+            pd._let_go()
 
     @property
     def view(self) -> memoryview:

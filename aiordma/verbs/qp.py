@@ -15,12 +15,13 @@ from aiordma.verbs.enums import MTU, Access, Opcode, QPAttrMask, QPState, QPType
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
 from aiordma.verbs.work_queue import Posted, WorkQueue
 from aiordma.verbs.wr import SGE, RecvWR, SendWR, build_recv, build_send, sge_list
 
 __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
+_FLUSH_GRACE_S = 1.0
 Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
 
 
@@ -102,7 +103,7 @@ class QueuePair(Resource):
         OSError: Beyond the device's limits (EINVAL), or out of resources.
     """
 
-    __slots__ = ("_first_failure", "_init", "_rq", "_sq", "limits", "num", "pd")
+    __slots__ = ("_first_failure", "_in_error", "_init", "_rq", "_sq", "limits", "num", "pd")
 
     def __init__(
         self, pd: ProtectionDomain, attr: QPInitAttr, uses: tuple[Resource, ...] = ()
@@ -136,6 +137,7 @@ class QueuePair(Resource):
         self.num = int(handle.qp_num)
         self._init = attr
         self._first_failure: BaseException | None = None
+        self._in_error = False
         # Only as many requests as the CQs have room for, even where the device gave more.
         self._sq = WorkQueue(send_cq, attr.max_send_wr, self._on_failure, self._cause)
         self._rq = WorkQueue(recv_cq, attr.max_recv_wr, self._on_failure, self._cause)
@@ -182,9 +184,27 @@ class QueuePair(Resource):
         return self.query().qp_state
 
     def to_error(self) -> None:
-        """Move to the error state: what is posted completes as flushed.  Idempotent."""
-        if not self.closed:
-            self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
+        """Move to the error state: what is posted completes as flushed.  Idempotent.
+
+        Software adapters do not flush everything.  What is awaited and not flushed within a
+        second fails here; its memory stays registered until the queue pair is destroyed.  What
+        is posted from now on is flushed without the adapter, which might keep it for ever.
+        """
+        if self.closed:
+            return
+        self._in_error = True
+        if self.outstanding:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                loop.call_later(_FLUSH_GRACE_S, self._fail_waiters)
+        self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
+
+    def _fail_waiters(self) -> None:
+        self._sq.fail_waiters(self.num)
+        self._rq.fail_waiters(self.num)
 
     @property
     def send_cq(self) -> CompletionQueue:
@@ -245,6 +265,10 @@ class QueuePair(Resource):
         self._require()
         if not chain:
             return
+        if self._in_error:
+            for request in chain:
+                queue.cq._deliver(flush_record(self.num), request.wr_id)
+            return
         if queue.room.free < len(chain):
             msg = f"the queue has {queue.room.free} free places, {len(chain)} are needed"
             raise ResourceBusyError(11, msg)
@@ -280,6 +304,9 @@ class QueuePair(Resource):
         self._require()
         queue.cq.manage()
         await queue.room.acquire()
+        if self._in_error:
+            queue.room.release()
+            raise queue.flushed(name, self.num)
         try:
             if isinstance(request, SendWR):
                 chain, keep = build_send([request])

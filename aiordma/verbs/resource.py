@@ -65,12 +65,19 @@ class Resource:
 
     def __init__(self, handle: Any, parents: tuple[Resource, ...] = ()) -> None:
         self._handle = handle
-        self._state = ResourceState.OPEN
+        self._state = ResourceState.DESTROYING
         self._children = 0
         self._gone: Future[None] = Future()
-        self._parents = parents
-        for parent in parents:
-            parent._retain()
+        self._parents: tuple[Resource, ...] = ()
+        try:
+            for parent in parents:
+                parent._retain()
+                self._parents += (parent,)
+        except BaseException:
+            # A parent was closed meanwhile: the fresh C object has no right to be.
+            self._finish()
+            raise
+        self._state = ResourceState.OPEN
         fork.guard(self)
 
     @property
@@ -128,12 +135,11 @@ class Resource:
             if self._state is not ResourceState.OPEN:
                 return
             self._state = ResourceState.CLOSING
-            ready = not self._children
-            if ready:
-                self._state = ResourceState.DESTROYING
+            # Held by itself until its loop side is cleaned up: the last child may let go in
+            # another thread at this very moment.
+            self._children += 1
         self._on_close()
-        if ready:
-            self._schedule()
+        self._let_go()
 
     def _schedule(self) -> None:
         try:

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 from aiordma.errors import CompletionError, completion_error, wc_status_name
 from aiordma.verbs.enums import WCFlags, WCOpcode, WCStatus
 
-__all__ = ["WC_STRUCT", "WCRecord", "WorkCompletion"]
+__all__ = ["WC_STRUCT", "WCRecord", "WorkCompletion", "flush_record"]
 
 # struct ibv_wc in the machine's own byte order: wr_id, status, opcode, vendor_err, byte_len,
 # imm_data (network order) or invalidated_rkey, qp_num, src_qp, wc_flags, pkey_index, slid, sl,
 # dlid_path_bits.  tests/unit holds it against the header.
 WC_STRUCT = struct.Struct("=QiiIIIIIIHHBB2x")
 WCRecord = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+
+def flush_record(qp_num: int) -> WCRecord:
+    """The record of a request that ended without the adapter."""
+    return (0, WCStatus.WR_FLUSH_ERR, 0, 0, 0, 0, qp_num, 0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from aiordma.loop.credits import Credits
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
 
 __all__ = ["Posted", "WorkQueue"]
 
@@ -119,15 +119,26 @@ class WorkQueue:
             if record[1] == 0:
                 future.set_result(WorkCompletion.from_record(record))
             else:
-                future.set_exception(self._error(posted, record[1], record[3], record[6]))
+                future.set_exception(self._error(posted.operation, record))
 
-    def _error(self, posted: Posted, status: int, vendor_err: int, qp_num: int) -> OSError:
+    def _error(self, operation: str, record: WCRecord) -> OSError:
         error = completion_error(
-            status, operation=posted.operation, vendor_err=vendor_err, qp_num=qp_num
+            record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
         )
         if isinstance(error, FlushedError):
             error.__cause__ = self._cause()
         return error
+
+    def flushed(self, operation: str, qp_num: int) -> OSError:
+        """The exception of a request that the error state ended."""
+        return self._error(operation, flush_record(qp_num))
+
+    def fail_waiters(self, qp_num: int) -> None:
+        """Fail what is still awaited; the entries stay, and with them the memory."""
+        for posted in self._order:
+            future = posted.future
+            if future is not None and not future.done():
+                future.set_exception(self.flushed(posted.operation, qp_num))
 
     def abandon(self, qp_num: int) -> None:
         """The queue pair is destroyed: fail what the adapter never flushed, let the memory go."""
@@ -136,4 +147,4 @@ class WorkQueue:
             self._release(posted)
             future = posted.future
             if future is not None and not future.done() and not future.get_loop().is_closed():
-                future.set_exception(self._error(posted, WCStatus.WR_FLUSH_ERR, 0, qp_num))
+                future.set_exception(self.flushed(posted.operation, qp_num))

@@ -73,9 +73,8 @@ async def test_nobody_has_the_address() -> None:
 
 
 async def test_the_way_there_has_no_rdma_device() -> None:
-    with pytest.raises(OSError, match=r"no RDMA device|no route|did not answer") as caught:
+    with pytest.raises(OSError, match=r"no RDMA device|no route|did not answer"):
         await aiordma.connect("127.0.0.1", 7471, timeout=5)
-    print(repr(caught.value))
 
 
 async def test_no_route_to_the_address() -> None:

@@ -165,10 +165,17 @@ async def test_read_and_write(native: Native, is_siw: bool) -> None:
     server.mr.view[:6] = b"remote"
     await client.qp.read(SGE(client.mr, 0, 6), server.mr.addr, server.mr.rkey)
     assert bytes(client.mr.view[:6]) == b"remote"
-    with pytest.raises(aiordma.CompletionError) as caught:
-        await client.qp.write(SGE(client.mr, 0, 6), server.mr.addr, server.mr.rkey)
-    if not is_siw:
-        assert isinstance(caught.value, aiordma.RemoteAccessError)
+    # The region was not registered for writing.
+    writing = client.qp.write(SGE(client.mr, 0, 6), server.mr.addr, server.mr.rkey)
+    if is_siw:
+        # iWARP does not acknowledge a write; the refusal ends the connection afterwards.
+        await writing
+        with pytest.raises(aiordma.CompletionError):
+            await client.qp.read(SGE(client.mr, 0, 6), server.mr.addr, server.mr.rkey)
+    else:
+        with pytest.raises(aiordma.RemoteAccessError):
+            await writing
+    assert bytes(server.mr.view[:6]) == b"remote"
 
 
 async def test_more_than_the_queue_holds(native: Native) -> None:
@@ -195,6 +202,17 @@ async def test_disconnect_flushes_and_reaches_both_sides(native: Native) -> None
     async with asyncio.timeout(10):
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     assert all(isinstance(outcome, aiordma.FlushedError) for outcome in outcomes)
+
+
+async def test_what_is_posted_after_the_error_is_flushed_too(native: Native) -> None:
+    server = native.server
+    server.qp.to_error()
+    with pytest.raises(aiordma.FlushedError):
+        await server.qp.recv(server.mr)
+    server.qp.post_recv(RecvWR(wr_id=3, sg_list=[SGE(server.mr)]))
+    (completion,) = server.cq.poll()
+    assert completion.wr_id == 3
+    assert completion.status == WCStatus.WR_FLUSH_ERR
 
 
 async def test_closing_a_queue_pair_ends_what_was_posted(native: Native) -> None:

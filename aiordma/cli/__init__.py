@@ -1,0 +1,1 @@
+"""The commands: `aiordma ...` and `python -m aiordma ...`."""

@@ -1,0 +1,38 @@
+"""`main`: the command `aiordma`.
+
+Exit status: 0 all is well, 1 something is wrong, 2 the words of the command line are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, on click if it is installed, and return the exit status.
+
+    Args:
+        arguments: Without the program's name; those of the process by default.
+    """
+    try:
+        from aiordma.cli.app import run
+    except ImportError:
+        from aiordma.cli.fallback import run
+    try:
+        status = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough. What is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Checks of the software and of the process's limits; none needs a device."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import sys
+from pathlib import Path
+
+from aiordma._ffi import load_error
+from aiordma.cli.finding import Finding, fail, ok, warn
+from aiordma.cli.version import aiordma_version
+
+__all__ = [
+    "compiled_module",
+    "fork_variables",
+    "libraries",
+    "locked_memory",
+    "open_files",
+    "python",
+]
+
+_PROC = Path("/proc/self")
+_LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
+_INSTALL = (
+    "install rdma-core's libraries: Debian/Ubuntu: apt install libibverbs1 librdmacm1 "
+    "ibverbs-providers; Fedora/RHEL: dnf install libibverbs librdmacm"
+)
+_OLDEST_RDMA_CORE = 39
+_CAP_IPC_LOCK = 14
+_WHOLE_UID_MAP = ["0", "0", "4294967295"]
+_LITTLE_MEMLOCK = 64 << 20
+_RAISE_MEMLOCK = (
+    "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.d, LimitMEMLOCK=infinity "
+    "in a systemd unit, --ulimit memlock=-1 for a container"
+)
+_FEW_FILES = 1024
+
+
+def python() -> Finding:
+    """Which Python runs, and which aiordma."""
+    seen = (
+        f"aiordma {aiordma_version()}, {platform.python_implementation()} "
+        f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.release()}"
+    )
+    if sys.platform != "linux":
+        return fail(f"{seen}: {sys.platform}", "RDMA's interfaces exist on Linux only")
+    return ok(seen)
+
+
+def compiled_module() -> Finding:
+    """Whether the module that binds rdma-core can be loaded."""
+    error = load_error()
+    if error is None:
+        return ok("loaded")
+    # The text is made for programs; here the cause and the remedy have places of their own.
+    cause = str(error.__cause__ or error)
+    remedy = str(error).partition(f"{cause}. ")[2].partition(" To see what else")[0]
+    return fail(cause, remedy or _INSTALL)
+
+
+def libraries() -> Finding:
+    """Whether rdma-core's libraries are installed, and which version."""
+    missing, seen, versions = [], [], []
+    for name in _LIBRARIES:
+        try:
+            ctypes.CDLL(name)
+        except OSError as exc:
+            missing.append(str(exc))
+            continue
+        path = _mapped(name)
+        seen.append(path or name)
+        # libibverbs.so.1.14.44.0: interface 1.14, rdma-core 44.0.
+        if numbers := re.search(r"\.so\.\d+\.\d+\.(\d+)\.(\d+)$", path):
+            versions.append((int(numbers[1]), int(numbers[2])))
+    if missing:
+        return fail("; ".join(missing), _INSTALL)
+    text = ", ".join(seen)
+    if not versions:
+        return ok(f"{text} (version unknown)")
+    major, minor = min(versions)
+    text = f"rdma-core {major}.{minor}: {text}"
+    if major < _OLDEST_RDMA_CORE:
+        return warn(text, f"aiordma is made for rdma-core {_OLDEST_RDMA_CORE} and later: update it")
+    return ok(text)
+
+
+def _mapped(soname: str) -> str:
+    """The file that a loaded library comes from, links followed."""
+    for line in (_PROC / "maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(soname):
+            return os.path.realpath(f"/{path}")
+    return ""
+
+
+def locked_memory() -> Finding:
+    """Whether memory can be registered: it is pinned, and that is limited."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    seen = f"RLIMIT_MEMLOCK is {_size(soft)} (can be raised to {_size(hard)})"
+    if soft == resource.RLIM_INFINITY:
+        return ok("RLIMIT_MEMLOCK is unlimited")
+    if _may_lock():
+        return ok(f"{seen}, but this process has CAP_IPC_LOCK and is not limited")
+    if soft == 0:
+        return fail(seen, _RAISE_MEMLOCK)
+    if soft < _LITTLE_MEMLOCK:
+        return warn(f"{seen}: enough for few connections", _RAISE_MEMLOCK)
+    return ok(seen)
+
+
+def _size(number: int) -> str:
+    if number == resource.RLIM_INFINITY:
+        return "unlimited"
+    return f"{number / (1 << 20):g} MiB" if number >= 1 << 20 else f"{number / 1024:g} KiB"
+
+
+def _may_lock() -> bool:
+    """Whether the limit does not hold: the kernel asks for the capability outside containers."""
+    try:
+        status = (_PROC / "status").read_text()
+        uid_map = (_PROC / "uid_map").read_text().split()
+        effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    except OSError:
+        return False
+    if effective is None or uid_map != _WHOLE_UID_MAP:
+        return False
+    return bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def fork_variables() -> Finding:
+    """Whether the environment makes libibverbs hide registered memory from children."""
+    found = [name for name in ("RDMAV_FORK_SAFE", "IBV_FORK_SAFE") if name in os.environ]
+    if not found:
+        return ok("RDMAV_FORK_SAFE and IBV_FORK_SAFE are not set")
+    return warn(
+        f"{' and '.join(found)} set",
+        "unset it: kernels since 5.12 need no help, and it takes the pages of registered buffers "
+        "away from forked children, so that multiprocessing crashes",
+    )
+
+
+def open_files() -> Finding:
+    """Whether there is room for many connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    seen = f"{_count(soft)} (can be raised to {_count(hard)})"
+    if soft != resource.RLIM_INFINITY and soft < _FEW_FILES:
+        return warn(seen, f"raise it for servers: `ulimit -n {_FEW_FILES}` or more")
+    return ok(seen)
+
+
+def _count(number: int) -> str:
+    return "unlimited" if number == resource.RLIM_INFINITY else str(number)

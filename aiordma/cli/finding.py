@@ -1,0 +1,46 @@
+"""Finding: what a check of `aiordma doctor` saw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Finding", "Status", "fail", "ok", "warn"]
+
+
+class Status(Enum):
+    """How a check ended: WARN leaves RDMA usable."""
+
+    OK = "OK"
+    WARN = "WARN"
+    FAIL = "FAIL"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check saw.
+
+    Attributes:
+        status: Whether it is good.
+        seen: The fact.
+        advice: What to do about it, or an empty text.
+    """
+
+    status: Status
+    seen: str
+    advice: str = ""
+
+
+def ok(seen: str, advice: str = "") -> Finding:
+    """All is well."""
+    return Finding(Status.OK, seen, advice)
+
+
+def warn(seen: str, advice: str = "") -> Finding:
+    """Worth a look, or not checked."""
+    return Finding(Status.WARN, seen, advice)
+
+
+def fail(seen: str, advice: str = "") -> Finding:
+    """RDMA cannot be used like this."""
+    return Finding(Status.FAIL, seen, advice)

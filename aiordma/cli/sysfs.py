@@ -1,0 +1,120 @@
+"""What the kernel tells about RDMA devices in files: readable even where no library is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "CLASS",
+    "CLASS_VERBS",
+    "DEV",
+    "Port",
+    "device_names",
+    "gid_netdev",
+    "netdev",
+    "ports",
+    "uverbs_nodes",
+]
+
+CLASS = Path("/sys/class/infiniband")
+CLASS_VERBS = Path("/sys/class/infiniband_verbs")
+DEV = Path("/dev/infiniband")
+_EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+_TOOL_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of a device.
+
+    Attributes:
+        device: Name of the device.
+        number: From 1.
+        state: In the kernel's word, such as `ACTIVE`.
+        gids: The GIDs that are set, as IPv6 addresses in the long form.
+        is_roce: Whether it is Ethernet and not iWARP.
+    """
+
+    device: str
+    number: int
+    state: str
+    gids: tuple[str, ...]
+    is_roce: bool
+
+    @property
+    def active(self) -> bool:
+        """Whether packets can pass."""
+        return self.state == "ACTIVE"
+
+
+def _read(path: Path) -> str:
+    """The file's text without blanks around; empty if it cannot be read (an unused GID cannot)."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
+
+
+def _names(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(entry.name for entry in folder.iterdir())
+    return []
+
+
+def device_names() -> list[str]:
+    """Names of the kernel's RDMA devices."""
+    return _names(CLASS)
+
+
+def uverbs_nodes() -> dict[str, Path]:
+    """For each device the node through which programs reach it; without ib_uverbs there is none."""
+    found = {}
+    for name in _names(CLASS_VERBS):
+        if device := _read(CLASS_VERBS / name / "ibdev"):
+            found[device] = DEV / name
+    return found
+
+
+def ports(device: str) -> list[Port]:
+    """The ports of a device."""
+    folder = CLASS / device / "ports"
+    is_iwarp = _read(CLASS / device / "node_type").endswith("RNIC")
+    found = []
+    for number in sorted(int(name) for name in _names(folder) if name.isdecimal()):
+        port = folder / str(number)
+        # "4: ACTIVE"
+        state = _read(port / "state").rpartition(":")[2].strip() or "unknown"
+        gids = (_read(port / "gids" / index) for index in _names(port / "gids"))
+        used = tuple(gid for gid in gids if gid and gid != _EMPTY_GID)
+        is_roce = _read(port / "link_layer") == "Ethernet" and not is_iwarp
+        found.append(Port(device, number, state, used, is_roce))
+    return found
+
+
+def gid_netdev(device: str, port: int, index: int) -> str:
+    """Network interface of a GID, or an empty text."""
+    return _read(CLASS / device / "ports" / str(port) / "gid_attrs" / "ndevs" / str(index))
+
+
+def netdev(device: str, port: int) -> str:
+    """Network interface of a port, or an empty text if it has none or none is told."""
+    if name := gid_netdev(device, port, 0):
+        return name
+    if cards := _names(CLASS / device / "device" / "net"):
+        return cards[min(port, len(cards)) - 1]
+    # Software iWARP tells it over netlink only.
+    with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
+        done = subprocess.run(
+            ["rdma", "-json", "link", "show"],
+            capture_output=True,
+            check=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_TOOL_LIMIT_S,
+        )
+        for link in json.loads(done.stdout):
+            if (link.get("ifname"), link.get("port")) == (device, port):
+                return str(link.get("netdev", ""))
+    return ""
