@@ -1,7 +1,7 @@
 """Run the stages of ``make test`` and end with one table that hides nothing.
 
 Usage: ``tools/run_tests.py [--list] [STAGE...] [-- PYTEST OPTION...]``. Without a name every stage
-runs. Stages that measure no time run beside the kernel build, the others one after another. Each
+runs, two at a time. Each
 has a limit in real time; a failed one does not stop the next. Output and JUnit files are kept in
 build/test. The exit status is 0 only if every stage passed.
 """
@@ -157,24 +157,24 @@ def run_stage(stage: Stage, options: Sequence[str], *, show: bool, broken: str =
 
 
 def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
-    """Run the stages: first the ones that may share the machine, then each on its own."""
-    results: dict[str, Result] = {}
-    # The kernel build leaves a core idle now and then; linters fill it, time measurements must not.
-    first = [stage for stage in stages if stage.beside]
+    """Run the stages in their order, two at a time: a guest uses one core.
+
+    A stage that comes after another waits for it; it stands behind it in the list, so that what
+    it waits for has been started.
+    """
+    futures: dict[str, Future[Result]] = {}
+
+    def run(stage: Stage) -> Result:
+        needed = futures.get(stage.after)
+        broken = stage.after if needed is not None and needed.result().problem else ""
+        # Shown as it comes where there is time to wonder: the kernel takes minutes.
+        show = stage.name == "kernel" or len(stages) == 1
+        return run_stage(stage, options, show=show, broken=broken)
+
     with ThreadPoolExecutor(2) as pool:
-        futures: list[Future[Result]] = [
-            pool.submit(run_stage, stage, options, show=len(first) == 1) for stage in first
-        ]
-        for future in futures:
-            result = future.result()
-            results[result.stage.name] = result
-    for stage in stages:
-        if stage.beside:
-            continue
-        needed = results.get(stage.after)
-        broken = stage.after if needed is not None and needed.problem else ""
-        results[stage.name] = run_stage(stage, options, show=True, broken=broken)
-    return [results[stage.name] for stage in stages]
+        for stage in stages:
+            futures[stage.name] = pool.submit(run, stage)
+        return [future.result() for future in futures.values()]
 
 
 def print_table(results: Iterable[Result], left_out: Sequence[Stage], seconds: float) -> Counts:

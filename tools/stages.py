@@ -29,7 +29,6 @@ class Stage:
         pytest: whether further options of the command line are for this stage.
         needs: the stage fails at once if this path is missing.
         optional: left out, with a word about it, if this path is missing.
-        beside: may run beside other stages that say so; it does not measure time.
         after: a stage whose failure makes this one pointless.
         env: additions to the environment.
     """
@@ -43,7 +42,6 @@ class Stage:
     pytest: bool = False
     needs: str = "."
     optional: str = "."
-    beside: bool = False
     after: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
@@ -104,6 +102,8 @@ def _device(
     )
 
 
+#: In seconds of the guest, of which a test may use many and a hang uses them up at once.
+_VIRTUAL = ("--timeout=7200", "-o", "faulthandler_timeout=7100")
 UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
 ALL_TESTS = "tests/device"
@@ -115,21 +115,18 @@ STAGES: tuple[Stage, ...] = (
         (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
         limit_s=1800,
         report=False,
-        beside=True,
     ),
     Stage(
         "lint",
         "style, types, layers, C warnings, spelling, sizes",
         (sys.executable, "tools/lint.py", f"--junit={REPORTS / 'lint.xml'}"),
         limit_s=900,
-        beside=True,
     ),
     Stage(
         "wheel",
         "sdist and wheel build, carry the stable ABI, install and import on their own",
         (sys.executable, "tools/check_wheel.py", f"--junit={REPORTS / 'wheel.xml'}"),
         limit_s=900,
-        beside=True,
     ),
     _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=600),
     _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
@@ -157,28 +154,43 @@ STAGES: tuple[Stage, ...] = (
         limit_s=900,
     ),
     _device(
-        "device-virtual-time",
-        "the kernel's longest timers, in a guest whose clock skips idle time",
+        "virtual-time-asyncio",
+        "cancellation at every await, and long timers, in a guest whose clock skips idle time",
         (*RXE, "--virtual-time"),
         ALL_TESTS,
-        # In seconds of the guest, of which a test may use many and a hang uses them up at once.
-        *("-m", "virtual_time", "--timeout=7200", "-o", "faulthandler_timeout=7100"),
+        *("--loop=asyncio", "-m", "virtual_time and not two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
     _device(
-        "smoke-siw",
-        "the short list on software iWARP",
+        "virtual-time-uvloop",
+        "the same on uvloop",
+        (*RXE, "--virtual-time"),
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", "virtual_time and not two_hosts", *_VIRTUAL),
+        limit_s=600,
+    ),
+    _device(
+        "device-siw-asyncio",
+        "everything on software iWARP, asyncio's own loop",
         (*UML, "--device", "siw"),
         ALL_TESTS,
-        *("-m", f"(smoke or siw) and {_SPECIAL}"),
-        limit_s=300,
+        *("--loop=asyncio", "-m", _SPECIAL),
+        limit_s=900,
+    ),
+    _device(
+        "device-siw-uvloop",
+        "the same on uvloop",
+        (*UML, "--device", "siw"),
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", _SPECIAL),
+        limit_s=900,
     ),
     _device(
         "two-hosts",
-        "a link on which packets can be lost",
-        (*RXE, "--hosts", "2"),
+        "a link on which packets get lost, doubled and late",
+        (*RXE, "--hosts", "2", "--virtual-time"),
         ALL_TESTS,
-        *("-m", "two_hosts and not virtual_time"),
+        *("-m", "two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
     _device(

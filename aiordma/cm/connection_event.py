@@ -36,9 +36,9 @@ class ConnectionEvent:
     """
 
     __slots__ = (
-        "_account", "channel", "connection_id", "flow_control", "initiator_depth", "listen_id",
-        "private_data", "qp_num", "responder_resources", "retry_count", "rnr_retry_count",
-        "status", "type",
+        "_account", "channel", "connection_id", "flow_control", "hidden", "initiator_depth",
+        "listen_id", "private_data", "qp_num", "responder_resources", "retry_count",
+        "rnr_retry_count", "status", "type",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +62,8 @@ class ConnectionEvent:
         self.retry_count = 0
         self.rnr_retry_count = 0
         self.qp_num = 0
+        # Answers a step that goes on by itself, so that no reader of the channel is told.
+        self.hidden = False
         # The id whose count of unacknowledged events this one is part of, once handed out.
         self._account: ConnectionId | None = None
 

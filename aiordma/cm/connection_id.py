@@ -6,6 +6,7 @@ brings the two together.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import Any
 
@@ -16,7 +17,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.enums import EventType, Option
 from aiordma.cm.identifier import Identifier, Stage
-from aiordma.errors import RdmaError, cm_error, os_error
+from aiordma.errors import ConnectTimeoutError, RdmaError, cm_error, os_error
 from aiordma.verbs.enums import QPState
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -25,6 +26,7 @@ from aiordma.verbs.resource import Resource
 __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
+_FIRST_PATIENCE_S = 0.1
 # What iWARP returns from the call and InfiniBand reports by an event.
 _REFUSED_IN_THE_CALL = {
     errno.ECONNREFUSED: "REJECTED",
@@ -98,17 +100,42 @@ class ConnectionId(Identifier):
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
-        milliseconds = max(1, int(timeout * 1000))
+        deadline = asyncio.get_running_loop().time() + timeout
+        patience = _FIRST_PATIENCE_S
+        while True:
+            left = max(0.001, deadline - asyncio.get_running_loop().time())
+            last = left <= patience
+            try:
+                await self._resolve_addr(c_src, c_dst, min(left, patience), last=last)
+            except ConnectTimeoutError:
+                if last:
+                    raise
+                patience *= 2
+            else:
+                self.stage = Stage.ADDRESS_RESOLVED
+                return
+
+    async def _resolve_addr(self, c_src: Any, c_dst: Any, seconds: float, *, last: bool) -> None:
+        """One try.
+
+        The kernel looks again when a neighbor becomes known, and at the end of the time.  Where
+        the neighbor answers at once, as over a veth pair, the answer can come before the kernel
+        waits for it, and the look at the end is the only one: so the first tries are short.
+        """
 
         def call() -> None:
             target = ffi.cast("struct sockaddr *", c_dst)
             origin = ffi.cast("struct sockaddr *", c_src)
+            milliseconds = max(1, int(seconds * 1000))
             code = lib.rdma_resolve_addr(self._require(), origin, target, milliseconds)
             check_minus_one(code, "rdma_resolve_addr")
 
-        # The kernel's own limit answers with an event; the second is for an event that got lost.
-        await self._step(call, frozenset({EventType.ADDR_RESOLVED}), timeout + 1.0)
-        self.stage = Stage.ADDRESS_RESOLVED
+        self._trying = not last
+        try:
+            # The kernel's own limit answers with an event; ours is for an event that got lost.
+            await self._step(call, frozenset({EventType.ADDR_RESOLVED}), seconds + 1.0)
+        finally:
+            self._trying = False
 
     async def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the path to the resolved address (`rdma_resolve_route(3)`).

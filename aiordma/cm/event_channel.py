@@ -133,7 +133,8 @@ class EventChannel(Resource):
         except Exception as exc:
             self._report(exc)
             taken = True
-        self._publish(event, taken=taken)
+        if not event.hidden:
+            self._publish(event, taken=taken)
 
     def _publish(self, event: ConnectionEvent, *, taken: bool) -> None:
         for iterator in self._iterators:

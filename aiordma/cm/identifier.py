@@ -80,7 +80,7 @@ class Identifier(Resource):
     """
 
     __slots__ = (
-        "_channel", "_context", "_sink", "_token", "_unacked", "_waiter", "policy",
+        "_channel", "_context", "_sink", "_token", "_trying", "_unacked", "_waiter", "policy",
         "port_space", "qp", "stage",
     )  # fmt: skip
 
@@ -101,6 +101,7 @@ class Identifier(Resource):
         self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self._unacked = 0
+        self._trying = False  # a time-out is not the last word: another try follows
         self.policy = QPPolicy()
         self.port_space = port_space
         self.qp: QueuePair | None = None
@@ -182,6 +183,8 @@ class Identifier(Resource):
 
     def _on_event(self, event: ConnectionEvent) -> bool:
         """Called by the channel for each event of this id; True if somebody took it."""
+        if self._trying and event.type == EventType.ADDR_ERROR:
+            event.hidden = event.status == -errno.ETIMEDOUT
         if event.type in (EventType.DISCONNECTED, EventType.DEVICE_REMOVAL):
             self._peer_left()
         elif event.type == EventType.CONNECT_RESPONSE:

@@ -114,14 +114,22 @@ class Connection:
         self._exposer.resize(window)
         depth = max(1, min(config.initiator_depth, reads))
         self._fetcher = Fetcher(link, self._sender, self._receiver, config, depth)
-        self._liveness = Liveness(
-            link, self._receiver, config, lambda: self._sender.control(FrameKind.PING)
-        )
         self._sender.grant(hello.recv_depth)
 
     def _greet(self) -> None:
         """The connecting side sends first, as iWARP demands; the other waits for it."""
         self._sender.control(FrameKind.CREDIT)
+        self._watch()
+
+    def _watch(self) -> None:
+        """From now on silence is noticed; not before the first message may be sent."""
+        if self._liveness is None and self._cause is None:
+            self._liveness = Liveness(
+                self._link,
+                self._receiver,
+                self.config,
+                lambda: self._sender.control(FrameKind.PING),
+            )
 
     def _await_greeting(self) -> asyncio.Future[None]:
         """Before accepting: a future for the client's first message."""
@@ -244,6 +252,7 @@ class Connection:
             )
         if self._established is not None:
             self._link.cm_id.notify_established()
+            self._watch()
             if not self._established.done():
                 self._established.set_result(None)
 

@@ -46,8 +46,9 @@ def warm(device_is_there: None) -> None:
     """What librdmacm opens once and keeps for the life of the process is no leak."""
 
     async def once() -> None:
-        async with aiordma.listen(ADDRESS, 0):
-            pass
+        for address in filter(None, (ADDRESS, os.environ.get("AIORDMA_SOFTROCE_ADDR2"))):
+            async with aiordma.listen(address, 0):
+                pass
 
     asyncio.run(once())
 

@@ -1,0 +1,130 @@
+"""Two devices on one wire that loses, repeats and delays what it carries."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+
+pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
+
+Pair = tuple[Connection, Connection]
+CONFIG = ConnectionConfig(keepalive_s=2, idle_timeout_s=8, close_timeout_s=3)
+
+
+def tc(*words: str) -> None:
+    for card in ("veth0", "veth1"):
+        subprocess.run(["tc", "qdisc", words[0], "dev", card, "root", *words[1:]], check=True)
+
+
+def dropped() -> int:
+    """Packets that the netem of one card has lost."""
+    shown = subprocess.run(
+        ["tc", "-s", "-j", "qdisc", "show", "dev", "veth0", "root"], check=True, capture_output=True
+    )
+    (qdisc,) = json.loads(shown.stdout)
+    return int(qdisc["drops"])
+
+
+@pytest.fixture
+def wire() -> Iterator[None]:
+    """A netem qdisc on both cards, without a fault to begin with."""
+    tc("add", "netem", "limit", "100000")
+    yield
+    tc("del")
+
+
+@pytest.fixture
+async def ends(address: str, wire: None) -> AsyncIterator[Pair]:
+    other = os.environ["AIORDMA_SOFTROCE_ADDR2"]
+    async with aiordma.listen(address, 0, config=CONFIG) as listener:
+        client = await aiordma.connect(address, listener.port, config=CONFIG, local_addr=(other, 0))
+        server = await listener.accept()
+        yield client, server
+        tc("change", "netem", "limit", "100000")
+        await asyncio.gather(client.close(), server.close())
+
+
+def packets(card: str) -> int:
+    """Packets that a card has sent."""
+    with open(f"/sys/class/net/{card}/statistics/tx_packets") as file:
+        return int(file.read())
+
+
+async def exchange(pair: Pair, count: int) -> None:
+    """Both ways at once; every byte is compared."""
+
+    async def one_way(sender: Connection, receiver: Connection, seed: int) -> None:
+        rng = random.Random(seed)
+        blocks = [rng.randbytes(rng.choice((10, 3000, 15_000, 90_000))) for _ in range(count)]
+
+        async def send_all() -> None:
+            for block in blocks:
+                await sender.send(block)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(send_all())
+            for block in blocks:
+                assert bytes(await receiver.recv()) == block
+
+    client, server = pair
+    async with asyncio.timeout(600), asyncio.TaskGroup() as group:
+        group.create_task(one_way(client, server, 1))
+        group.create_task(one_way(server, client, 2))
+
+
+async def test_traffic_crosses_the_wire(ends: Pair) -> None:
+    client, server = ends
+    assert client.get_extra_info("device") != server.get_extra_info("device")
+    before = {card: packets(card) for card in ("veth0", "veth1")}
+    await exchange(ends, 20)
+    for card, sent in before.items():
+        assert packets(card) > sent + 20
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["loss 2%", "duplicate 10%", "delay 5ms reorder 25% 50%"],
+)
+async def test_every_byte_arrives_over_a_bad_wire(ends: Pair, fault: str) -> None:
+    tc("change", "netem", "limit", "100000", *fault.split())
+    await exchange(ends, 100)
+    if fault.startswith("loss"):
+        assert dropped() > 0
+
+
+@pytest.mark.parametrize("busy", [True, False], ids=["sending", "idle"])
+async def test_both_sides_notice_a_dead_wire(ends: Pair, *, busy: bool) -> None:
+    client, server = ends
+    loop = asyncio.get_running_loop()
+    waiting = [asyncio.create_task(end.recv()) for end in ends]
+    tc("change", "netem", "limit", "100000", "loss", "100%")
+    begun = loop.time()
+    if busy:
+        await client.send(b"into the void")
+        await server.send(b"into the void")
+    async with asyncio.timeout(60):
+        await asyncio.wait(waiting)
+    for task in waiting:
+        error = task.exception()
+        assert isinstance(error, (aiordma.ConnectionLostError, aiordma.ConnectTimeoutError))
+        print(f"{loop.time() - begun:.1f} s: {error}")
+    # (retry_count + 1) timeouts of the adapter when something is sent; idle, the PING is.
+    assert loop.time() - begun < (6 if busy else 12)
+
+
+async def test_a_wire_that_heals_in_time_costs_nothing(ends: Pair) -> None:
+    exchanging = asyncio.create_task(exchange(ends, 50))
+    tc("change", "netem", "limit", "100000", "loss", "100%")
+    await asyncio.sleep(0.5)
+    assert not exchanging.done()
+    tc("change", "netem", "limit", "100000", "loss", "0%")
+    await exchanging
