@@ -24,7 +24,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 myst_enable_extensions = ["colon_fence", "deflist"]

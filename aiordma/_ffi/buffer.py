@@ -17,5 +17,7 @@ else:
         class BufferExporter:
             """Stands in for the compiled class; Python 3.12 and later call `__buffer__`."""
 
+            __slots__ = ()
+
             def __buffer__(self, flags: int, /) -> memoryview:
                 return self._exported()

@@ -246,8 +246,8 @@ static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint3
  * completes as wr_id + (i << 24).  Long runs go out in chains of AIO_RECV_CHAIN, which bounds
  * the stack.  Returns 0 or a positive errno.
  */
-static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr,
-                               uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
+static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
+                               uint32_t lkey, const uint16_t *slots, int count)
 {
     struct ibv_sge sge[AIO_RECV_CHAIN];
     struct ibv_recv_wr wr[AIO_RECV_CHAIN];

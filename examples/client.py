@@ -1,0 +1,17 @@
+"""Echo client: `python client.py [HOST] [PORT]`. Sends messages and prints the answers."""
+
+import asyncio
+import sys
+
+import aiordma
+
+
+async def main(host: str = "10.80.0.1", port: str = "18515") -> None:
+    """Connect, send, receive; leaving the block closes the connection."""
+    async with aiordma.connect(host, int(port)) as conn:
+        for text in ("hello", "over", "RDMA"):
+            await conn.send(text.encode())
+            print(bytes(await conn.recv()).decode())
+
+
+asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,49 @@
+"""What unit tests share: both event loops, and hypothesis without chance."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+import uvloop
+from hypothesis import settings
+
+# Without chance a failure repeats; HYPOTHESIS_PROFILE=random looks for new ones, and prints the
+# line that repeats what it found.
+settings.register_profile("unit", derandomize=True, deadline=None, database=None)
+settings.register_profile("random", deadline=None, database=None, print_blob=True, max_examples=500)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "unit"))
+
+LIMIT_S = 20.0
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.SelectorEventLoop,
+    "uvloop": uvloop.new_event_loop,
+}
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+async def _bounded(main: Coroutine[Any, Any, Any]) -> Any:
+    async with asyncio.timeout(LIMIT_S):
+        return await main
+
+
+def run_on(name: str, main: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine on a new loop of the kind `name`, for a bounded time."""
+    with asyncio.Runner(loop_factory=LOOPS[name], debug=True) as runner:
+        return runner.run(_bounded(main))
+
+
+@pytest.fixture(params=list(LOOPS))
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Runs coroutines on one new loop, asyncio's in one test and uvloop in the next."""
+    with asyncio.Runner(loop_factory=LOOPS[request.param], debug=True) as runner:
+        yield lambda main: runner.run(_bounded(main))
+
+
+async def settle(rounds: int = 5) -> None:
+    """Let every other task run until it waits."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)

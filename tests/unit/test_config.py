@@ -1,0 +1,125 @@
+"""ConnectionConfig: every number is checked, and the sizes that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.wire import HELLO_SIZE, Hello
+
+RANGES = {
+    "slot_size": (64, 1 << 30),
+    "recv_depth": (2, 16_000),
+    "send_depth": (1, 16_000),
+    "rendezvous_window": (1, 255),
+    "receive_buffer_size": (1, 1 << 50),
+    "responder_resources": (1, 255),
+    "initiator_depth": (1, 255),
+    "ack_timeout": (8, 31),
+    "retry_count": (0, 6),
+    "rnr_retry_count": (0, 7),
+}
+SECONDS = (
+    "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
+    "idle_timeout_s", "stall_timeout_s",
+)  # fmt: skip
+
+
+def make(**values: Any) -> ConnectionConfig:
+    return ConnectionConfig(**values)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_limits_are_inside_and_their_neighbors_outside(name: str) -> None:
+    low, high = RANGES[name]
+    for value in (low, high):
+        assert getattr(make(**{name: value}), name) == value
+    for value in (low - 1, high + 1, -1):
+        with pytest.raises(ValueError, match=rf"^{name} is {value}, not in {low}\.\.{high}$"):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("value", [True, 4.0, "8", None])
+def test_numbers_are_ints(name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=name):
+        make(**{name: value})
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("value", [0, -1, 0.0, float("nan")])
+def test_seconds_are_positive(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name} is .*, not a positive number of seconds"):
+        make(**{name: value})
+
+
+def test_only_the_stall_timeout_may_be_off_by_default() -> None:
+    assert {name for name in SECONDS if getattr(make(), name) is None} == {"stall_timeout_s"}
+
+
+def test_it_is_frozen_and_takes_keywords_only() -> None:
+    config = make()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.slot_size = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        ConnectionConfig(True)  # type: ignore[call-arg]
+    assert dataclasses.replace(config, recv_depth=8).recv_depth == 8
+    with pytest.raises(ValueError, match="recv_depth"):
+        dataclasses.replace(config, recv_depth=1)
+
+
+def test_every_field_is_described() -> None:
+    text = ConnectionConfig.__doc__ or ""
+    for field in dataclasses.fields(ConnectionConfig):
+        assert f"        {field.name}: " in text, field.name
+
+
+def test_retry_count_7_is_refused() -> None:
+    with pytest.raises(ValueError, match="retry_count"):
+        make(retry_count=7)
+
+
+def test_a_raw_connection_has_no_header_and_no_control_slots() -> None:
+    raw = make(raw=True, slot_size=1)
+    assert (raw.eager_size, raw.control_depth) == (1, 0)
+    with pytest.raises(ValueError, match="slot_size"):
+        make(raw=True, slot_size=0)
+
+
+@given(st.integers(64, 1 << 30), st.integers(1, 255))
+def test_sizes_that_follow(slot_size: int, window: int) -> None:
+    config = make(slot_size=slot_size, rendezvous_window=window)
+    assert config.eager_size == slot_size - 16
+    # A RENDEZVOUS frame always fits into a slot.
+    assert config.slot_size >= 2 * (16 + 16)
+    assert config.control_depth == CONTROL_SLOTS + window
+
+
+@given(
+    st.builds(
+        make, recv_depth=st.integers(2, 16_000), rendezvous_window=st.integers(1, 255),
+        slot_size=st.integers(64, 1 << 30), max_message_size=st.integers(1024, (1 << 42) - 1),
+    )
+)  # fmt: skip
+def test_every_config_fits_into_the_handshake(config: ConnectionConfig) -> None:
+    from aiordma.endpoint.connect import hello_of
+
+    hello = hello_of(config, b"x")
+    assert Hello.parse(hello.pack(HELLO_SIZE + 1)) == hello
+    # Never more than what this side would take: the peer would be cut off for believing it.
+    assert hello.max_message_kib * 1024 <= config.max_message_size
+
+
+def test_the_smallest_message_limit_is_what_the_handshake_says() -> None:
+    from aiordma.endpoint.connect import hello_of
+
+    try:
+        config = make(slot_size=64, max_message_size=500)
+    except ValueError:
+        return
+    assert hello_of(config, b"").max_message_kib * 1024 <= max(500, config.eager_size)

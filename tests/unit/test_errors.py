@@ -1,0 +1,263 @@
+"""errors: every number becomes words, the right class, and a hint where one is known."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import os
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aiordma
+from aiordma import errors
+from aiordma.cm.enums import EventType
+from aiordma.errors import (
+    CompletionError,
+    RdmaError,
+    cm_error,
+    completion_error,
+    os_error,
+    reject_reason,
+    wc_status_name,
+)
+from aiordma.verbs.enums import WCStatus
+
+BASES: dict[str, tuple[type[BaseException], ...]] = {
+    "LibraryMissingError": (ImportError,),
+    "ForkedError": (RuntimeError,),
+    "ResourceClosedError": (ConnectionAbortedError, ConnectionError, OSError),
+    "ResourceBusyError": (OSError,),
+    "DeviceNotFoundError": (OSError,),
+    "NotSupportedError": (OSError,),
+    "MessageTooLargeError": (ValueError,),
+    "ConnectionFailedError": (ConnectionError, OSError),
+    "AddressError": (errors.ConnectionFailedError,),
+    "RouteError": (errors.ConnectionFailedError,),
+    "ConnectionRejectedError": (errors.ConnectionFailedError, ConnectionRefusedError),
+    "ConnectTimeoutError": (TimeoutError, OSError),
+    "ConnectionLostError": (ConnectionResetError, ConnectionError),
+    "ConnectionEndedError": (EOFError,),
+    "ProtocolError": (errors.ConnectionLostError,),
+    "CompletionError": (OSError,),
+    "FlushedError": (CompletionError,),
+    "LocalAccessError": (CompletionError,),
+    "RemoteAccessError": (CompletionError,),
+    "ReceiverNotReadyError": (CompletionError,),
+    "TransportRetryError": (CompletionError,),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_existing_except_clauses_catch_it(name: str) -> None:
+    kind = getattr(errors, name)
+    assert issubclass(kind, RdmaError)
+    for base in BASES[name]:
+        assert issubclass(kind, base)
+    assert kind.__doc__
+
+
+def test_no_class_is_missing_here_or_at_the_top() -> None:
+    classes = {n for n in errors.__all__ if isinstance(getattr(errors, n), type)} - {"RdmaError"}
+    assert classes == set(BASES)
+    for name in classes:
+        assert getattr(aiordma, name) is getattr(errors, name)
+
+
+def test_an_end_in_good_order_is_no_connection_error() -> None:
+    assert not issubclass(errors.ConnectionEndedError, OSError)
+
+
+# ---- completions ---------------------------------------------------------------------------
+
+CLASSES: dict[str, type[CompletionError]] = {
+    "LOC_LEN_ERR": errors.LocalAccessError,
+    "LOC_QP_OP_ERR": errors.LocalAccessError,
+    "LOC_PROT_ERR": errors.LocalAccessError,
+    "WR_FLUSH_ERR": errors.FlushedError,
+    "MW_BIND_ERR": errors.LocalAccessError,
+    "LOC_ACCESS_ERR": errors.LocalAccessError,
+    "REM_INV_REQ_ERR": errors.RemoteAccessError,
+    "REM_ACCESS_ERR": errors.RemoteAccessError,
+    "REM_OP_ERR": errors.RemoteAccessError,
+    "RETRY_EXC_ERR": errors.TransportRetryError,
+    "RNR_RETRY_EXC_ERR": errors.ReceiverNotReadyError,
+    "RESP_TIMEOUT_ERR": errors.TransportRetryError,
+}
+HINTED = {
+    "LOC_LEN_ERR", "LOC_QP_OP_ERR", "LOC_PROT_ERR", "WR_FLUSH_ERR", "REM_INV_REQ_ERR",
+    "REM_ACCESS_ERR", "REM_OP_ERR", "RETRY_EXC_ERR", "RNR_RETRY_EXC_ERR",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", list(WCStatus))
+def test_every_completion_status(status: WCStatus) -> None:
+    assert wc_status_name(status) == status.name
+    error = completion_error(status, operation="send", qp_num=17, vendor_err=0x81)
+    assert type(error) is CLASSES.get(status.name, CompletionError)
+    assert error.errno == errno.EIO
+    assert (error.status, error.status_name) == (status, status.name)
+    assert (error.operation, error.qp_num, error.vendor_err) == ("send", 17, 0x81)
+    assert str(error).startswith(f"[Errno 5] send failed: {status.name} (status {int(status)})")
+    assert bool(error.hint) == (status.name in HINTED)
+    assert error.hint in str(error)
+
+
+@given(st.integers(len(WCStatus), 1 << 32) | st.integers(-(1 << 31), -1))
+def test_an_unknown_completion_status_is_shown(status: int) -> None:
+    error = completion_error(status)
+    assert type(error) is CompletionError
+    assert error.status_name == f"UNKNOWN_{status}"
+    assert f"work request failed: UNKNOWN_{status} (status {status})" in str(error)
+
+
+# ---- errno ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verb", "code"), list(errors._ERRNO_HINTS))
+def test_every_hint_of_a_call(verb: str, code: int) -> None:
+    hint = errors._ERRNO_HINTS[verb, code]
+    error = os_error(code, verb)
+    assert error.errno == code
+    assert f"{verb}: {errno.errorcode[code]}: {os.strerror(code)}" in str(error)
+    assert str(error).endswith(f"({hint})")
+
+
+@pytest.mark.parametrize("code", list(errors._ERRNO_HINTS_ANY))
+def test_every_hint_of_an_errno(code: int) -> None:
+    assert str(os_error(code, "some_call")).endswith(f"({errors._ERRNO_HINTS_ANY[code]})")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (errno.EACCES, PermissionError),
+        (errno.EPERM, PermissionError),
+        (errno.EAGAIN, BlockingIOError),
+        (errno.ECONNREFUSED, ConnectionRefusedError),
+        (errno.ECONNRESET, ConnectionResetError),
+        (errno.ECONNABORTED, ConnectionAbortedError),
+        (errno.ETIMEDOUT, TimeoutError),
+        (errno.ENODEV, errors.DeviceNotFoundError),
+        (errno.EOPNOTSUPP, errors.NotSupportedError),
+        (errno.ENOSYS, errors.NotSupportedError),
+        (errno.EINVAL, OSError),
+    ],
+)
+def test_the_class_fits_the_errno(code: int, kind: type[OSError]) -> None:
+    error = os_error(code, "some_call", detail="(4096 bytes)")
+    assert type(error) is kind
+    assert error.errno == code
+    assert "(4096 bytes)" in str(error)
+    if isinstance(error, RdmaError):
+        assert error.hint == errors._ERRNO_HINTS_ANY.get(code, "")
+
+
+@given(st.integers(1, (1 << 31) - 1))
+def test_any_errno_makes_an_error(code: int) -> None:
+    error = os_error(code, "some_call")
+    assert error.errno == code
+    assert errno.errorcode.get(code, str(code)) in str(error)
+
+
+# ---- connection events ---------------------------------------------------------------------
+
+ENDS = ("DISCONNECTED", "DEVICE_REMOVAL", "TIMEWAIT_EXIT")
+
+
+@pytest.mark.parametrize("status", list(errors._REJECT_REASONS))
+def test_every_reason_to_reject(status: int) -> None:
+    words, hint = errors._REJECT_REASONS[status]
+    error = cm_error("REJECTED", status, b"data")
+    assert isinstance(error, errors.ConnectionRejectedError)
+    assert isinstance(error, ConnectionRefusedError)
+    assert (error.event, error.status, error.private_data) == ("REJECTED", status, b"data")
+    assert (error.errno, error.hint) == (errno.ECONNREFUSED, hint)
+    assert f"connection rejected: {words} (status {status})" in str(error)
+    assert hint in str(error)
+
+
+def test_a_reject_reason_may_be_unknown_or_an_errno() -> None:
+    assert reject_reason(77) == "reason 77"
+    assert reject_reason(-errno.ECONNREFUSED) == os.strerror(errno.ECONNREFUSED)
+    assert "reason 77 (status 77)" in str(cm_error("REJECTED", 77))
+    assert os.strerror(errno.ECONNRESET) in str(cm_error("REJECTED", -errno.ECONNRESET))
+
+
+@pytest.mark.parametrize("event", ENDS)
+def test_an_end_is_a_lost_connection(event: str) -> None:
+    error = cm_error(event, 0)
+    assert type(error) is errors.ConnectionLostError
+    assert error.errno == errno.ECONNRESET
+    assert ("removed" in str(error)) == (event == "DEVICE_REMOVAL")
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "kind"),
+    [
+        ("ADDR_ERROR", -errno.EHOSTUNREACH, errors.AddressError),
+        ("ADDR_ERROR", -errno.ENETUNREACH, errors.AddressError),
+        ("ADDR_ERROR", -errno.ETIMEDOUT, errors.ConnectTimeoutError),
+        ("ADDR_ERROR", -errno.ENODEV, errors.DeviceNotFoundError),
+        ("ADDR_ERROR", 0, errors.AddressError),
+        ("ROUTE_ERROR", -errno.EINVAL, errors.RouteError),
+        ("UNREACHABLE", -errno.ETIMEDOUT, errors.ConnectTimeoutError),
+        ("UNREACHABLE", 0, errors.ConnectTimeoutError),
+        ("CONNECT_ERROR", -errno.EINVAL, errors.ConnectionFailedError),
+        ("UNKNOWN_99", 0, errors.ConnectionFailedError),
+    ],
+)
+def test_events_that_fail_a_step(event: str, status: int, kind: type[OSError]) -> None:
+    error = cm_error(event, status)
+    assert type(error) is kind
+    assert event in str(error)
+    assert error.errno
+    if isinstance(error, (errors.ConnectionFailedError, errors.ConnectTimeoutError)):
+        assert (error.event, error.status) == (event, status)
+
+
+@given(
+    st.sampled_from([event.name for event in EventType]) | st.text(max_size=20),
+    st.integers(-5000, 5000),
+    st.binary(max_size=20),
+)
+def test_any_event_makes_an_error(event: str, status: int, data: bytes) -> None:
+    error = cm_error(event, status, data)
+    assert isinstance(error, OSError)
+    assert isinstance(error, RdmaError)
+    assert error.errno
+    assert str(error)
+
+
+# ---- as values -----------------------------------------------------------------------------
+
+SAMPLES: list[Any] = [
+    completion_error(12, operation="send", qp_num=17, vendor_err=1),
+    completion_error(5),
+    completion_error(99),
+    cm_error("REJECTED", 28, b"why"),
+    cm_error("UNREACHABLE", -errno.ETIMEDOUT),
+    cm_error("ADDR_ERROR", -errno.EHOSTUNREACH),
+    cm_error("ADDR_ERROR", -errno.ENODEV),
+    cm_error("DISCONNECTED", 0),
+    os_error(errno.ENOMEM, "ibv_reg_mr"),
+    os_error(errno.EOPNOTSUPP, "ibv_alloc_mw"),
+    errors.ProtocolError(errno.EPROTO, "broken"),
+    errors.MessageTooLargeError("too large"),
+    errors.LibraryMissingError("missing"),
+]
+
+
+@pytest.mark.parametrize("error", SAMPLES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    "how", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"]
+)
+def test_errors_survive_a_copy(error: Any, how: Any) -> None:
+    other = how(error)
+    assert type(other) is type(error)
+    assert str(other) == str(error)
+    assert other.args == error.args
+    assert vars(other) == vars(error)

@@ -1,0 +1,409 @@
+"""Flow control, proved on a model: receives are never overrun, and nobody waits for ever.
+
+Two real connections over the fake adapter of fabric.py, which checks at every single frame that the
+peer has a receive posted for it.  Hypothesis chooses the sizes, what both programs do, and in which
+order the adapters deliver, acknowledge and process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiordma.endpoint import rendezvous
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.message import Message
+from aiordma.endpoint.wire import FRAME, FrameKind
+from aiordma.errors import ConnectionEndedError, ResourceClosedError
+
+from .conftest import run_on, settle
+from .fabric import FakeRegion, Wire
+
+SLOT = 64
+EAGER = SLOT - 16
+
+CONFIGS = st.builds(
+    ConnectionConfig,
+    slot_size=st.just(SLOT),
+    recv_depth=st.integers(2, 9),
+    send_depth=st.integers(1, 6),
+    rendezvous_window=st.sampled_from([1, 2, 8]),
+    receive_buffer_size=st.sampled_from([100, 300, 1 << 20]),
+    initiator_depth=st.integers(1, 3),
+    responder_resources=st.integers(1, 3),
+)
+# (what, side, number).  "adapter" picks one of the possible events; the number picks which one.
+PROGRAM = st.tuples(
+    st.sampled_from([
+        "adapter", "adapter", "adapter", "adapter", "adapter", "run", "small", "small", "large",
+        "recv", "recv", "release", "release all", "cancel send", "cancel sends", "cancel recv",
+        "cancel recvs", "ping", "burst",
+    ]),
+    st.integers(0, 1),
+    st.integers(0, 50),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fake_regions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
+        yield
+
+
+class Program:
+    """What the program on one side does, and what it saw."""
+
+    def __init__(self, connection: Connection, name: int) -> None:
+        self.connection = connection
+        self.name = name
+        self.sends: list[tuple[int, int, asyncio.Task[None]]] = []  # number, size, task
+        self.recvs: list[asyncio.Task[None]] = []
+        self.held: list[Message] = []
+        self.got: list[tuple[int, int]] = []  # number, size
+        self.pings = 0
+
+    def send(self, size: int) -> None:
+        number = len(self.sends)
+        payload = number.to_bytes(2, "big") + bytes([self.name]) * (size - 2)
+        task = asyncio.create_task(self.connection.send(payload))
+        self.sends.append((number, size, task))
+
+    def recv(self) -> None:
+        async def take() -> None:
+            message = await self.connection.recv()
+            data = bytes(message)
+            assert set(data[2:]) <= {1 - self.name}, "bytes of another message"
+            self.got.append((int.from_bytes(data[:2], "big"), len(data)))
+            self.held.append(message)
+
+        self.recvs.append(asyncio.create_task(take()))
+
+    def release(self, number: int | None = None) -> None:
+        if number is None:
+            while self.held:
+                self.held.pop(0).release()
+        elif self.held:
+            self.held.pop(number % len(self.held)).release()
+
+    def ping(self) -> None:
+        """As Liveness does: one at a time."""
+        liveness = self.connection._liveness
+        assert liveness is not None
+        if not liveness._pinged:
+            liveness._pinged = True
+            liveness._ping()
+
+    def failure(self) -> BaseException | None:
+        for task in [task for _, _, task in self.sends] + self.recvs:
+            if task.done() and not task.cancelled() and task.exception():
+                return task.exception()
+        return None
+
+
+def do(programs: list[Program], wire: Wire, what: str, side: int, number: int) -> None:
+    program = programs[side]
+    if what == "adapter":
+        if steps := wire.steps():
+            wire.step(steps[number % len(steps)])
+    elif what == "small":
+        program.send(2 + number % (EAGER - 2))
+    elif what == "large":
+        program.send(EAGER + 1 + number * 3)
+    elif what == "burst":
+        for n in range(number % 12):
+            program.send(2 + n)
+    elif what == "recv":
+        program.recv()
+    elif what == "release":
+        program.release(number)
+    elif what == "release all":
+        program.release()
+    elif what == "cancel send" and program.sends:
+        program.sends[number % len(program.sends)][2].cancel()
+    elif what == "cancel recv" and program.recvs:
+        program.recvs[number % len(program.recvs)].cancel()
+    elif what == "cancel sends":  # all that wait, in the same round in which some may be granted
+        for _, _, task in program.sends:
+            task.cancel()
+    elif what == "cancel recvs":
+        for task in program.recvs:
+            task.cancel()
+    elif what == "ping":
+        program.ping()
+
+
+async def simulate(
+    first: ConnectionConfig,
+    second: ConnectionConfig,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+) -> None:
+    wire = Wire(first, second)
+    await wire.open()
+    programs = [Program(end, name) for name, end in enumerate(wire.ends)]
+    for what, side, number in program:
+        if what == "run":
+            await settle(number % 4)
+        else:
+            do(programs, wire, what, side, number)
+        check(wire, programs)
+    await finish(wire, programs, keeps=keeps)
+
+
+def check(wire: Wire, programs: list[Program]) -> None:
+    for link, one in zip(wire.links, programs, strict=True):
+        assert link.failure is None, link.failure
+        assert one.failure() is None
+
+
+async def finish(wire: Wire, programs: list[Program], *, keeps: bool = False) -> None:
+    """Both take everything: then no send may be waiting and no message missing.
+
+    With `keeps` they release nothing before the end, as programs may.
+    """
+    before, stuck = -1, 0
+    while True:
+        await wire.run()
+        check(wire, programs)
+        waiting = [task for one in programs for _, _, task in one.sends if not task.done()]
+        queued = [arrival for end in wire.ends for arrival in end._receiver._queue]
+        if not waiting and not queued:
+            break
+        progress = sum(len(one.got) for one in programs) - len(waiting)
+        stuck = stuck + 1 if progress == before else 0
+        before = progress
+        assert stuck < 5, f"deadlock: {len(waiting)} sends wait, {len(queued)} messages are queued"
+        for one in programs:
+            if not keeps:
+                one.release()
+            if all(task.done() for task in one.recvs):
+                one.recv()
+    for one, other in ((programs[0], programs[1]), (programs[1], programs[0])):
+        verify(one, other)
+    for one in programs:
+        one.release()
+        for task in one.recvs:
+            task.cancel()
+    await settle()
+    await wire.run()
+    await verify_end(wire, programs)
+
+
+def verify(one: Program, other: Program) -> None:
+    got = other.got
+    assert len(set(got)) == len(got), "a message came twice"
+    sent = {(number, size): task for number, size, task in one.sends}
+    assert set(got) <= set(sent), "a message came that nobody sent"
+    lost = [key for key, task in sent.items() if not task.cancelled() and key not in got]
+    assert not lost, f"lost: {lost}"
+    small = [number for number, size in got if size <= EAGER]
+    large = [number for number, size in got if size > EAGER]
+    assert small == sorted(small), "small messages out of order"
+    assert large == sorted(large), "large messages out of order"
+
+
+async def verify_end(wire: Wire, programs: list[Program]) -> None:
+    """At rest every slot and every credit is where it belongs; then both sides end well."""
+    for side, (link, end) in enumerate(zip(wire.links, wire.ends, strict=True)):
+        sender, receiver = end._sender, end._receiver
+        peer = wire.ends[1 - side]._sender
+        config = wire.configs[side]
+        assert len(link.posted) == link.recv.count, "a receive slot was lost"
+        assert len(sender._free) == config.send_depth, "a send slot was lost"
+        assert len(sender._control_free) == CONTROL_SLOTS, "a control slot was lost"
+        assert peer.credits + receiver._owed == config.recv_depth, "a credit was lost"
+        assert peer.credits == receiver._unused
+        assert peer.credits > config.recv_depth // 2 - 1, "the peer is kept short of credits"
+        assert end._exposer.window.free == min(
+            config.rendezvous_window, wire.configs[1 - side].rendezvous_window
+        )
+        assert link.reads_allowed == 0
+        assert link.pool.out == 0
+        assert link.pinned == set()
+    assert FakeRegion.regions == {}
+    await wire.close()
+    for end in wire.ends:
+        with pytest.raises((ConnectionEndedError, ResourceClosedError)):
+            await end.recv()
+
+
+@settings(max_examples=300)
+@given(
+    CONFIGS,
+    CONFIGS,
+    st.lists(PROGRAM, max_size=120),
+    st.booleans(),
+    st.sampled_from(["asyncio", "uvloop"]),
+)
+def test_receives_are_never_overrun_and_nobody_waits_for_ever(
+    first: ConnectionConfig,
+    second: ConnectionConfig,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+    loop: str,
+) -> None:
+    run_on(loop, simulate(first, second, program, keeps))
+
+
+# ---- the cases that the proof in docs/wire.md names ----------------------------------------
+
+
+def kinds(frames: list[bytes]) -> list[FrameKind]:
+    return [FrameKind(FRAME.unpack_from(frame)[0]) for frame in frames]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5, 64])
+def test_two_credit_frames_at_most_are_unprocessed(depth: int) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=depth, send_depth=depth)
+        wire = Wire(config, config)
+        await wire.open()
+        sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
+        await wire.run()
+        before = len(wire.links[1].sent)
+        for _ in range(3):
+            for _ in range(depth):
+                sender.send(10)
+                receiver.recv()
+            # Everything but the sending side's own processing: it hears of nothing.
+            for _ in range(50 * depth):
+                await asyncio.sleep(0)
+                link = wire.links[1]
+                if link.inbound:
+                    link.land()
+                elif link.landed:
+                    link.process()
+                elif link.unacked:
+                    link.acknowledge()
+                elif wire.links[0].inbound:
+                    wire.links[0].land()
+            receiver.release()
+            await settle()
+        credits = kinds(wire.links[1].sent[before:])
+        assert set(credits) == {FrameKind.CREDIT}
+        assert 1 <= len(credits) <= 2
+        await finish(wire, [sender, receiver])
+
+    run_on("asyncio", main())
+
+
+def test_the_worst_case_fits_to_the_last_receive() -> None:
+    """All that can be under way at once is, and the peer processes nothing of it."""
+
+    async def main() -> None:
+        window = 8
+        config = ConnectionConfig(
+            slot_size=SLOT, recv_depth=4, send_depth=4, rendezvous_window=window
+        )
+        wire = Wire(config, config)
+        await wire.open()
+        greeted = 1  # the connecting side's first CREDIT was processed long ago
+        one, other = (Program(end, name) for name, end in enumerate(wire.ends))
+        # The peer announces as many large messages as it may; they are fetched, DONE is due.
+        for _ in range(window):
+            other.send(EAGER + 1)
+            one.recv()
+            await wire.run()
+        one.release()
+        await wire.run()
+        for _ in range(4):
+            other.send(EAGER + 1)
+        await settle()
+        links = wire.links
+        while links[0].inbound:
+            links[0].land()
+        while links[0].landed:
+            links[0].process()
+        for _ in range(4):
+            other_read = links[0].reads
+            await settle()
+            while other_read:
+                links[0].read()
+        # Now data, a ping, an answer to a ping; nothing is processed on the other side.
+        other.ping()
+        for _ in range(4):
+            one.send(10)
+        one.ping()
+        await settle()
+        while links[0].inbound:
+            links[0].land()
+        while links[0].landed:
+            links[0].process()
+        await settle()
+        for _ in range(200):
+            if links[1].inbound:
+                links[1].land()
+            if links[0].unacked:
+                links[0].acknowledge()
+            await asyncio.sleep(0)
+        found = kinds([bytes(links[1].recv.slot(s, n)) for s, n, _ in links[1].landed])
+        assert found.count(FrameKind.DATA) == 4
+        assert found.count(FrameKind.PING) == 1
+        assert found.count(FrameKind.PONG) == 1
+        assert found.count(FrameKind.DONE) == 4
+        assert found.count(FrameKind.CREDIT) + greeted <= 3
+        assert links[1].max_unposted <= links[1].recv.count
+        await finish(wire, [one, other])
+
+    run_on("asyncio", main())
+
+
+def test_control_slots_are_what_the_proof_counts() -> None:
+    greeting, credit, ping, pong, end = 1, 2, 1, 1, 1
+    assert greeting + credit + ping + pong + end == CONTROL_SLOTS
+    config = ConnectionConfig(rendezvous_window=5)
+    assert config.control_depth == CONTROL_SLOTS + 5
+
+
+@pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.CREDIT])
+def test_a_flood_of_control_frames_costs_no_memory(kind: FrameKind) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=1)
+        wire = Wire(config, config)
+        await wire.open()
+        hostile, victim = wire.links
+        frame = FRAME.pack(kind, 0, 0, 0, 0)
+        for _ in range(1000):  # sent by hand; the hostile side takes none of the answers
+            slot = victim.posted.popleft()
+            victim.recv.slot(slot, len(frame))[:] = frame
+            victim.landed.append((slot, len(frame), None))
+            victim.process()
+        queued = len(wire.ends[1]._sender._control)
+        assert queued <= 1
+        assert len(victim.sent) <= CONTROL_SLOTS
+        hostile.inbound.clear()
+        victim.failure = hostile.failure = ConnectionResetError()
+        for end in wire.ends:
+            end._over(ConnectionResetError("enough"))
+            await end.wait_closed()
+
+    run_on("asyncio", main())
+
+
+def test_the_model_finds_an_overrun() -> None:
+    """The model itself: a side that spends credits it does not have is caught."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=64, rendezvous_window=1)
+        wire = Wire(config, config)
+        await wire.open()
+        wire.ends[0]._sender.credits = 1000
+        sends: list[asyncio.Task[Any]] = [
+            asyncio.create_task(wire.ends[0].send(b"x")) for _ in range(20)
+        ]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        caught = [result for result in results if isinstance(result, AssertionError)]
+        assert caught
+        assert "receives posted" in str(caught[0])
+        for end in wire.ends:
+            end._over(ConnectionResetError("enough"))
+            await end.wait_closed()
+
+    run_on("asyncio", main())

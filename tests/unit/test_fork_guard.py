@@ -1,0 +1,211 @@
+"""After fork() every guarded object is dead in the child, and the parent's goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from .conftest import LIMIT_S
+
+ROOT = Path(__file__).parents[2]
+
+# The child reports through its exit status: 0 only if it came to its end.
+PREAMBLE = """
+    import asyncio, gc, os, sys, warnings
+    from aiordma.errors import ForkedError
+    from aiordma.loop import fork
+    from aiordma.loop.pump import FdPump
+    from aiordma.loop.workers import reaper
+    from aiordma.verbs.resource import Resource
+
+    class Fake(Resource):
+        __slots__ = ()
+        destroyed = []
+        def _destroy(self, handle):
+            self.destroyed.append((os.getpid(), handle))
+
+    def in_child(function):
+        pid = os.fork()
+        if pid:
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == 0, "the child failed"
+            return
+        try:
+            function()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            sys.stderr.flush()
+            os._exit(1)
+"""
+
+
+def run(code: str) -> str:
+    program = textwrap.dedent(PREAMBLE) + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", program],
+        capture_output=True, check=False, cwd=ROOT, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_a_resource_is_refused_in_the_child_and_lives_in_the_parent() -> None:
+    out = run("""
+        parent = Fake("handle")
+        child = Fake("inner", (parent,))
+
+        def check():
+            for resource in (parent, child):
+                assert resource.closed
+                try:
+                    resource._require()
+                except ForkedError as error:
+                    assert "belongs to the parent process" in str(error)
+                else:
+                    raise AssertionError("not refused")
+                try:
+                    resource._retain()
+                except ForkedError:
+                    pass
+                else:
+                    raise AssertionError("a child of a dead parent")
+                resource.close()
+            print("checked")
+
+        in_child(check)
+        assert parent._require() == "handle"
+        child.close()
+        parent.close()
+        assert [handle for _, handle in Fake.destroyed] == ["inner", "handle"]
+        assert {pid for pid, _ in Fake.destroyed} == {os.getpid()}
+        print("parent done")
+    """)
+    assert out.split("\n") == ["checked", "parent done"]
+
+
+def test_a_finalizer_in_the_child_neither_destroys_nor_warns() -> None:
+    out = run("""
+        things = [Fake("handle")]
+
+        def check():
+            things.clear()  # warnings are errors here, also in a finalizer's report
+            gc.collect()
+            assert Fake.destroyed == []
+            print("checked")
+
+        in_child(check)
+        things[0].close()
+        print(len(Fake.destroyed))
+    """)
+    assert out.split("\n") == ["checked", "1"]
+
+
+def test_an_object_made_in_the_child_works_there() -> None:
+    out = run("""
+        old = Fake("old")
+
+        def check():
+            new = Fake("new")
+            assert new._require() == "new"
+            new.close()
+            assert Fake.destroyed == [(os.getpid(), "new")]
+            print("checked")
+
+        in_child(check)
+        old.close()
+    """)
+    assert out == "checked"
+
+
+def test_grandchildren_find_it_dead_too() -> None:
+    out = run("""
+        first = Fake("first")
+
+        def check():
+            second = Fake("second")
+
+            def deeper():
+                for resource in (first, second):
+                    try:
+                        resource._require()
+                    except ForkedError:
+                        continue
+                    raise AssertionError("alive")
+                print("deep")
+
+            in_child(deeper)
+            second.close()
+
+        in_child(check)
+        first.close()
+    """)
+    assert out == "deep"
+
+
+def test_the_childs_workers_are_its_own() -> None:
+    out = run("""
+        def check():
+            assert reaper.submit(lambda: 7).result(10) == 7
+            assert reaper.drain(10)
+            print("checked")
+
+        # A job that the parent has not finished must not be waited for in the child.
+        reaper._unfinished = 3
+        in_child(check)
+        reaper._unfinished = 0
+        assert reaper.submit(lambda: 8).result(10) == 8
+    """)
+    assert out == "checked"
+
+
+def test_the_childs_pump_leaves_the_parents_reader_alone() -> None:
+    out = run("""
+        read_fd, write_fd = os.pipe()
+        got = []
+
+        async def main():
+            seen = asyncio.Event()
+
+            def drain():
+                try:
+                    got.append(os.read(read_fd, 1))
+                    seen.set()
+                except BlockingIOError:
+                    pass
+                return False
+
+            pump = FdPump(asyncio.get_running_loop(), read_fd, drain, lambda exc: None)
+
+            def check():
+                assert pump.loop is None
+                pump.close()
+                pump.kick()
+                assert got == []
+
+            in_child(check)
+            os.write(write_fd, b"x")
+            await asyncio.wait_for(seen.wait(), 10)
+            pump.close()
+
+        asyncio.run(main())
+        print(got)
+    """)
+    assert out == "[b'x']"
+
+
+def test_what_is_gone_is_not_kept_by_the_guard() -> None:
+    out = run("""
+        import weakref
+        resource = Fake("handle")
+        ref = weakref.ref(resource)
+        resource.close()
+        del resource
+        print(ref() is None, len(fork._guarded))
+    """)
+    assert out == "True 0"

@@ -1,0 +1,149 @@
+"""Message: the bytes, and when their memory goes back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import struct
+from typing import Any
+
+import pytest
+
+from aiordma.endpoint.message import Message
+
+
+class Slot:
+    """Memory of a connection, and what came back of it."""
+
+    def __init__(self, data: bytes = b"hello", imm: int | None = None) -> None:
+        self.memory = bytearray(data)
+        self.back: list[memoryview] = []
+        self.message: Message = Message(memoryview(self.memory), imm, self.back.append)
+
+
+def test_it_is_a_buffer() -> None:
+    message = Slot(struct.pack("!I", 7)).message
+    assert len(message) == 4
+    assert bytes(message) == b"\0\0\0\x07"
+    assert struct.unpack("!I", message) == (7,)
+    assert bytearray(message) == b"\0\0\0\x07"
+    assert b"".join([message, message]) == b"\0\0\0\x07" * 2
+    view = memoryview(message)
+    assert (view.nbytes, view.format, view.ndim) == (4, "B", 1)
+    view.release()
+    message.release()
+
+
+def test_it_is_no_copy() -> None:
+    slot = Slot(b"hello")
+    slot.memory[0:1] = b"j"
+    assert bytes(slot.message) == b"jello"
+
+
+@pytest.mark.parametrize("other", [b"hello", bytearray(b"hello"), memoryview(b"hello")])
+def test_it_compares_by_its_bytes(other: object) -> None:
+    message = Slot(b"hello").message
+    assert message == other
+    assert message == message
+    assert message != b"other"
+    assert message != "hello"
+    assert message == Slot(b"hello").message
+
+
+def test_it_cannot_be_hashed() -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(Slot().message)
+
+
+def test_release_gives_the_memory_back_once() -> None:
+    slot = Slot()
+    slot.message.release()
+    slot.message.release()
+    assert len(slot.back) == 1
+    assert len(slot.message) == 5, "the length stays"
+    for use in (lambda: bytes(slot.message), lambda: memoryview(slot.message)):
+        with pytest.raises(ValueError, match="the message was released"):
+            use()
+    slot.memory.extend(b"x")  # nobody looks at it any more
+
+
+def test_a_with_block_releases() -> None:
+    slot = Slot()
+    with slot.message as message:
+        assert bytes(message) == b"hello"
+    assert len(slot.back) == 1
+
+
+def test_an_exported_message_cannot_be_released() -> None:
+    slot = Slot()
+    view = memoryview(slot.message)
+    with pytest.raises(BufferError):
+        slot.message.release()
+    assert slot.back == []
+    assert bytes(view) == b"hello"
+    view.release()
+    slot.message.release()
+    assert len(slot.back) == 1
+
+
+def test_the_last_reference_gives_the_memory_back() -> None:
+    slot = Slot()
+    del slot.message
+    gc.collect()
+    assert len(slot.back) == 1
+    slot.back[0].release()
+
+
+def test_memory_that_is_looked_at_comes_back_still_exported() -> None:
+    slot = Slot()
+    view = memoryview(slot.message)
+    del slot.message
+    gc.collect()
+    assert len(slot.back) == 1
+    with pytest.raises(BufferError):
+        slot.back[0].release()
+    assert bytes(view) == b"hello"
+    view.release()
+    slot.back[0].release()
+
+
+def test_detached_bytes_are_the_messages_own() -> None:
+    slot = Slot()
+    slot.message._detach()
+    assert len(slot.back) == 1
+    slot.back[0].release()
+    slot.memory[:] = b"other"
+    assert bytes(slot.message) == b"hello"
+    slot.message._detach()
+    slot.message.release()
+    del slot.message
+    gc.collect()
+    assert len(slot.back) == 1
+
+
+def test_an_empty_message_is_a_message() -> None:
+    slot = Slot(b"", imm=0)
+    assert len(slot.message) == 0
+    assert bytes(slot.message) == b""
+    assert slot.message.imm == 0
+    assert slot.message == b""
+
+
+def test_it_prints_what_it_is_and_not_its_bytes() -> None:
+    slot = Slot(b"secret", imm=0x2A)
+    assert repr(slot.message) == "<Message 6 bytes imm=0x2a>"
+    slot.message.release()
+    assert repr(slot.message) == "<Message 6 bytes imm=0x2a released>"
+    assert repr(Slot(b"x").message) == "<Message 1 bytes>"
+
+
+def test_memory_without_an_owner_needs_no_release() -> None:
+    message: Any = Message(memoryview(b"abc"))
+    assert message.imm is None
+    assert bytes(message) == b"abc"
+    message.release()
+
+
+def test_it_is_not_copied_by_accident() -> None:
+    with pytest.raises(TypeError):
+        copy.deepcopy(Slot().message)

@@ -1,0 +1,256 @@
+"""WorkerPool and call_blocking: nothing blocks the loop, nothing late is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from aiordma.loop.workers import WorkerPool, call_blocking
+
+from .conftest import LIMIT_S, Run, settle
+
+
+class Gate:
+    """A blocking call that ends when it is told to."""
+
+    def __init__(self, result: object = "made") -> None:
+        self.result = result
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.undone: list[tuple[object, str]] = []
+        self.undo_done = threading.Event()
+
+    def call(self) -> object:
+        self.begun.set()
+        assert self.go.wait(LIMIT_S)
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result
+
+    def undo(self, result: object) -> None:
+        self.undone.append((result, threading.current_thread().name))
+        self.undo_done.set()
+
+
+async def begun(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.begun.wait, LIMIT_S)
+
+
+@pytest.fixture
+def pool() -> Iterator[WorkerPool]:
+    pool = WorkerPool("test-pool", 2)
+    yield pool
+    assert pool.drain(LIMIT_S)
+
+
+def test_jobs_start_in_order_and_return_results(pool: WorkerPool) -> None:
+    single = WorkerPool("test-single", 1)
+    order: list[int] = []
+    futures = [single.submit(lambda n=n: order.append(n)) for n in range(50)]  # type: ignore[misc]
+    assert single.drain(LIMIT_S)
+    assert order == list(range(50))
+    assert all(future.done() for future in futures)
+    assert pool.submit(lambda: 42).result(LIMIT_S) == 42
+
+
+def test_never_more_threads_than_the_limit() -> None:
+    pool = WorkerPool("test-limit", 2)
+    gates = [Gate() for _ in range(5)]
+    futures = [pool.submit(gate.call) for gate in gates]
+    assert gates[0].begun.wait(LIMIT_S)
+    assert gates[1].begun.wait(LIMIT_S)
+    threads = [t for t in threading.enumerate() if t.name == "test-limit"]
+    assert len(threads) == 2
+    assert all(thread.daemon for thread in threads)
+    assert not gates[2].begun.is_set()
+    for gate in gates:
+        gate.go.set()
+    assert [future.result(LIMIT_S) for future in futures] == ["made"] * 5
+
+
+def test_a_failed_job_fails_its_future_and_nothing_else(pool: WorkerPool) -> None:
+    def fail() -> None:
+        raise OSError(16, "busy")
+
+    assert isinstance(pool.submit(fail).exception(LIMIT_S), OSError)
+    assert pool.submit(lambda: 1).result(LIMIT_S) == 1
+
+
+def test_a_job_that_was_cancelled_before_it_began_is_not_run() -> None:
+    pool = WorkerPool("test-cancel", 1)
+    gate, ran = Gate(), []
+    first = pool.submit(gate.call)
+    assert gate.begun.wait(LIMIT_S)
+    second: Future[None] = pool.submit(lambda: ran.append(1))
+    assert second.cancel()
+    gate.go.set()
+    assert pool.drain(LIMIT_S)
+    assert first.result() == "made"
+    assert ran == []
+
+
+def test_drain_tells_whether_all_is_done(pool: WorkerPool) -> None:
+    gate = Gate()
+    pool.submit(gate.call)
+    assert not pool.drain(0.01)
+    gate.go.set()
+    assert pool.drain(LIMIT_S)
+
+
+def test_a_worker_keeps_nothing_of_its_last_job() -> None:
+    pool = WorkerPool("test-refs", 1)
+
+    class Thing:
+        pass
+
+    thing = Thing()
+    ref = weakref.ref(thing)
+    future = pool.submit(lambda thing=thing: None)  # type: ignore[misc]
+    assert pool.drain(LIMIT_S)
+    del thing, future
+    gc.collect()
+    assert ref() is None
+
+
+def test_a_job_under_way_does_not_keep_the_interpreter() -> None:
+    code = (
+        "import threading\n"
+        "from aiordma.loop.workers import reaper\n"
+        "reaper.submit(threading.Event().wait)\n"
+        "print('end')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stdout == "end\n"
+    assert done.stderr == ""
+
+
+def test_call_blocking_returns_the_result_and_lets_the_loop_run(run: Run) -> None:
+    async def main() -> None:
+        gate = Gate()
+        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
+        await begun(gate)
+        assert not task.done()
+        gate.go.set()
+        assert await task == "made"
+        assert gate.undone == []
+
+    run(main())
+
+
+def test_call_blocking_raises_what_the_call_raised(run: Run) -> None:
+    async def main() -> None:
+        gate = Gate(OSError(12, "no memory"))
+        gate.go.set()
+        with pytest.raises(OSError, match="no memory"):
+            await call_blocking(gate.call, undo=gate.undo)
+        assert gate.undone == []
+
+    run(main())
+
+
+def test_a_late_result_is_undone_after_a_timeout(run: Run) -> None:
+    async def main() -> None:
+        gate = Gate()
+        with pytest.raises(TimeoutError):
+            await call_blocking(gate.call, undo=gate.undo, timeout=0.01)
+        assert gate.begun.is_set()
+        assert gate.undone == []
+        gate.go.set()
+        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
+        assert gate.undone == [("made", "aiordma-blocking")]
+
+    run(main())
+
+
+def test_a_late_result_is_undone_after_a_cancellation(run: Run) -> None:
+    async def main() -> None:
+        gate = Gate()
+        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
+        await begun(gate)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.go.set()
+        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
+        assert gate.undone == [("made", "aiordma-blocking")]
+
+    run(main())
+
+
+@pytest.mark.parametrize("timeout", [None, LIMIT_S])
+def test_a_cancellation_beside_the_result_gives_it_back_or_hands_it_out(
+    run: Run, timeout: float | None
+) -> None:
+    async def main() -> None:
+        for rounds in range(4):
+            gate = Gate()
+            task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo, timeout=timeout))
+            await begun(gate)
+            gate.go.set()
+            await settle(rounds)  # the result arrives in one of the rounds, or in none
+            if not task.cancel():
+                assert task.result() == "made"
+                continue
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
+            assert [result for result, _ in gate.undone] == ["made"]
+
+    run(main())
+
+
+def test_a_late_failure_is_nobodys(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        gate = Gate(OSError(5, "late"))
+        task = asyncio.create_task(call_blocking(gate.call, undo=gate.undo))
+        await begun(gate)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.go.set()
+        # Four threads take jobs; one job on each means that ours is over.
+        ends = [call_blocking(lambda: None, undo=lambda _: None) for _ in range(4)]
+        await asyncio.gather(*ends)
+        assert gate.undone == []
+
+    with caplog.at_level(logging.ERROR):
+        run(main())
+    assert caplog.records == []
+
+
+def test_an_undo_that_fails_is_logged(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        gate = Gate()
+
+        def undo(result: object) -> None:
+            gate.undo(result)
+            raise OSError(16, "busy")
+
+        task = asyncio.create_task(call_blocking(gate.call, undo=undo))
+        await begun(gate)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.go.set()
+        assert await asyncio.to_thread(gate.undo_done.wait, LIMIT_S)
+
+    run(main())
+    pool_is_idle = threading.Event()
+    WorkerPool("test-flush", 1).submit(pool_is_idle.set)
+    assert pool_is_idle.wait(LIMIT_S)
+    for _ in range(1000):
+        if caplog.records:
+            break
+        pool_is_idle.wait(0)
+    assert "abandoned call failed" in caplog.text
