@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from typing import Any
 
 from aiordma._ffi import ffi, lib
@@ -27,11 +28,17 @@ __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
 _FIRST_PATIENCE_S = 0.1
+_IBACM = "/run/ibacm.sock"
 # What iWARP returns from the call and InfiniBand reports by an event.
 _REFUSED_IN_THE_CALL = {
     errno.ECONNREFUSED: "REJECTED",
     errno.EHOSTUNREACH: "UNREACHABLE",
 }
+
+
+def _route_call_can_block() -> bool:
+    """Where ibacm runs, the call asks it, over a socket and without a limit of its own."""
+    return os.path.exists(_IBACM)
 
 
 class ConnectionId(Identifier):
@@ -148,12 +155,13 @@ class ConnectionId(Identifier):
         """
         self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
         milliseconds = max(1, int(timeout * 1000))
+        handle = self._require()
 
         def call() -> None:
-            code = lib.rdma_resolve_route(self._require(), milliseconds)
-            check_minus_one(code, "rdma_resolve_route")
+            check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
 
-        await self._step(call, frozenset({EventType.ROUTE_RESOLVED}), timeout + 1.0)
+        answers = frozenset({EventType.ROUTE_RESOLVED})
+        await self._step(call, answers, timeout + 1.0, in_thread=_route_call_can_block())
         self.stage = Stage.ROUTE_RESOLVED
 
     def set_option(self, option: Option, value: int) -> None:
@@ -253,7 +261,6 @@ class ConnectionId(Identifier):
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
         c_param, keep = self._c_param(param, private_data)
-
         handle = self._require()
         assert self.context is not None
 

@@ -263,9 +263,8 @@ class Identifier(Resource):
             future.cancel()
 
     async def _call_in_thread(self, call: Callable[[], None]) -> None:
-        self._retain()  # the C id outlives the call, whatever happens to its caller
-
         def run() -> None:
+            self._retain()  # the C id outlives the call, whatever happens to its caller
             try:
                 call()
             finally:
