@@ -46,7 +46,8 @@ class Liveness:
             self._arm()
 
     def _arm(self) -> None:
-        interval = min(self._config.keepalive_s, self._config.idle_timeout_s)
+        # However short the patience, the peer is asked before it is given up.
+        interval = min(self._config.keepalive_s, self._config.idle_timeout_s / 2)
         self._timer = self._link.loop.call_later(interval, self._tick)
 
     def _tick(self) -> None:
@@ -56,13 +57,13 @@ class Liveness:
         if self._receiver.heard:
             self._receiver.heard = False
             self._silent_since = now
+        elif not self._pinged:
+            self._pinged = True
+            self._ping()
         elif now - self._silent_since >= self._config.idle_timeout_s:
             silent = f"nothing heard from the peer for {now - self._silent_since:.0f} s"
             self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
             return
-        elif not self._pinged:
-            self._pinged = True
-            self._ping()
         self._arm()
 
     def ponged(self) -> None:

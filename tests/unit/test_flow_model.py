@@ -234,7 +234,7 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
             await end.recv()
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(
     CONFIGS,
     CONFIGS,

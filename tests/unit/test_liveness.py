@@ -88,7 +88,15 @@ def test_a_quiet_peer_that_answers_is_kept() -> None:
     assert len(side.pings) >= 100
 
 
-@pytest.mark.parametrize(("keepalive", "idle"), [(10, 5), (10, 10), (10, 11), (0.5, 1000)])
+@pytest.mark.parametrize(
+    ("keepalive", "idle"),
+    [
+        (10, 5),
+        (10, 10),
+        (10, 11),
+        (0.5, 1000),
+    ],
+)
 def test_whatever_the_times_are_a_living_peer_is_kept(keepalive: float, idle: float) -> None:
     try:
         side = Side(answers=True, keepalive_s=keepalive, idle_timeout_s=idle)

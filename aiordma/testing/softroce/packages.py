@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -112,6 +113,11 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
             "this engine takes its kernel from the packages of Debian or Ubuntu, and there is no "
             "apt-cache here: use a container of one of them, or --engine host"
         )
+    if os.geteuid() == 0:
+        # Only asked for when a kernel is about to be made, which takes minutes: old lists, or those
+        # from before a source was added, name one that is not the newest.
+        with contextlib.suppress(InfrastructureError):
+            update(log)
     found = _numbered(pattern)
     if not found or max(found)[0] < least:
         update(log)
