@@ -6,8 +6,7 @@ Theory of operation
     `Liveness` (silence).  What is here is the wiring between them, and the end.
 
     The end has one cause and one path.  `_over` notes the cause once and makes every part raise
-    it; `_finish`, a task of its own, says goodbye if it may, waits for the adapter for a bounded
-    time, and gives everything back.  `close()`, `abort()`, the peer's disconnection and a failed
+    it; `Shutdown` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
     request all lead there.
 """
 
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import sys
 import warnings
 from collections.abc import Callable
@@ -31,6 +29,7 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.shutdown import Shutdown
 from aiordma.endpoint.wire import FRAME_SIZE, FrameKind, Hello
 from aiordma.errors import (
     ConnectionEndedError,
@@ -43,9 +42,11 @@ from aiordma.errors import (
 
 __all__ = ["Connection", "ConnectionStats"]
 
-_log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
-_DISCONNECT_S = 1.0
+
+
+def _closed_error() -> ResourceClosedError:
+    return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
 
 
 @dataclass(slots=True)
@@ -85,11 +86,16 @@ class Connection:
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
         self._closing = False
-        self._disconnected = asyncio.Event()
-        self._ending = asyncio.Event()
         self._cause: BaseException | None = None
-        self._goodbye: asyncio.Task[None] | None = None
-        self._finishing: asyncio.Task[None] | None = None
+        self._shutdown = Shutdown(
+            link,
+            config,
+            self._sender,
+            self._exposer,
+            alive=lambda: self._cause is None,
+            over=lambda: self._over(_closed_error()),
+            stop=self._stop_parts,
+        )
         self._names: dict[str, Any] = {}
         link.cm_id._sink = self._on_cm_event
         link.start(
@@ -277,11 +283,9 @@ class Connection:
             return True
         # What arrived before the disconnection is delivered before it.
         self._link.sweep()
-        self._disconnected.set()
+        self._shutdown.peer_left()
         if not self._closing:
             self._over(cm_error(event.type.name, event.status, event.private_data))
-        elif self._goodbye is not None:
-            self._goodbye.cancel()  # nobody is left to hear it
         # During the handshake somebody waits for this event, too.
         return False
 
@@ -298,7 +302,7 @@ class Connection:
         """The exception for the next call; a new one each time, with the first cause."""
         cause = self._cause
         if cause is None or isinstance(cause, ResourceClosedError):
-            return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+            return _closed_error()
         if isinstance(cause, ConnectionLostError):
             return type(cause)(*cause.args)
         error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
@@ -315,54 +319,14 @@ class Connection:
         self._sender.fail(self._failure)
         self._exposer.fail(self._failure)
         self._receiver.fail(self._failure)
-        self._start_finishing()
+        self._shutdown.begin()
 
-    def _start_finishing(self) -> None:
-        if self._finishing is None and not self._link.loop.is_closed():
-            self._finishing = self._link.loop.create_task(self._finish())
-            self._ending.set()
-
-    async def _say_goodbye(self) -> None:
-        async with asyncio.timeout(self.config.close_timeout_s):
-            await self._exposer.drained()
-            await self._sender.flush()
-            if not self.config.raw:
-                self._sender.control(FrameKind.END)
-                await self._sender.flush()
-
-    async def _finish(self) -> None:
-        link = self._link
-        try:
-            if self._cause is None:
-                self._goodbye = asyncio.create_task(self._say_goodbye())
-                await asyncio.wait([self._goodbye])
-                if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
-                    _log.debug("closing without the peer's confirmation: %r", failed)
-            self._over(ResourceClosedError(errno.ECONNABORTED, "the connection is closed"))
-            if not self._disconnected.is_set():
-                await self._disconnect()
-            link.to_error()
-            if self._fetcher is not None:
-                self._fetcher.stop()
-                await self._fetcher.stopped()
-            await link.quiesce()
-        finally:
-            if self._liveness is not None:
-                self._liveness.stop()
-            link.close()
-        await link.wait_closed()
-
-    async def _disconnect(self) -> None:
-        try:
-            self._link.cm_id.start_disconnect()
-        except OSError as exc:
-            _log.debug("disconnect: %s", exc)
-            return
-        try:
-            async with asyncio.timeout(_DISCONNECT_S):
-                await self._disconnected.wait()
-        except TimeoutError:
-            _log.debug("the peer did not answer the disconnection")
+    async def _stop_parts(self) -> None:
+        if self._liveness is not None:
+            self._liveness.stop()
+        if self._fetcher is not None:
+            self._fetcher.stop()
+            await self._fetcher.stopped()
 
     async def close(self) -> None:
         """Close in good order: what was sent arrives, the peer sees the end, all is given back.
@@ -379,7 +343,7 @@ class Connection:
             self._exposer.window.fail(self._failure)
             self._receiver.fail(self._failure)
             self._receiver.drop_all()
-        self._start_finishing()
+        self._shutdown.begin()
         try:
             await self.wait_closed()
         except asyncio.CancelledError:
@@ -389,10 +353,8 @@ class Connection:
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
         self._closing = True
-        if self._goodbye is not None and not self._goodbye.done():
-            self._goodbye.cancel()
-        elif self._cause is None:
-            self._over(ResourceClosedError(errno.ECONNABORTED, "the connection was aborted"))
+        if not self._shutdown.hurry() and self._cause is None:
+            self._over(_closed_error())
             self._receiver.drop_all()
 
     async def wait_closed(self) -> None:
@@ -400,9 +362,7 @@ class Connection:
 
         Cancellation: ends the wait.
         """
-        await self._ending.wait()
-        assert self._finishing is not None
-        await asyncio.shield(self._finishing)
+        await self._shutdown.wait()
 
     @property
     def is_closing(self) -> bool:
@@ -430,7 +390,7 @@ class Connection:
     def __repr__(self) -> str:
         state = "open"
         if self.is_closing:
-            state = "closing" if self._finishing and not self._finishing.done() else "closed"
+            state = "closed" if self._shutdown.done else "closing"
         peer = self._names.get("peername")
         return f"<Connection {state} peer={peer} device={self._names.get('device')}>"
 

@@ -1,0 +1,131 @@
+"""Shutdown: the end of a connection, one path for every cause.
+
+Order: END in the band and its completion, if there is anybody to hear it; disconnection; queue pair
+to the error state; everything posted comes back, or half a second passes; the adapter's objects are
+given back, in the reaper.  Each wait has a bound.  Whatever ends the task, the giving back is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.rendezvous import Exposer
+from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.wire import FrameKind
+
+__all__ = ["Shutdown"]
+
+_log = logging.getLogger("aiordma")
+_DISCONNECT_S = 1.0
+
+
+class Shutdown:
+    """Ends one connection.
+
+    Args:
+        link: The adapter's side.
+        config: Times.
+        sender: Says END.
+        exposer: Large messages that the peer should still read.
+        alive: Whether the connection is neither broken nor aborted.
+        over: Called when nothing more will be sent: fails what still waits.
+        stop: Ends the tasks and timers of the connection.
+    """
+
+    __slots__ = (
+        "_alive", "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_link", "_over",
+        "_sender", "_stop", "_task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        config: ConnectionConfig,
+        sender: Sender,
+        exposer: Exposer,
+        alive: Callable[[], bool],
+        over: Callable[[], None],
+        stop: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._link = link
+        self._config = config
+        self._sender = sender
+        self._exposer = exposer
+        self._alive = alive
+        self._over = over
+        self._stop = stop
+        self._begun = asyncio.Event()
+        self._disconnected = asyncio.Event()
+        self._goodbye: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was given back."""
+        return self._task is not None and self._task.done()
+
+    def begin(self) -> None:
+        """Start, once."""
+        if self._task is None and not self._link.loop.is_closed():
+            self._task = self._link.loop.create_task(self._run())
+            self._begun.set()
+
+    def peer_left(self) -> None:
+        """The peer has disconnected: nobody is left to hear a goodbye."""
+        self._disconnected.set()
+        self.hurry()
+
+    def hurry(self) -> bool:
+        """Cut the goodbye short; whether there was one."""
+        if self._goodbye is None or self._goodbye.done():
+            return False
+        self._goodbye.cancel()
+        return True
+
+    async def wait(self) -> None:
+        """Wait until everything was given back.  Cancellation: ends the wait."""
+        await self._begun.wait()
+        assert self._task is not None
+        await asyncio.shield(self._task)
+
+    async def _run(self) -> None:
+        link = self._link
+        try:
+            if self._alive():
+                self._goodbye = asyncio.create_task(self._say_goodbye())
+                await asyncio.wait([self._goodbye])
+                if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
+                    _log.debug("closing without the peer's confirmation: %r", failed)
+            self._over()
+            if not self._disconnected.is_set():
+                await self._disconnect()
+            link.to_error()
+            await self._stop()
+            await link.quiesce()
+        finally:
+            link.close()
+        await link.wait_closed()
+
+    async def _say_goodbye(self) -> None:
+        async with asyncio.timeout(self._config.close_timeout_s):
+            await self._exposer.drained()
+            await self._sender.flush()
+            if not self._config.raw:
+                self._sender.control(FrameKind.END)
+                await self._sender.flush()
+
+    async def _disconnect(self) -> None:
+        try:
+            self._link.cm_id.start_disconnect()
+        except OSError as exc:
+            _log.debug("disconnect: %s", exc)
+            return
+        try:
+            async with asyncio.timeout(_DISCONNECT_S):
+                await self._disconnected.wait()
+        except TimeoutError:
+            _log.debug("the peer did not answer the disconnection")
