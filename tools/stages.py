@@ -63,7 +63,9 @@ def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "pytest", *options, *arguments)
 
 
-def _local(name: str, about: str, *arguments: str, limit_s: float, optional: str = ".") -> Stage:
+def _local(
+    name: str, about: str, *arguments: str, limit_s: float, optional: str = ".", after: str = ""
+) -> Stage:
     """Return a stage of pytest on this machine, no device needed."""
     return Stage(
         name,
@@ -73,6 +75,7 @@ def _local(name: str, about: str, *arguments: str, limit_s: float, optional: str
         pytest=True,
         needs=arguments[0] if optional == "." else ".",
         optional=optional,
+        after=after,
         env={"PYTHONASYNCIODEBUG": "1"},
     )
 
@@ -130,12 +133,23 @@ STAGES: tuple[Stage, ...] = (
     ),
     _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=600),
     _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
+    _device(
+        "smoke-qemu",
+        "the short list on a stock kernel with two CPUs",
+        ("--engine", "qemu", "--device", "rxe"),
+        ALL_TESTS,
+        *("-m", f"smoke and not siw and {_SPECIAL}"),
+        limit_s=900,
+        after="",
+    ),
+    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=900),
     _local(
         "runner",
         "the program that runs a command where a device is",
         "tests/runner",
         *("-m", "not qemu"),
         limit_s=900,
+        after="kernel",
     ),
     _device(
         "device-rxe-asyncio",
@@ -201,14 +215,4 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
         optional="tests/interop",
     ),
-    _device(
-        "smoke-qemu",
-        "the short list on a stock kernel with two CPUs",
-        ("--engine", "qemu", "--device", "rxe"),
-        ALL_TESTS,
-        *("-m", f"smoke and not siw and {_SPECIAL}"),
-        limit_s=900,
-        after="",
-    ),
-    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=900),
 )
