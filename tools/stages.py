@@ -138,11 +138,11 @@ STAGES: tuple[Stage, ...] = (
         "the short list on a stock kernel with two CPUs",
         ("--engine", "qemu", "--device", "rxe"),
         ALL_TESTS,
-        *("-m", f"smoke and not siw and {_SPECIAL}"),
+        *("-m", f"smoke and not siw and {_SPECIAL}", "--timeout=400"),
         limit_s=900,
         after="",
     ),
-    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=900),
+    _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
     _local(
         "runner",
         "the program that runs a command where a device is",

@@ -29,7 +29,9 @@ class Runner:
     ) -> subprocess.CompletedProcess[bytes]:
         """Run to the end; the output is collected."""
         process = self.start(*arguments, **options)
-        out, err = process.communicate(timeout=LIMIT)
+        # An emulated machine may share this one with a kernel build.
+        limit = 4 * LIMIT if "qemu" in arguments else LIMIT
+        out, err = process.communicate(timeout=limit)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start(

@@ -13,7 +13,7 @@ import pytest
 from .conftest import Runner, eventually, members, session_of
 from .programs import rping
 
-pytestmark = [pytest.mark.qemu, pytest.mark.slow]
+pytestmark = [pytest.mark.qemu, pytest.mark.slow, pytest.mark.timeout(500)]
 
 QEMU = ("--engine", "qemu")
 

@@ -57,6 +57,10 @@ def environment(options: Options, engine: str) -> dict[str, str]:
         "AIORDMA_SOFTROCE_DEVICE": options.device or "rxe",
         "AIORDMA_SOFTROCE_ADDR": ADDRESS,
     }
+    if engine == "qemu":
+        # Its root is shared by 9p, where a file that is open and has no name any more cannot be
+        # truncated; Python's temporary files are of that kind.
+        told["TMPDIR"] = "/dev/shm"
     if options.hosts == 2:
         told["AIORDMA_SOFTROCE_ADDR2"] = ADDRESS2
     if options.virtual_time:
