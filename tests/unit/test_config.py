@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import pytest
@@ -74,9 +75,9 @@ def test_it_is_frozen_and_takes_keywords_only() -> None:
 
 
 def test_every_field_is_described() -> None:
-    text = ConnectionConfig.__doc__ or ""
+    text = inspect.getdoc(ConnectionConfig) or ""
     for field in dataclasses.fields(ConnectionConfig):
-        assert f"        {field.name}: " in text, field.name
+        assert f"\n    {field.name}: " in text, field.name
 
 
 def test_retry_count_7_is_refused() -> None:

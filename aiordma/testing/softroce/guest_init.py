@@ -231,7 +231,8 @@ def _gid(address: str) -> str:
     parsed = ipaddress.ip_address(address)
     if parsed.version == 4:
         parsed = ipaddress.IPv6Address(f"::ffff:{address}")
-    return parsed.exploded
+    # Not `exploded`: from Python 3.13 on that writes the last four bytes as an IPv4 address.
+    return parsed.packed.hex(":", 2)
 
 
 def _read(path: Path) -> str:
