@@ -322,7 +322,7 @@ def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
     """Build the `OSError` for a C call that failed.
 
     Args:
-        code: errno, positive.
+        code: errno; negative as well, as software iWARP's posts return it.
         verb: The C function, such as `ibv_reg_mr`.
         detail: What was asked for, such as a size, for the text.
 
@@ -330,6 +330,7 @@ def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
         The builtin subclass that fits the errno; `NotSupportedError` and `DeviceNotFoundError`
         for EOPNOTSUPP and ENODEV.  The text holds verb, symbol, words and a hint.
     """
+    code = abs(code)
     symbol = errno.errorcode.get(code, str(code))
     hint = _ERRNO_HINTS.get((verb, code)) or _ERRNO_HINTS_ANY.get(code, "")
     text = _with_hint(f"{verb}: {symbol}: {os.strerror(code)}{detail and ' ' + detail}", hint)

@@ -153,7 +153,10 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
             ibv_ack_cq_events(cq, 1);
             continue;
         }
-        d->error = ibv_req_notify_cq(cq, 0);
+        if (!d->error)
+            d->error = ibv_req_notify_cq(cq, 0);
+        else
+            ibv_req_notify_cq(cq, 0);
         d->resume = cq;
         if (!aio_finish_resume(d, out, cap, &n))
             return n;

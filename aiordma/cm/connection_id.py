@@ -203,7 +203,7 @@ class ConnectionId(Identifier):
         return qp
 
     def destroy_qp(self) -> None:
-        """Destroy the queue pair; the id can only be closed after that."""
+        """Destroy the queue pair (`ibv_destroy_qp(3)`); after it the id can only be closed."""
         self._require()
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_destroy_qp", detail="(the id has no queue pair)")

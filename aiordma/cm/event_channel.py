@@ -113,7 +113,7 @@ class EventChannel(Resource):
         if kind == EventType.CONNECT_REQUEST:
             listener = self._ids.get(raw.listen_token)
             if listener is None or listener.closed:
-                _discard(raw.id)
+                self._discard(raw.id)
                 return
             target: ConnectionId | None = ConnectionId._adopt(self, raw.id, listener)
         else:
@@ -135,6 +135,19 @@ class EventChannel(Resource):
             taken = True
         if not event.hidden:
             self._publish(event, taken=taken)
+
+    def _discard(self, handle: Any) -> None:
+        """Refuse a request whose listener is gone; the channel outlives the calls."""
+        self._retain()
+
+        def refuse() -> None:
+            try:
+                lib.rdma_reject(handle, ffi.NULL, 0)
+                lib.rdma_destroy_id(handle)
+            finally:
+                self._let_go()
+
+        reaper.submit(refuse)
 
     def _publish(self, event: ConnectionEvent, *, taken: bool) -> None:
         for iterator in self._iterators:
@@ -162,6 +175,10 @@ class EventChannel(Resource):
         self._report(exc)
         for connection_id in list(self._ids.values()):
             connection_id._fail(exc)
+            # Whoever listens to the id learns that nothing will come any more.
+            connection_id._on_event(
+                ConnectionEvent(self, EventType.DEVICE_REMOVAL, 0, connection_id)
+            )
         self._fail_readers(exc)
 
     # jVerbs-style access
@@ -189,6 +206,8 @@ class EventChannel(Resource):
                         self._kept.appendleft(waiter.result())
                 else:
                     waiter.cancel()
+                if self._kept and asyncio.current_task().cancelling():  # type: ignore[union-attr]
+                    self._hand_on()
             if waiter.cancelled():
                 return None
             waiter.result()
@@ -201,6 +220,13 @@ class EventChannel(Resource):
             account._unacked += 1
         self._unacked += 1
         return event
+
+    def _hand_on(self) -> None:
+        """A reader that was given an event has been canceled: the next one gets it."""
+        while self._waiters and self._kept:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(self._kept.popleft())
 
     def ack_event(self, event: ConnectionEvent) -> None:
         """Acknowledge an event that `get_event` returned, exactly once.
@@ -246,7 +272,10 @@ class EventChannel(Resource):
             iterator._end()
 
     def _on_close(self) -> None:
-        self._fail_readers(ResourceClosedError("the event channel was closed"))
+        closed = ResourceClosedError("the event channel was closed")
+        for connection_id in list(self._ids.values()):
+            connection_id._fail(closed)
+        self._fail_readers(closed)
         # Ids that are still open keep the descriptor; a reader without readers would only spin
         # its queue full.
         if self._pump is not None:
@@ -258,16 +287,6 @@ class EventChannel(Resource):
 
     def _destroy(self, handle: Any) -> None:
         lib.rdma_destroy_event_channel(handle)
-
-
-def _discard(handle: Any) -> None:
-    """Refuse a request whose listener is gone."""
-
-    def refuse() -> None:
-        lib.rdma_reject(handle, ffi.NULL, 0)
-        lib.rdma_destroy_id(handle)
-
-    reaper.submit(refuse)
 
 
 class _EventIterator:

@@ -29,8 +29,14 @@ from aiordma.cm.address import Address, from_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.qp_transition import QPPolicy, advance
-from aiordma.errors import ResourceBusyError, ResourceClosedError, cm_error, os_error
-from aiordma.loop.workers import call_blocking
+from aiordma.errors import (
+    ConnectTimeoutError,
+    ResourceBusyError,
+    ResourceClosedError,
+    cm_error,
+    os_error,
+)
+from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import QPState
 from aiordma.verbs.qp import QueuePair
@@ -251,13 +257,19 @@ class Identifier(Resource):
         self._channel._attach()
         future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
         self._waiter = (answers, future)
+        limit = asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 if in_thread:
                     await self._call_in_thread(call)
                 else:
                     call()
                 return await future
+        except TimeoutError as exc:
+            if not limit.expired() or isinstance(exc, ConnectTimeoutError):
+                raise
+            text = f"no {' or '.join(sorted(kind.name for kind in answers))} within {timeout} s"
+            raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
         finally:
             self._waiter = None
             future.cancel()
@@ -270,7 +282,7 @@ class Identifier(Resource):
             finally:
                 self._let_go()
 
-        await call_blocking(run, undo=lambda _: None)
+        await call_blocking(run, undo=lambda _: None, pool=connecting)
 
     def _need(self, verb: str, *stages: Stage) -> None:
         self._require()

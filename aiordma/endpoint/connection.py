@@ -176,23 +176,36 @@ class Connection:
         if not payload.c_contiguous:
             msg = "a message has to be contiguous"
             raise ValueError(msg)
-        if payload.nbytes and (payload.ndim != 1 or payload.format != "B"):
+        if not payload.nbytes:
+            payload = memoryview(b"")  # of whatever format; an empty one cannot be cast
+        elif payload.ndim != 1 or payload.format != "B":
             payload = payload.cast("B")
         if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
             msg = f"imm {imm} does not fit into 32 bits"
             raise ValueError(msg)
         size = payload.nbytes
         if size <= self._sender.eager_size:
-            await self._sender.data(payload, imm)
+            try:
+                await self._sender.data(payload, imm)
+            except TimeoutError as exc:
+                raise self._stalled() from exc
         else:
             if self._cause is None and not self._closing and size > self._peer_max:
                 msg = f"the peer takes messages up to {self._peer_max} bytes, this has {size}"
                 raise MessageTooLargeError(msg)
             if self._cause is not None or self._closing:
                 raise self._failure()
-            await self._exposer.send(payload, imm)
+            try:
+                async with asyncio.timeout(self.config.stall_timeout_s):
+                    await self._exposer.send(payload, imm)
+            except TimeoutError as exc:
+                raise self._stalled() from exc
         self.stats.messages_sent += 1
         self.stats.bytes_sent += size
+
+    def _stalled(self) -> TimeoutError:
+        seconds = self.config.stall_timeout_s
+        return TimeoutError(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
 
     async def recv(self) -> Message:
         """The next message, in the order in which the peer sent them.
@@ -278,7 +291,7 @@ class Connection:
 
     def _on_cm_event(self, event: ConnectionEvent) -> bool:
         if event.type == EventType.ESTABLISHED:
-            return False
+            return True
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
         # What arrived before the disconnection is delivered before it.
@@ -286,8 +299,9 @@ class Connection:
         self._shutdown.peer_left()
         if not self._closing:
             self._over(cm_error(event.type.name, event.status, event.private_data))
-        # During the handshake somebody waits for this event, too.
-        return False
+        # Taken: what nobody takes is kept in the channel, which all connections share.  A step of
+        # the handshake that waits for the event gets it all the same.
+        return True
 
     def _on_link_failed(self) -> None:
         assert self._link.failure is not None

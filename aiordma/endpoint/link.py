@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -25,8 +26,8 @@ from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.errors import completion_error, os_error
-from aiordma.loop import registry
+from aiordma.errors import ResourceClosedError, completion_error, os_error
+from aiordma.loop import fork, registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena
@@ -47,6 +48,7 @@ _RECV = 0x8000
 _READ = 0x4000
 _WR_FLUSH_ERR = 5
 _FLUSH_GRACE_S = 0.5
+_DESTROY_S = 5.0
 _SIGNALED = int(SendFlags.SIGNALED)
 
 
@@ -69,9 +71,10 @@ class Link:
     """
 
     __slots__ = (
-        "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed", "_on_frame", "_on_read",
-        "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_thread", "closed", "cm_id",
-        "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv", "send",
+        "__weakref__", "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed",
+        "_on_frame", "_on_read", "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_thread",
+        "closed", "cm_id", "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv",
+        "send",
     )  # fmt: skip
 
     def __init__(
@@ -102,6 +105,12 @@ class Link:
         self._at_close: list[Callable[[], None]] = []
         self._open_reads = 0
         self._base = 0
+        fork.guard(self)
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        self.closed = True
+        self._qp_handle = None
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
@@ -162,13 +171,14 @@ class Link:
         self._on_sent = on_sent
         self._on_read = on_read
         self._on_failed = on_failed
-        self._base = self._channel.table.add(self._completed)
+        self._base = self._channel.table.add(self)
         self._cq.manage()
         self.post_recv(range(self.recv.count))
 
     # Completions
 
-    def _completed(self, record: WCRecord) -> None:
+    def __call__(self, record: WCRecord) -> None:
+        """One of its requests has completed."""
         self.posted -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         if record[1]:
@@ -215,6 +225,8 @@ class Link:
 
     def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
         """Send the first `length` bytes of a send slot, with the adapter's immediate if given."""
+        if self.closed:
+            return
         arena = self.send
         code = lib.aio_post_send(
             self._qp_handle,
@@ -234,6 +246,8 @@ class Link:
         self, number: int, region: MemoryRegion, offset: int, length: int, remote: tuple[int, int]
     ) -> None:
         """RDMA READ `length` bytes of `remote` (address, key) into a region."""
+        if self.closed:
+            return
         code = lib.aio_post_read(
             self._qp_handle,
             self._base + ((_READ | number) << SUB_SHIFT),
@@ -279,7 +293,13 @@ class Link:
     # Memory beside the slots
 
     def pin(self, region: MemoryRegion) -> None:
-        """Keep a region registered until `unpin`, or until the queue pair is gone."""
+        """Keep a region registered until `unpin`, or until the queue pair is gone.
+
+        Raises:
+            ResourceClosedError: The connection is closed.
+        """
+        if self.closed:
+            raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
         region._retain()
         self._pinned.add(region)
 
@@ -352,14 +372,26 @@ class Link:
         self._at_close.append(function)
 
     async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing of this connection any more."""
-        for resource in (self.qp, self._cq, self.recv.mr, self.send.mr, self.pd, self.cm_id):
-            try:
-                await resource.wait_closed()
-            except OSError as exc:
-                if isinstance(exc, TimeoutError):
-                    raise
-                _log.warning("%r: %s", resource, exc)
+        """Wait until the adapter holds nothing of this connection any more, for a bounded time.
+
+        Soft-RoCE can take 50 seconds for a destroy.  That goes on in the reaper.
+        """
+        try:
+            async with asyncio.timeout(_DESTROY_S):
+                for resource in (
+                    self.qp,
+                    self._cq,
+                    self.recv.mr,
+                    self.send.mr,
+                    self.pd,
+                    self.cm_id,
+                ):
+                    try:
+                        await resource.wait_closed()
+                    except OSError as exc:
+                        _log.warning("%r: %s", resource, exc)
+        except TimeoutError:
+            _log.warning("queue pair %d: destroying it takes long", self.qp.num)
 
     def describe(self) -> dict[str, Any]:
         """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""

@@ -178,9 +178,12 @@ class Listener:
 
     def _start_handshakes(self) -> None:
         while self._pending:
-            task = self._loop.create_task(self._handshake(self._pending.popleft()))
+            request = self._pending.popleft()
+            task = self._loop.create_task(self._handshake(request))
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
+            # A task that is canceled before it runs has answered nobody.
+            task.add_done_callback(request._refuse_if_open)
 
     async def _handshake(self, request: ConnectRequest) -> None:
         try:

@@ -151,6 +151,8 @@ class Receiver:
 
     def arrived(self, arrival: Arrival) -> None:
         """Queue a place for a message, in the order of arrival."""
+        if self._failure is not None:
+            return  # what was in front of it may be missing
         self._queue.append(arrival)
         if arrival.message is not None:
             self.wake()

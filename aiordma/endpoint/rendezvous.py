@@ -14,6 +14,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections import deque
 from typing import Any
@@ -34,6 +35,7 @@ __all__ = ["Exposer", "Fetcher"]
 
 _INLINE_REGISTRATION = 1 << 20
 _READ_CHUNK = 1 << 20
+_DEREGISTER_S = 5.0
 
 
 class _Exposure:
@@ -102,7 +104,9 @@ class Exposer:
         finally:
             # Pinned while the exposure is open, so this waits for DONE or for the queue pair.
             region.close()
-        await region.wait_closed()
+        # The message has arrived; a deregistration that takes long goes on without the caller.
+        with contextlib.suppress(TimeoutError):
+            await region.wait_closed(_DEREGISTER_S)
 
     def resize(self, window: int) -> None:
         """The peer admits this many at a time; before the first send."""
@@ -197,7 +201,7 @@ class Fetcher:
 
     __slots__ = (
         "_ahead", "_config", "_fetches", "_link", "_numbers", "_reads", "_receiver", "_sender",
-        "_slots", "_tasks", "_waiting",
+        "_slots", "_stopped", "_tasks", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -214,6 +218,7 @@ class Fetcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ahead = 0  # bytes fetched, or being fetched, that the program did not take
         self._waiting: deque[_Fetch] = deque()
+        self._stopped = False
 
     def announce(self, length: int, body: memoryview, imm: int | None) -> None:
         """The peer wants to send a large message."""
@@ -221,6 +226,11 @@ class Fetcher:
             self._violation(f"announced a message of {length} bytes")
             return
         addr, rkey, number = RENDEZVOUS.unpack(body)
+        if addr + length > 1 << 64:
+            self._violation("announced a message beyond the end of memory")
+            return
+        if self._stopped:
+            return
         if number in self._fetches or len(self._fetches) >= self._config.rendezvous_window:
             self._violation("announced more large messages than it may")
             return
@@ -254,9 +264,9 @@ class Fetcher:
             await self._fetch(fetch)
         except asyncio.CancelledError:
             raise
-        except OSError as exc:
-            if self._link.failure is None:
-                self._link.fail(exc)
+        except Exception as exc:
+            # A fetch that dies in silence would leave recv() waiting for its message.
+            self._link.fail(exc)
 
     async def _fetch(self, fetch: _Fetch) -> None:
         region = fetch.region = await self._link.pool.take(fetch.length)
@@ -313,6 +323,7 @@ class Fetcher:
 
     def stop(self) -> None:
         """The connection is over: end the reading tasks.  Regions stay pinned by the link."""
+        self._stopped = True
         self._waiting.clear()
         for task in list(self._tasks):
             task.cancel()

@@ -15,7 +15,7 @@ from aiordma.endpoint.connect import connection_parameter, hello_of, shared_chan
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
-from aiordma.errors import ResourceBusyError
+from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 
 if TYPE_CHECKING:
     from aiordma.endpoint.listener import Listener
@@ -99,8 +99,12 @@ class ConnectRequest:
             msg = f"private data of {len(private_data)} bytes does not fit: {room} are left"
             raise ValueError(msg)
         self._answer()
-        async with asyncio.timeout(config.handshake_timeout_s):
-            return await self._accept(bytes(private_data), config)
+        try:
+            async with asyncio.timeout(config.handshake_timeout_s):
+                return await self._accept(bytes(private_data), config)
+        except TimeoutError as exc:
+            text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"
+            raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
 
     async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
         _, release = shared_channel()
@@ -111,7 +115,12 @@ class ConnectRequest:
             self._refuse(RefusalReason.RESOURCES)
             raise
         link.at_close(release)
-        connection = Connection(link, config)
+        try:
+            connection = Connection(link, config)
+        except BaseException:
+            link.close()
+            self._refuse(RefusalReason.RESOURCES)
+            raise
         # Not more than the client wants, and serves.
         parameter = connection_parameter(config)
         parameter.responder_resources = min(
@@ -156,6 +165,10 @@ class ConnectRequest:
         self._answered = True
         self._listener._forget(self)
         self._send_refusal(refusal(reason))
+
+    def _refuse_if_open(self, _: object) -> None:
+        if not self._answered:
+            self._refuse(RefusalReason.BUSY)
 
     def _send_refusal(self, data: bytes) -> None:
         try:

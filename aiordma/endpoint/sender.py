@@ -36,8 +36,20 @@ class Sender:
     """
 
     __slots__ = (
-        "_config", "_control", "_control_free", "_credit_is_due", "_dead", "_failure",
-        "_flushers", "_free", "_link", "_take_owed", "_under_way", "_waiters", "credits",
+        "_completed",
+        "_config",
+        "_control",
+        "_control_free",
+        "_credit_is_due",
+        "_dead",
+        "_failure",
+        "_flushers",
+        "_free",
+        "_link",
+        "_posted",
+        "_take_owed",
+        "_waiters",
+        "credits",
         "eager_size",
     )  # fmt: skip
 
@@ -56,8 +68,10 @@ class Sender:
         self._control_free = list(range(config.send_depth, link.send.count))
         self._control: deque[tuple[FrameKind, int, int]] = deque()
         self._waiters: deque[asyncio.Future[int]] = deque()
-        self._flushers: list[asyncio.Future[None]] = []
-        self._under_way = 0
+        # Completions come in the order of the posts, so that counting is enough.
+        self._flushers: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._posted = 0
+        self._completed = 0
         self._failure: Callable[[], BaseException] | None = None
         self._dead = False
         # Until the peer's depth is known nothing may be sent.
@@ -136,7 +150,7 @@ class Sender:
             size += FRAME_SIZE
         else:
             arena.view[start : start + size] = payload
-        self._under_way += 1
+        self._posted += 1
         self._link.post_send(slot, size, imm if self._config.raw else None)
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
@@ -175,12 +189,12 @@ class Sender:
         slot = self._control_free.pop()
         owed = self._take_owed(_MAX_CREDITS)
         FRAME.pack_into(arena.view, slot * arena.slot_size, kind, flags, owed, 0, argument)
-        self._under_way += 1
+        self._posted += 1
         self._link.post_send(slot, FRAME_SIZE)
 
     def on_sent(self, slot: int) -> None:
         """The adapter is done with a slot: the peer's adapter has the message."""
-        self._under_way -= 1
+        self._completed += 1
         if slot < self._config.send_depth:
             self._free.append(slot)
             if self._waiters:
@@ -188,22 +202,31 @@ class Sender:
         else:
             self._control_free.append(slot)
             self._pump_control()
-        if not self._under_way and self._flushers:
-            self._end_flush()
+        while self._flushers and self._flushers[0][0] <= self._completed:
+            flusher = self._flushers.popleft()[1]
+            if not flusher.done():
+                flusher.set_result(None)
 
     # End
 
     def _end_flush(self) -> None:
-        flushers, self._flushers = self._flushers, []
-        for flusher in flushers:
+        while self._flushers:
+            flusher = self._flushers.popleft()[1]
             if not flusher.done():
                 flusher.set_result(None)
 
+    async def flush_all(self) -> None:
+        """Like `flush`, with the messages without data that still wait for a slot."""
+        await self.flush()
+        while self._control and not self._dead:
+            await self.flush()
+        await self.flush()
+
     async def flush(self) -> None:
-        """Wait until all that was sent has reached the peer's adapter."""
-        while (self._under_way or self._control) and not self._dead:
+        """Wait until all that was sent before this call has reached the peer's adapter."""
+        if self._completed < self._posted and not self._dead:
             flusher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._flushers.append(flusher)
+            self._flushers.append((self._posted, flusher))
             await flusher
         if self._dead and self._failure is not None:
             raise self._failure()

@@ -113,10 +113,10 @@ class Shutdown:
     async def _say_goodbye(self) -> None:
         async with asyncio.timeout(self._config.close_timeout_s):
             await self._exposer.drained()
-            await self._sender.flush()
+            await self._sender.flush_all()
             if not self._config.raw:
                 self._sender.control(FrameKind.END)
-                await self._sender.flush()
+                await self._sender.flush_all()
 
     async def _disconnect(self) -> None:
         try:

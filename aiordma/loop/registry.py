@@ -40,6 +40,10 @@ def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], No
         The object, and a function that lets go of it (once; further calls do nothing).  When the
         last user has let go, the object is closed.
     """
+    # What was never closed holds its loop; a loop that is closed holds nothing any more, so that
+    # finalizers run and warn.
+    for loop in [loop for loop in _loops if loop.is_closed()]:
+        del _loops[loop]
     entries = _loops.setdefault(asyncio.get_running_loop(), {})
     entry = entries.get(key)
     if entry is None:

@@ -74,6 +74,10 @@ class SlotTable(Generic[T]):
             self._identities.append(index)
         return _TAG_BITS | self._identities[index]
 
+    def entries(self) -> list[T]:
+        """All entries in use."""
+        return [entry for entry in self._entries if entry is not None]
+
     def get(self, wr_id: int) -> T | None:
         """The entry that `wr_id` names, or None for a stale or foreign id."""
         index = wr_id & _INDEX_MASK

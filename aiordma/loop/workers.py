@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["WorkerPool", "call_blocking", "reaper"]
+__all__ = ["WorkerPool", "call_blocking", "connecting", "reaper"]
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -75,12 +75,16 @@ class WorkerPool:
             return self._idle.wait_for(lambda: not self._unfinished, timeout)
 
 
-reaper = WorkerPool("aiordma-reaper", 4)
+# A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its
+# own, enough that a few that are stuck do not stop the others.
+reaper = WorkerPool("aiordma-reaper", 16)
+connecting = WorkerPool("aiordma-connect", 16)
 _blocking = WorkerPool("aiordma-blocking", 4)
 
 
 def _after_fork() -> None:
     reaper._reset()
+    connecting._reset()
     _blocking._reset()
 
 
@@ -88,7 +92,11 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 async def call_blocking(
-    function: Callable[[], T], *, undo: Callable[[T], object], timeout: float | None = None
+    function: Callable[[], T],
+    *,
+    undo: Callable[[T], object],
+    timeout: float | None = None,
+    pool: WorkerPool | None = None,
 ) -> T:
     """Run a C call that may block in a thread and await it.
 
@@ -96,13 +104,14 @@ async def call_blocking(
         function: The call.
         undo: Gives back what `function` made, should nobody be left to take it.
         timeout: Seconds; None waits as long as the surrounding code does.
+        pool: Threads to use instead of the ordinary ones.
 
     Raises:
         TimeoutError: The call goes on; its late result is undone in the thread.
 
     Cancellation: likewise, the late result is undone.
     """
-    inner = _blocking.submit(function)
+    inner = (pool or _blocking).submit(function)
     waiter = asyncio.wrap_future(inner)
     try:
         async with asyncio.timeout(timeout):

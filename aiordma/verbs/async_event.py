@@ -69,6 +69,7 @@ class _Reader:
         self._event = ffi.new("struct aio_async_event *")
         loop = asyncio.get_running_loop()
         self._pump = FdPump(loop, context.async_fd, self._drain, self._failed)
+        context._retain()  # its descriptor stays open as long as the loop watches it
 
     def _drain(self) -> bool:
         for _ in range(64):
@@ -96,6 +97,7 @@ class _Reader:
 
     def close(self) -> None:
         self._pump.close()
+        self._context._let_go()
 
 
 def _publish(event: AsyncEvent) -> None:

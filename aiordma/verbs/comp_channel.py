@@ -19,8 +19,7 @@ import itertools
 import logging
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
@@ -36,7 +35,16 @@ if TYPE_CHECKING:
 
 __all__ = ["CompletionChannel", "Sink"]
 
-Sink = Callable[[WCRecord], None]
+
+class Sink(Protocol):
+    """Whoever waits for completions."""
+
+    def __call__(self, record: WCRecord, /) -> None:
+        """One has arrived."""
+
+    def fail(self, cause: BaseException, /) -> None:
+        """None will arrive any more: the device is gone."""
+
 
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
@@ -55,8 +63,8 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_bytes", "_cqs", "_drain", "_notified", "_pump", "_safety", "_segments", "_tokens",
-        "_unacked", "_waiters", "_wcs", "context", "lost_events", "table",
+        "_bytes", "_cqs", "_drain", "_failure", "_notified", "_pump", "_safety", "_segments",
+        "_tokens", "_unacked", "_waiters", "_wcs", "context", "lost_events", "table",
     )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
@@ -66,7 +74,8 @@ class CompletionChannel(Resource):
         self.context = context
         # Waiters of every CQ of this channel, by wr_id.
         self.table: SlotTable[Sink] = SlotTable()
-        #: Completions that only the safety poll found; not zero means the kernel lost events.
+        #: Completions that the safety poll found first: far more than zero means that the kernel
+        #: loses events.
         self.lost_events = 0
         self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = weakref.WeakValueDictionary()
         self._tokens = itertools.count(1)
@@ -83,6 +92,7 @@ class CompletionChannel(Resource):
         self._notified: deque[CompletionQueue] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._unacked = 0
+        self._failure: BaseException | None = None
         super().__init__(handle, (context,))
 
     def fileno(self) -> int:
@@ -92,6 +102,8 @@ class CompletionChannel(Resource):
     def _attach(self) -> None:
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
+        if self._failure is not None:
+            raise self._failure
         if self._pump is None:
             self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
         elif self._pump.loop is not loop:
@@ -145,16 +157,39 @@ class CompletionChannel(Resource):
         )
 
     def _on_failure(self, exc: BaseException) -> None:
-        """The descriptor cannot be read any more: the device is gone or a bug; wake everybody."""
+        """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
+        self._failure = exc
+        self._forget_resumed()
+        for sink in self.table.entries():
+            try:
+                sink.fail(exc)
+            except Exception as failed:
+                self._report(failed)
         for cq in list(self._cqs.values()):
             cq._fail(exc)
-        self._wake_waiters()
+        self._fail_waiters(exc)
+
+    def _fail_waiters(self, exc: BaseException) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(exc)
+
+    def _forget_resumed(self) -> None:
+        """Give back the event that an unfinished drain holds; nobody will finish it."""
+        if self._drain.resume != ffi.NULL:
+            lib.aio_drain_forget(self._drain, self._drain.resume)
 
     def _sweep(self, cq: CompletionQueue) -> int:
-        """Poll one managed CQ until it is empty, without an event; returns what it found."""
+        """Poll one managed CQ without an event; returns what it found.
+
+        At most as many as the queue has room for, which is all that was there when it began: a
+        peer that sends faster than they are dispatched must not keep the loop here.
+        """
         total = 0
-        while not cq.closed:
+        room = 0 if cq.closed else cq.cqe
+        while total < room and not cq.closed:
             count = lib.ibv_poll_cq(cq._handle, _BUDGET, self._wcs)
             if count <= 0:
                 break
@@ -172,14 +207,16 @@ class CompletionChannel(Resource):
     def _safety_poll(self) -> None:
         self._safety = None
         managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
-        for cq in managed:
-            found = self._sweep(cq)
-            if found:
-                self.lost_events += found
-                check_errno(lib.ibv_req_notify_cq(cq._handle, 0), "ibv_req_notify_cq")
-                self._sweep(cq)
         if managed:
             self._watch()
+        for cq in managed:
+            found = self._sweep(cq)
+            if found and not cq.closed:
+                self.lost_events += found
+                code = lib.ibv_req_notify_cq(cq._handle, 0)
+                if code:
+                    self._report(os_error(code, "ibv_req_notify_cq"))
+                self._sweep(cq)
 
     # jVerbs-style notification
 
@@ -224,6 +261,8 @@ class CompletionChannel(Resource):
         except TimeoutError:
             if not self._notified:
                 return None
+        finally:
+            self._waiters = deque(waiter for waiter in self._waiters if not waiter.done())
         cq = self._notified.popleft()
         cq._unacked += 1
         self._unacked += 1
@@ -241,15 +280,13 @@ class CompletionChannel(Resource):
             self._safety.cancel()
             self._safety = None
         self._stop_unused()
-        error = ResourceClosedError("the completion channel was closed")
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._fail_waiters(ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""
         lib.aio_drain_forget(self._drain, cq._handle)
+        while cq in self._notified:
+            self._notified.remove(cq)
         self._stop_unused()
 
     def _stop_unused(self) -> None:
@@ -261,6 +298,7 @@ class CompletionChannel(Resource):
         """
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self._pump.close()
+            self._forget_resumed()
 
     def _destroy(self, handle: Any) -> None:
         check_errno(lib.ibv_destroy_comp_channel(handle), "ibv_destroy_comp_channel")

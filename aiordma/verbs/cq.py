@@ -204,6 +204,8 @@ class CompletionQueue(Resource):
             except BaseException:
                 if waiter.done() and not waiter.cancelled():
                     self._wake()
+                elif waiter in self._waiters:
+                    self._waiters.remove(waiter)
                 raise
         return self._queue.popleft()
 

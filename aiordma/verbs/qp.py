@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, completion_error, os_error
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, Opcode, QPAttrMask, QPState, QPType, SendFlags
+from aiordma.verbs.enums import MTU, Access, Opcode, QPAttrMask, QPState, SendFlags, WCStatus
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp_attr import QPAttributes, QPInitAttr, QPLimits
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
 from aiordma.verbs.work_queue import Posted, WorkQueue
@@ -23,64 +24,6 @@ __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
 Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QPInitAttr:
-    """What a queue pair is made with (`ibv_create_qp(3)`, same names).
-
-    Attributes:
-        send_cq: Completion queue of the send queue.
-        recv_cq: Completion queue of the receive queue; None for the same.
-        max_send_wr: Depth of the send queue, requests.
-        max_recv_wr: Depth of the receive queue, requests.
-        max_send_sge: Pieces per send request.
-        max_recv_sge: Pieces per receive request.
-        max_inline_data: Bytes that a send may carry in the request itself.
-        sq_sig_all: Every send completes visibly, whatever its flags.
-        qp_type: RC, or UD.
-    """
-
-    send_cq: CompletionQueue
-    recv_cq: CompletionQueue | None = None
-    max_send_wr: int = 16
-    max_recv_wr: int = 16
-    max_send_sge: int = 1
-    max_recv_sge: int = 1
-    max_inline_data: int = 0
-    sq_sig_all: bool = False
-    qp_type: QPType = QPType.RC
-
-
-@dataclass(frozen=True, slots=True)
-class QPLimits:
-    """What the device really gave, at least what was asked for."""
-
-    max_send_wr: int
-    max_recv_wr: int
-    max_send_sge: int
-    max_recv_sge: int
-    max_inline_data: int
-
-
-@dataclass(frozen=True, slots=True)
-class QPAttributes:
-    """Attributes of a queue pair as `ibv_query_qp(3)` tells them, same names."""
-
-    qp_state: QPState
-    path_mtu: MTU
-    qkey: int
-    rq_psn: int
-    sq_psn: int
-    dest_qp_num: int
-    qp_access_flags: Access
-    max_rd_atomic: int
-    max_dest_rd_atomic: int
-    min_rnr_timer: int
-    port_num: int
-    timeout: int
-    retry_cnt: int
-    rnr_retry: int
 
 
 def _closed_error() -> BaseException:
@@ -163,6 +106,14 @@ class QueuePair(Resource):
 
     def _modify(self, attr: Any, mask: int) -> None:
         check_errno(lib.ibv_modify_qp(self._require(), attr, mask), "ibv_modify_qp")
+        if mask & QPAttrMask.STATE and attr.qp_state == QPState.ERR:
+            self._enter_error()
+
+    def _enter_error(self) -> None:
+        self._in_error = True
+        if self.outstanding:
+            with contextlib.suppress(RuntimeError):
+                asyncio.get_running_loop().call_later(_FLUSH_GRACE_S, self._fail_waiters)
 
     def query(self) -> QPAttributes:
         """Ask the device for the current attributes (`ibv_query_qp(3)`)."""
@@ -192,14 +143,7 @@ class QueuePair(Resource):
         """
         if self.closed:
             return
-        self._in_error = True
-        if self.outstanding:
-            try:
-                loop = asyncio.get_running_loop()
-            except RuntimeError:
-                pass
-            else:
-                loop.call_later(_FLUSH_GRACE_S, self._fail_waiters)
+        self._enter_error()
         self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
 
     def _fail_waiters(self) -> None:
@@ -222,10 +166,14 @@ class QueuePair(Resource):
         return len(self._sq) + len(self._rq)
 
     def _on_failure(self, posted: Posted, record: WCRecord) -> None:
-        if self._first_failure is None:
+        if self._first_failure is None and record[1] != WCStatus.WR_FLUSH_ERR:
             self._first_failure = completion_error(
                 record[1], operation=posted.operation, vendor_err=record[3], qp_num=record[6]
             )
+        # The adapter is in the error state already; now this side knows it, too.
+        if not self._in_error:
+            with contextlib.suppress(OSError):
+                self.to_error()
 
     def _cause(self) -> BaseException | None:
         return self._first_failure
@@ -295,7 +243,8 @@ class QueuePair(Resource):
             bad = ffi.new("struct ibv_recv_wr **")
             code, verb = lib.ibv_post_recv(handle, first, bad), "ibv_post_recv"
         if code:
-            self.to_error()
+            with contextlib.suppress(OSError):
+                self.to_error()
             raise os_error(code, verb)
 
     # Awaited requests
@@ -304,8 +253,9 @@ class QueuePair(Resource):
         self._require()
         queue.cq.manage()
         await queue.room.acquire()
-        if self._in_error:
+        if self.closed or self._in_error:
             queue.room.release()
+            self._require()
             raise queue.flushed(name, self.num)
         try:
             if isinstance(request, SendWR):
@@ -383,6 +333,30 @@ class QueuePair(Resource):
             remote_addr=remote_addr, rkey=rkey,
         )  # fmt: skip
         return await self._run(self._sq, request, "read")
+
+    async def fetch_add(
+        self, buffers: Buffers, remote_addr: int, rkey: int, value: int
+    ) -> WorkCompletion:
+        """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
+
+        `remote_addr` is a multiple of 8.  Raises and cancellation: as `send`; a canceled
+        operation may have taken place.
+        """
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
+            remote_addr=remote_addr, rkey=rkey, compare_add=value,
+        )  # fmt: skip
+        return await self._run(self._sq, request, "fetch_add")
+
+    async def compare_swap(
+        self, buffers: Buffers, remote_addr: int, rkey: int, expected: int, desired: int
+    ) -> WorkCompletion:
+        """Store `desired` in the peer's 64-bit integer if it is `expected`; see `fetch_add`."""
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_CMP_AND_SWP,
+            remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,
+        )  # fmt: skip
+        return await self._run(self._sq, request, "compare_swap")
 
     # Life
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -36,6 +37,14 @@ __all__ = ["Resource", "ResourceState"]
 _log = logging.getLogger("aiordma")
 # One lock for all: taken for nanoseconds, at creation and destruction only.
 _lock = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class ResourceState(Enum):

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable
 from aiordma.errors import FlushedError, completion_error
 from aiordma.loop.credits import Credits
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
 
@@ -43,6 +42,11 @@ class Posted:
         """Its completion has arrived."""
         self.queue._complete(self, record)
 
+    def fail(self, cause: BaseException) -> None:
+        """Its completion will not arrive; the memory stays until the queue pair is gone."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(cause)
+
 
 class WorkQueue:
     """The send or the receive side of a queue pair.
@@ -50,7 +54,7 @@ class WorkQueue:
     Args:
         cq: Where its completions arrive.
         depth: Places.
-        failed: Called with each completion that is neither a success nor a flush.
+        failed: Called with each completion that is not a success.
         cause: The exception that explains a flush, or None.
     """
 
@@ -110,7 +114,7 @@ class WorkQueue:
             if done.future is not None and not done.future.done():
                 # An unsignaled request in front of a completion has succeeded.
                 done.future.set_result(WorkCompletion.from_record(record, done.wr_id))
-        if record[1] and record[1] != WCStatus.WR_FLUSH_ERR:
+        if record[1]:
             self._failed(posted, record)
         future = posted.future
         if posted.caller_id is not None:
