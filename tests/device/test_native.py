@@ -322,3 +322,36 @@ async def test_device_port_and_gid(address: str, is_siw: bool) -> None:
 async def test_an_unknown_status_is_no_crash() -> None:
     assert WCStatus(77).name == "UNKNOWN_77"
     assert EventType(99).name == "UNKNOWN_99"
+
+
+async def test_atomics(native: Native, is_siw: bool) -> None:
+    client, server = native.client, native.server
+    result = SGE(client.mr, 0, 8)
+    access = Access.LOCAL_WRITE | Access.REMOTE_ATOMIC
+    with MemoryRegion(server.pd, 64, access) as region:
+        region.view[:8] = (40).to_bytes(8, "little")
+        adding = client.qp.fetch_add(result, region.addr, region.rkey, 2)
+        if is_siw:  # iWARP has no atomics, and says so at the post or by a failed completion
+            with pytest.raises(OSError, match=r"ibv_post_send|failed"):
+                await adding
+            return
+        await adding
+        assert int.from_bytes(client.mr.view[:8], "little") == 40
+        await client.qp.compare_swap(result, region.addr, region.rkey, 42, 7)
+        assert int.from_bytes(client.mr.view[:8], "little") == 42
+        assert int.from_bytes(region.view[:8], "little") == 7
+        # Not a multiple of 8: Soft-RoCE refuses the post, an adapter the request.
+        with pytest.raises(OSError, match=r"ibv_post_send|failed"):
+            await client.qp.fetch_add(result, region.addr + 4, region.rkey, 1)
+
+
+async def test_a_receive_after_a_failure_ends(native: Native, is_siw: bool) -> None:
+    client, server = native.client, native.server
+    if is_siw:
+        client.qp.to_error()
+    else:
+        with pytest.raises(aiordma.RemoteAccessError):
+            await client.qp.read(SGE(client.mr, 0, 8), server.mr.addr, server.mr.rkey ^ 0xFFFF)
+    async with asyncio.timeout(5):
+        with pytest.raises(aiordma.FlushedError):
+            await client.qp.recv(client.mr)

@@ -1,0 +1,143 @@
+"""Defects that were found by reading, kept out by tests."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from aiordma.cm import ConnectionId, EventChannel
+from aiordma.endpoint.connect import shared_channel
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+
+
+async def test_ended_connections_leave_no_event_in_the_shared_channel(address: str) -> None:
+    """At 4096 of them the channel would stop reading, for every connection of the loop."""
+    async with aiordma.listen(address, 0) as listener:
+        channel, release = shared_channel()
+        try:
+            for _ in range(3):
+                client = await aiordma.connect(address, listener.port)
+                server = await listener.accept()
+                await client.close()
+                with pytest.raises(aiordma.ConnectionEndedError):
+                    await server.recv()
+                await server.close()
+            assert not channel._kept
+        finally:
+            release()
+
+
+async def test_empty_buffers_of_any_format(pair: Pair) -> None:
+    client, server = pair
+    for _ in range(3 * client.config.recv_depth):
+        await client.send(array.array("i"))
+        assert len(await server.recv()) == 0
+
+
+async def test_a_forked_child_cannot_touch_the_connection(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"before")
+    message = await server.recv()
+    pid = os.fork()
+    if pid == 0:
+        # No assertion, no exit handler: the child must not run the parent's test.
+        try:
+            message.release()
+            refused = 0
+            for use in (lambda: client._link.qp._require(), lambda: client._link.context.name):
+                try:
+                    use()
+                except aiordma.ForkedError:
+                    refused += 1
+            ok = client._link.closed and client._link.posted > 0 and refused == 2
+            os._exit(0 if ok else 1)
+        except BaseException:
+            os._exit(2)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    for _ in range(2 * client.config.recv_depth):
+        await client.send(b"after")
+        assert bytes(await server.recv()) == b"after"
+
+
+async def test_flush_waits_for_what_was_sent_before_only(pair: Pair) -> None:
+    client, server = pair
+    stop = False
+
+    async def traffic() -> None:
+        while not stop:
+            await client.send(b"more")
+
+    async def drain() -> None:
+        async for message in server:
+            message.release()
+
+    tasks = [asyncio.create_task(traffic()), asyncio.create_task(drain())]
+    async with asyncio.timeout(20):
+        for _ in range(20):
+            await client.flush()
+    stop = True
+    await tasks[0]
+    await client.close()
+    await tasks[1]
+
+
+async def test_closing_a_channel_ends_the_steps_of_its_ids() -> None:
+    channel = EventChannel()
+    cm_id = ConnectionId(channel)
+    step = asyncio.create_task(cm_id.resolve_addr(("10.80.0.77", 7471), timeout=100))
+    await asyncio.sleep(0)
+    channel.close()
+    async with asyncio.timeout(5):
+        with pytest.raises(aiordma.ResourceClosedError):
+            await step
+    cm_id.close()
+    await channel.wait_closed()
+
+
+@pytest.mark.virtual_time
+async def test_a_large_message_that_nobody_takes_is_given_up(address: str) -> None:
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1, stall_timeout_s=3)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=config) as client,
+        await listener.accept() as server,
+    ):
+        await client.send(bytes(10_000))
+        with pytest.raises(TimeoutError, match="took nothing for 3 s"):
+            await client.send(bytes(10_000))
+        assert len(await server.recv()) == 10_000
+        assert len(await server.recv()) == 10_000  # announced, so it still arrives
+
+
+async def test_many_short_connections_at_once(address: str) -> None:
+    async with aiordma.listen(address, 0, backlog=100) as listener:
+
+        async def serve() -> None:
+            async with asyncio.TaskGroup() as group:
+                async for connection in listener:
+                    group.create_task(answer(connection))
+
+        async def answer(connection: Connection) -> None:
+            async with connection:
+                async for message in connection:
+                    await connection.send(message)
+
+        async def ask(number: int) -> None:
+            async with aiordma.connect(address, listener.port) as connection:
+                await connection.send(number.to_bytes(4, "big"))
+                assert int.from_bytes(await connection.recv(), "big") == number
+
+        serving = asyncio.create_task(serve())
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(ask(number) for number in range(40)))
+        listener.close()
+        await serving
