@@ -2,7 +2,7 @@
 #
 #   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
-#   make lint [FIX=1]        make bench        make docs        make setup        make clean
+#   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
 
@@ -11,7 +11,7 @@ PY := .venv/bin/python
 SOFTROCE := $(PY) -m aiordma.testing.softroce
 export PYTHON
 
-.PHONY: demo test bench lint docs setup clean help
+.PHONY: demo test lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -20,12 +20,6 @@ demo:
 test:
 	@tools/setup test --no-kernel
 	@$(PY) tools/run_tests.py $(STAGES) $(if $(PYTEST),-- $(PYTEST))
-
-# Speed is compared where the clock counts instructions: only there do figures repeat.
-BENCH ?= tests/bench/run.py
-bench:
-	@tools/setup test --no-kernel
-	@$(SOFTROCE) --engine qemu --counted --timeout 3000 -- $(PY) $(BENCH)
 
 lint:
 	@tools/setup lint

@@ -37,6 +37,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError
+from aiordma.loop.waiters import Waiters
 
 __all__ = ["Listener", "listen"]
 
@@ -98,7 +99,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._manual = False  # the program answers the requests
         self._closed = False
@@ -166,7 +167,7 @@ class Listener:
         request._start_timer()
         self._pending.append(request)
         if self._manual:
-            self._wake()
+            self._waiters.wake()
         else:
             self._start_handshakes()
         return True
@@ -196,34 +197,18 @@ class Listener:
             connection.abort()
             return
         self._ready.append(connection)
-        self._wake()
+        self._waiters.wake()
 
     # To the program
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
 
     async def _wait(self, queue: deque[Any]) -> Any:
         while not queue:
             if self._closed:
                 raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()
-                elif waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                raise
+            await self._waiters.wait()
         item = queue.popleft()
         if queue:
-            self._wake()
+            self._waiters.wake()
         return item
 
     async def accept(self) -> Connection:
@@ -290,10 +275,7 @@ class Listener:
             task.cancel()
         while self._ready:
             self._ready.popleft().abort()
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake_all()
         self._give_back()
 
     def _give_back(self) -> None:

@@ -18,7 +18,6 @@ Theory of operation
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import socket
 from collections import deque
@@ -29,6 +28,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError
+from aiordma.loop.waiters import Waiters
 from aiordma.verbs.enums import WCFlags
 from aiordma.verbs.wc import WCRecord
 
@@ -86,7 +86,7 @@ class Receiver:
         self._send_credit = send_credit
         self._on_taken = on_taken
         self._queue: deque[Arrival] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[memoryview, int]] = []
@@ -159,13 +159,8 @@ class Receiver:
 
     def wake(self) -> None:
         """The first message may be ready: wake the first coroutine that waits."""
-        if not self._queue or self._queue[0].message is None:
-            return
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        if self._queue and self._queue[0].message is not None:
+            self._waiters.wake()
 
     # Slots
 
@@ -228,27 +223,12 @@ class Receiver:
                 raise self._ended()
             if self._failure is not None:
                 raise self._failure()
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter.done() and not waiter.cancelled():
-                    self.wake()
-                elif waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                raise
-
-    def _wake_all(self) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            await self._waiters.wait()
 
     def end(self, ended: Callable[[], BaseException]) -> None:
         """The peer has ended its stream: after the queued messages `recv` raises `ended()`."""
         self._ended = ended
-        self._wake_all()
+        self._waiters.wake_all()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """Broken or closed: after the messages that are there `recv` raises `failure()`."""
@@ -259,7 +239,7 @@ class Receiver:
             self._queue.pop()
         if len(self._queue) < arrived:
             self._ended = None
-        self._wake_all()
+        self._waiters.wake_all()
 
     def drop_all(self) -> None:
         """Closed by the program: forget what it did not take."""

@@ -26,6 +26,7 @@ from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable
+from aiordma.loop.waiters import Waiters
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WC_STRUCT, WCRecord
@@ -90,7 +91,7 @@ class CompletionChannel(Resource):
         self._pump: FdPump | None = None
         self._safety: asyncio.TimerHandle | None = None
         self._notified: deque[CompletionQueue] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._unacked = 0
         self._failure: BaseException | None = None
         super().__init__(handle, (context,))
@@ -168,13 +169,7 @@ class CompletionChannel(Resource):
                 self._report(failed)
         for cq in list(self._cqs.values()):
             cq._fail(exc)
-        self._fail_waiters(exc)
-
-    def _fail_waiters(self, exc: BaseException) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(exc)
+        self._waiters.fail(exc)
 
     def _forget_resumed(self) -> None:
         """Give back the event that an unfinished drain holds; nobody will finish it."""
@@ -222,14 +217,7 @@ class CompletionChannel(Resource):
 
     def _notify(self, cq: CompletionQueue) -> None:
         self._notified.append(cq)
-        self._wake_waiters()
-
-    def _wake_waiters(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake()
 
     async def get_cq_event(self, timeout: float | None = None) -> CompletionQueue | None:
         """Wait until one of the channel's CQs is notified; the CQ, or None after `timeout`.
@@ -249,20 +237,11 @@ class CompletionChannel(Resource):
         try:
             async with asyncio.timeout(deadline):
                 while not self._notified:
-                    waiter = asyncio.get_running_loop().create_future()
-                    self._waiters.append(waiter)
-                    try:
-                        await waiter
-                    except BaseException:
-                        if waiter.done() and not waiter.cancelled():
-                            self._wake_waiters()
-                        raise
+                    await self._waiters.wait()
                     self._require()
         except TimeoutError:
             if not self._notified:
                 return None
-        finally:
-            self._waiters = deque(waiter for waiter in self._waiters if not waiter.done())
         cq = self._notified.popleft()
         cq._unacked += 1
         self._unacked += 1
@@ -280,7 +259,7 @@ class CompletionChannel(Resource):
             self._safety.cancel()
             self._safety = None
         self._stop_unused()
-        self._fail_waiters(ResourceClosedError("the completion channel was closed"))
+        self._waiters.fail(ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Any, Self
 
@@ -10,6 +9,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.slots import SlotTable
+from aiordma.loop.waiters import Waiters
 from aiordma.verbs.comp_channel import CompletionChannel, Sink
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
@@ -64,7 +64,7 @@ class CompletionQueue(Resource):
         handle = lib.ibv_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
         check_pointer(handle, "ibv_create_cq")
         self._queue: deque[WorkCompletion] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters = Waiters()
         self._scratch: Any = None
         self._promised = 0
         self._unacked = 0
@@ -166,21 +166,11 @@ class CompletionQueue(Resource):
 
     def _deliver(self, record: WCRecord, wr_id: int | None = None) -> None:
         self._queue.append(WorkCompletion.from_record(record, wr_id))
-        self._wake()
-
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
+        self._waiters.wake()
 
     def _fail(self, exc: BaseException) -> None:
         self._error = exc
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake_all()
 
     def __aiter__(self) -> Self:
         return self
@@ -197,16 +187,7 @@ class CompletionQueue(Resource):
                 raise self._error
             if self.closed:
                 raise StopAsyncIteration
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await waiter
-            except BaseException:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()
-                elif waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                raise
+            await self._waiters.wait()
         return self._queue.popleft()
 
     # Room
