@@ -25,6 +25,7 @@ lint   | cmd:git                                            | git
 peers  | cmd:rping                                          | rdmacm-utils
 peers  | cmd:rstream                                        | rdmacm-utils
 peers  | cmd:ibv_devinfo                                    | ibverbs-utils
+peers  | cmd:ib_send_lat                                    | perftest
 peers  | cmd:readelf                                        | binutils
 peers  | cmd:openssl                                        | openssl
 qemu   | cmd:qemu-system-x86_64                             | qemu-system-x86
