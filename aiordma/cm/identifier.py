@@ -69,21 +69,7 @@ class Stage(Enum):
 
 
 class Identifier(Resource):
-    """The C id, its events and its properties.
-
-    Args:
-        channel: Where its events arrive.
-        port_space: TCP for connections.
-
-    Raises:
-        TypeError: Not an event channel, or not a port space.
-        OSError: No RDMA device, or out of resources.
-
-    Attributes:
-        stage: How far it has come.
-        policy: What the queue pair's transitions apply; set before `connect` or `accept`.
-        qp: The queue pair after `create_qp`, else None.
-    """
+    """The C id, its events and its properties; arguments and attributes as `ConnectionId`."""
 
     __slots__ = (
         "_channel", "_context", "_sink", "_token", "_trying", "_unacked", "_waiter", "policy",
