@@ -1,14 +1,4 @@
-"""Connection: messages to and from one peer.
-
-Theory of operation
-    A connection is put together from parts that each do one thing: `Link` (the adapter),
-    `Sender` and `Receiver` (slots and credits), `Exposer` and `Fetcher` (large messages),
-    `Liveness` (silence).  What is here is the wiring between them, and the end.
-
-    The end has one cause and one path.  `_over` notes the cause once and makes every part raise
-    it; `Shutdown` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
-    request all lead there.
-"""
+"""Connection: messages to and from one peer, and its memory; `core` wires the parts."""
 
 from __future__ import annotations
 
@@ -17,49 +7,16 @@ import errno
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Self
 
-from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.enums import EventType
-from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link
-from aiordma.endpoint.liveness import Liveness
+from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
 from aiordma.endpoint.message import Message
-from aiordma.endpoint.receiver import Receiver
-from aiordma.endpoint.rendezvous import Exposer, Fetcher
-from aiordma.endpoint.sender import Sender
-from aiordma.endpoint.shutdown import Shutdown
-from aiordma.endpoint.wire import FRAME_SIZE, FrameKind, Hello
-from aiordma.errors import (
-    ConnectionEndedError,
-    ConnectionLostError,
-    MessageTooLargeError,
-    ProtocolError,
-    ResourceClosedError,
-    cm_error,
-)
+from aiordma.errors import ConnectionEndedError, MessageTooLargeError, ResourceClosedError
 
 __all__ = ["Connection", "ConnectionStats"]
 
-_UNLIMITED = 1 << 60
 
-
-def _closed_error() -> ResourceClosedError:
-    return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
-
-
-@dataclass(slots=True)
-class ConnectionStats:
-    """Counters of a connection."""
-
-    messages_sent: int = 0
-    messages_received: int = 0
-    bytes_sent: int = 0
-    bytes_received: int = 0
-
-
-class Connection:
+class Connection(ConnectionCore):
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
@@ -70,83 +27,6 @@ class Connection:
         private_data: What the peer's program sent with the handshake.
         stats: Counters.
     """
-
-    def __init__(self, link: Link, config: ConnectionConfig) -> None:
-        self.config = config
-        self.private_data = b""
-        self.stats = ConnectionStats()
-        self._link = link
-        self._receiver = Receiver(
-            link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
-        )
-        self._sender = Sender(link, config, self._receiver.take_owed, self._receiver.credit_is_due)
-        self._exposer = Exposer(link, self._sender, config.rendezvous_window)
-        self._fetcher: Fetcher | None = None
-        self._liveness: Liveness | None = None
-        self._peer_max = config.slot_size if config.raw else 0
-        self._established: asyncio.Future[None] | None = None
-        self._closing = False
-        self._cause: BaseException | None = None
-        self._shutdown = Shutdown(
-            link,
-            config,
-            self._sender,
-            self._exposer,
-            alive=lambda: self._cause is None,
-            over=lambda: self._over(_closed_error()),
-            stop=self._stop_parts,
-        )
-        self._names: dict[str, Any] = {}
-        link.cm_id._sink = self._on_cm_event
-        link.start(
-            self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed
-        )
-
-    # Handshake: called by connect and accept
-
-    def _meet(self, hello: Hello | None, reads: int) -> None:
-        """The peer's numbers are known; from now on messages may be sent."""
-        link, config = self._link, self.config
-        self._names = link.describe()
-        self._names["peername"] = link.cm_id.destination
-        self._names["sockname"] = link.cm_id.source
-        if hello is None:
-            self._sender.credits = _UNLIMITED
-            return
-        self.private_data = hello.user_data
-        self._peer_max = hello.max_message_kib * 1024
-        self._sender.eager_size = min(config.slot_size, hello.slot_size) - FRAME_SIZE
-        window = min(config.rendezvous_window, hello.rendezvous_window)
-        self._exposer.resize(window)
-        depth = max(1, min(config.initiator_depth, reads))
-        self._fetcher = Fetcher(link, self._sender, self._receiver, config, depth)
-        self._sender.grant(hello.recv_depth)
-
-    def _greet(self) -> None:
-        """The connecting side sends first, as iWARP demands; the other waits for it."""
-        self._sender.control(FrameKind.CREDIT)
-        self._watch()
-
-    def _watch(self) -> None:
-        """From now on silence is noticed; not before the first message may be sent."""
-        if self._liveness is None and self._cause is None:
-            self._liveness = Liveness(
-                self._link,
-                self._receiver,
-                self.config,
-                lambda: self._sender.control(FrameKind.PING),
-            )
-
-    def _await_greeting(self) -> asyncio.Future[None]:
-        """Before accepting: a future for the client's first message."""
-        self._established = self._link.loop.create_future()
-        self._established.add_done_callback(self._greeted)
-        return self._established
-
-    def _greeted(self, future: asyncio.Future[None]) -> None:
-        self._established = None
-        if not future.cancelled():
-            future.exception()  # seen here in case that nobody waits any more
 
     # Messages
 
@@ -245,103 +125,6 @@ class Connection:
         self._check_loop()
         await self._sender.flush()
 
-    def _check_loop(self) -> None:
-        if asyncio.get_running_loop() is not self._link.loop:
-            msg = "the connection belongs to another event loop"
-            raise RuntimeError(msg)
-
-    # From the parts
-
-    def _on_control(
-        self, kind: int, flags: int, argument: int, body: memoryview, imm: int | None
-    ) -> None:
-        if kind == FrameKind.RENDEZVOUS and self._fetcher is not None:
-            self._fetcher.announce(argument, body, imm)
-        elif kind == FrameKind.DONE:
-            self._exposer.on_done(argument, flags)
-        elif kind == FrameKind.PING:
-            self._sender.pong()
-        elif kind == FrameKind.PONG and self._liveness is not None:
-            self._liveness.ponged()
-        elif kind == FrameKind.END:
-            self._receiver.end(self._ended)
-        elif kind != FrameKind.CREDIT:
-            self._link.fail(
-                ProtocolError(errno.EPROTO, f"the peer broke the protocol: message kind {kind}")
-            )
-        if self._established is not None:
-            self._link.cm_id.notify_established()
-            self._watch()
-            if not self._established.done():
-                self._established.set_result(None)
-
-    def _on_credit(self, credits: int) -> None:
-        self._sender.grant(credits)
-
-    def _send_credit(self) -> None:
-        self._sender.credit()
-
-    def _on_taken(self, size: int) -> None:
-        if self._fetcher is not None:
-            self._fetcher.taken(size)
-
-    def _on_read(self, number: int) -> None:
-        if self._fetcher is not None:
-            self._fetcher.on_read(number)
-
-    def _on_cm_event(self, event: ConnectionEvent) -> bool:
-        if event.type == EventType.ESTABLISHED:
-            return True
-        if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
-            return True
-        # What arrived before the disconnection is delivered before it.
-        self._link.sweep()
-        self._shutdown.peer_left()
-        if not self._closing:
-            self._over(cm_error(event.type.name, event.status, event.private_data))
-        # Taken: what nobody takes is kept in the channel, which all connections share.  A step of
-        # the handshake that waits for the event gets it all the same.
-        return True
-
-    def _on_link_failed(self) -> None:
-        assert self._link.failure is not None
-        self._over(self._link.failure)
-
-    # End
-
-    def _ended(self) -> BaseException:
-        return ConnectionEndedError("the peer closed the connection")
-
-    def _failure(self) -> BaseException:
-        """The exception for the next call; a new one each time, with the first cause."""
-        cause = self._cause
-        if cause is None or isinstance(cause, ResourceClosedError):
-            return _closed_error()
-        if isinstance(cause, ConnectionLostError):
-            return type(cause)(*cause.args)
-        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
-        error.__cause__ = cause
-        return error
-
-    def _over(self, cause: BaseException) -> None:
-        """No more messages in either direction; the first cause counts."""
-        if self._cause is not None:
-            return
-        self._cause = cause
-        if self._established is not None and not self._established.done():
-            self._established.set_exception(self._failure())
-        self._sender.fail(self._failure)
-        self._exposer.fail(self._failure)
-        self._receiver.fail(self._failure)
-        self._shutdown.begin()
-
-    async def _stop_parts(self) -> None:
-        if self._liveness is not None:
-            self._liveness.stop()
-        if self._fetcher is not None:
-            self._fetcher.stop()
-            await self._fetcher.stopped()
-
     async def close(self) -> None:
         """Close in good order: what was sent arrives, the peer sees the end, all is given back.
 
@@ -368,7 +151,7 @@ class Connection:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
         self._closing = True
         if not self._shutdown.hurry() and self._cause is None:
-            self._over(_closed_error())
+            self._over(closed_error())
             self._receiver.drop_all()
 
     async def wait_closed(self) -> None:
