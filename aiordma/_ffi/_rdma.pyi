@@ -522,6 +522,10 @@ class _Lib:
     def aio_post_recv_slots(
         self, qp: CData, wr_id: int, addr: int, stride: int, lkey: int, slots: CData, count: int, /
     ) -> int: ...
+    def aio_post_srq_recv_slots(
+        self, srq: CData, wr_id: int, addr: int, stride: int, lkey: int, slots: CData, count: int, /
+    ) -> int: ...
+    def aio_execute(self, p: CData, /) -> int: ...
 
 ffi: Final[_FFI]
 lib: Final[_Lib]

@@ -82,28 +82,55 @@ static int aio_poll_into(struct ibv_cq *cq, struct ibv_wc *out, int cap, int *n)
     return 0;
 }
 
-/* Poll d->resume; when it is empty, acknowledge its event and let go of it. */
-static int aio_finish_resume(struct aio_drain *d, struct ibv_wc *out, int cap, int *n)
-{
-    struct ibv_cq *cq = d->resume;
-    const struct aio_cq *own = cq->cq_context;
-    int before = *n;
-    int empty = aio_poll_into(cq, out, cap, n);
+/* Completions that one CQ may take before the next has its turn. */
+#define AIO_TURN 64
 
-    if (*n > before) {
-        d->segments[d->n_segments].token = own->token;
-        d->segments[d->n_segments].count = *n - before;
-        d->n_segments++;
+/* Take the channel's events; managed CQs are armed and wait in d->pending for their turn. */
+static void aio_drain_admit(struct aio_drain *d)
+{
+    while (d->n_pending < (int)(sizeof(d->pending) / sizeof(d->pending[0])) &&
+           d->n_segments < d->max_segments) {
+        struct ibv_cq *cq;
+        struct aio_cq *own;
+        void *context;
+        int code;
+
+        if (ibv_get_cq_event(d->channel, &cq, &context)) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN)
+                d->error = errno;
+            return;
+        }
+        own = context;
+        if (!own->managed) {
+            d->segments[d->n_segments].token = own->token;
+            d->segments[d->n_segments].count = -1;
+            d->n_segments++;
+            ibv_ack_cq_events(cq, 1);
+            continue;
+        }
+        code = ibv_req_notify_cq(cq, own->solicited);
+        if (code && !d->error)
+            d->error = code;
+        if (own->pending) { /* will be polled until empty after this arming, too */
+            ibv_ack_cq_events(cq, 1);
+            continue;
+        }
+        own->pending = 1;
+        d->pending[d->n_pending++] = cq;
     }
-    if (empty < 0)
-        d->error = -empty;
-    if (empty == 0) {
-        d->more = 1;
-        return 0;
-    }
+}
+
+/* Take entry i out of d->pending and acknowledge its event. */
+static void aio_drain_settle(struct aio_drain *d, int i)
+{
+    struct ibv_cq *cq = d->pending[i];
+
+    ((struct aio_cq *)cq->cq_context)->pending = 0;
+    d->n_pending--;
+    memmove(&d->pending[i], &d->pending[i + 1], (d->n_pending - i) * sizeof(cq));
     ibv_ack_cq_events(cq, 1);
-    d->resume = NULL;
-    return 1;
 }
 
 /*
@@ -114,8 +141,10 @@ static int aio_finish_resume(struct aio_drain *d, struct ibv_wc *out, int cap, i
  *   already; polling first would lose the completion that lands in between.
  *   Acknowledge last: ibv_destroy_cq, running in another thread, waits for it, so that the CQ
  *   cannot be freed under the poll.
- * When the room in out ends, the CQ stays in d->resume, d->more is 1 and the caller has to call
- * again without waiting for the descriptor: completions from before the re-arm raise no event.
+ * CQs take turns of AIO_TURN completions, so that one that fills as fast as it is polled delays
+ * the others by no more than that.  When the room in out ends, those that are not empty stay in
+ * d->pending, d->more is 1 and the caller has to call again without waiting for the descriptor:
+ * completions from before the re-arm raise no event.
  * A CQ whose aio_cq.managed is 0 belongs to a caller who polls by himself: only reported, with
  * a segment whose count is -1.
  * Returns the number of completions; d->segments says how many belong to which CQ, in order.
@@ -124,55 +153,51 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
 {
     int n = 0;
 
-    d->more = 0;
     d->error = 0;
     d->n_segments = 0;
-    if (d->resume && !aio_finish_resume(d, out, cap, &n))
-        return n;
-    for (;;) {
-        struct ibv_cq *cq;
-        void *context;
-        const struct aio_cq *own;
+    aio_drain_admit(d);
+    while (d->n_pending && n < cap && d->n_segments < d->max_segments) {
+        struct ibv_cq *cq = d->pending[0];
+        int before = n;
+        int turn = n + AIO_TURN < cap ? n + AIO_TURN : cap;
+        int empty = aio_poll_into(cq, out, turn, &n);
 
-        if (n == cap || d->n_segments == d->max_segments) {
-            d->more = 1;
-            return n;
-        }
-        if (ibv_get_cq_event(d->channel, &cq, &context)) {
-            if (errno == EINTR)
-                continue;
-            if (errno != EAGAIN)
-                d->error = errno;
-            return n;
-        }
-        own = context;
-        if (!own->managed) {
-            d->segments[d->n_segments].token = own->token;
-            d->segments[d->n_segments].count = -1;
+        if (n > before) {
+            d->segments[d->n_segments].token = ((struct aio_cq *)cq->cq_context)->token;
+            d->segments[d->n_segments].count = n - before;
             d->n_segments++;
-            ibv_ack_cq_events(cq, 1);
+        }
+        if (empty < 0 && !d->error)
+            d->error = -empty;
+        if (empty) {
+            aio_drain_settle(d, 0);
             continue;
         }
-        if (!d->error)
-            d->error = ibv_req_notify_cq(cq, 0);
-        else
-            ibv_req_notify_cq(cq, 0);
-        d->resume = cq;
-        if (!aio_finish_resume(d, out, cap, &n))
-            return n;
+        memmove(&d->pending[0], &d->pending[1], (d->n_pending - 1) * sizeof(cq));
+        d->pending[d->n_pending - 1] = cq;
     }
+    d->more = d->n_pending > 0;
+    return n;
 }
 
-/* Before a CQ is destroyed: give back the event that an unfinished drain still holds. */
+/*
+ * Give back the events that an unfinished drain holds: of one CQ before it is destroyed, of all
+ * (cq is NULL) when nobody will finish it.
+ */
 static void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq)
 {
-    if (d->resume == cq) {
-        ibv_ack_cq_events(cq, 1);
-        d->resume = NULL;
+    for (int i = d->n_pending - 1; i >= 0; i--) {
+        if (!cq || d->pending[i] == cq)
+            aio_drain_settle(d, i);
     }
 }
 
-/* Take one device event, acknowledged; 0 or -errno (-EAGAIN: none, -EIO: the device is gone). */
+/*
+ * Take one device event, acknowledged; 0 or -errno (-EAGAIN: none, -EIO: the device is gone).
+ *
+ * The token of the queue that it concerns is read before the acknowledgement, which its destroy
+ * waits for: afterwards the address may already be another queue's.
+ */
 static int aio_async_next(struct ibv_context *context, struct aio_async_event *out)
 {
     struct ibv_async_event ev;
@@ -182,9 +207,11 @@ static int aio_async_next(struct ibv_context *context, struct aio_async_event *o
     out->type = (int)ev.event_type;
     out->port = 0;
     out->element = 0;
+    out->token = 0;
     switch (ev.event_type) {
     case IBV_EVENT_CQ_ERR:
         out->element = (uint64_t)(uintptr_t)ev.element.cq;
+        out->token = ((const struct aio_cq *)ev.element.cq->cq_context)->token;
         break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:
@@ -195,10 +222,12 @@ static int aio_async_next(struct ibv_context *context, struct aio_async_event *o
     case IBV_EVENT_PATH_MIG_ERR:
     case IBV_EVENT_QP_LAST_WQE_REACHED:
         out->element = (uint64_t)(uintptr_t)ev.element.qp;
+        out->token = (uint64_t)(uintptr_t)ev.element.qp->qp_context;
         break;
     case IBV_EVENT_SRQ_ERR:
     case IBV_EVENT_SRQ_LIMIT_REACHED:
         out->element = (uint64_t)(uintptr_t)ev.element.srq;
+        out->token = (uint64_t)(uintptr_t)ev.element.srq->srq_context;
         break;
     default:
         out->port = ev.element.port_num;
@@ -245,12 +274,12 @@ static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint3
 }
 
 /*
- * Post a chain of receives, one for each slot of an arena: slot i lies at addr + i * stride and
- * completes as wr_id + (i << 24).  Long runs go out in chains of AIO_RECV_CHAIN, which bounds
- * the stack.  Returns 0 or a positive errno.
+ * Post a chain of receives, one for each slot of an arena, to a queue pair or, without one, to a
+ * shared receive queue: slot i lies at addr + i * stride and completes as wr_id + (i << 24).  Long
+ * runs go out in chains of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
  */
-static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
-                               uint32_t lkey, const uint16_t *slots, int count)
+static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
+                          uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
 {
     struct ibv_sge sge[AIO_RECV_CHAIN];
     struct ibv_recv_wr wr[AIO_RECV_CHAIN];
@@ -269,11 +298,51 @@ static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr,
             wr[i].num_sge = 1;
             wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
         }
-        rc = ibv_post_recv(qp, wr, &bad);
+        rc = qp ? ibv_post_recv(qp, wr, &bad) : ibv_post_srq_recv(srq, wr, &bad);
         if (rc)
             return rc;
         slots += n;
         count -= n;
     }
     return 0;
+}
+
+static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
+                               uint32_t lkey, const uint16_t *slots, int count)
+{
+    return aio_post_slots(qp, NULL, wr_id, addr, stride, lkey, slots, count);
+}
+
+static int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
+                                   uint32_t stride, uint32_t lkey, const uint16_t *slots,
+                                   int count)
+{
+    return aio_post_slots(NULL, srq, wr_id, addr, stride, lkey, slots, count);
+}
+
+/*
+ * Post a prepared list once more.  Returns 0 or a positive errno.
+ *
+ * Each request completes as its entry's id with the number of this execution in the sub-index
+ * (bits 24 to 39), so that the caller's own ids can be changed between two executions: those of
+ * the executions under way are in the history, a ring of rows of `count` ids.  The execution
+ * counts even if the post fails, because the list may have been queued all the same.
+ */
+static int aio_execute(struct aio_prepared *p)
+{
+    uint64_t *history = p->history + (size_t)(p->executions & p->history_mask) * p->count;
+    uint64_t number = (uint64_t)(p->executions & 0xFFFF) << 24;
+    struct ibv_send_wr *bad_send = NULL;
+    struct ibv_recv_wr *bad_recv = NULL;
+
+    p->executions++;
+    memcpy(history, p->caller, p->count * sizeof(*history));
+    if (p->send) {
+        for (uint32_t i = 0; i < p->count; i++)
+            p->send[i].wr_id = p->entries[i] | number;
+        return ibv_post_send(p->qp, p->send, &bad_send);
+    }
+    for (uint32_t i = 0; i < p->count; i++)
+        p->recv[i].wr_id = p->entries[i] | number;
+    return ibv_post_recv(p->qp, p->recv, &bad_recv);
 }

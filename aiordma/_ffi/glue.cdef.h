@@ -25,6 +25,8 @@ int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *out);
 struct aio_cq {
     uint64_t token;
     int managed;
+    int solicited; /* wake the loop for solicited completions and failures only */
+    int pending;   /* in aio_drain.pending */
 };
 
 struct aio_segment {
@@ -34,7 +36,8 @@ struct aio_segment {
 
 struct aio_drain {
     struct ibv_comp_channel *channel;
-    struct ibv_cq *resume;
+    struct ibv_cq *pending[32];
+    int n_pending;
     struct aio_segment *segments;
     int max_segments;
     int n_segments;
@@ -49,6 +52,7 @@ struct aio_async_event {
     int type;
     int port;
     uint64_t element;
+    uint64_t token;
 };
 
 int aio_async_next(struct ibv_context *context, struct aio_async_event *out);
@@ -59,3 +63,19 @@ int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t len
                   uint32_t lkey, uint64_t remote_addr, uint32_t rkey);
 int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
                         uint32_t lkey, const uint16_t *slots, int count);
+int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr, uint32_t stride,
+                            uint32_t lkey, const uint16_t *slots, int count);
+
+struct aio_prepared {
+    struct ibv_qp *qp;
+    struct ibv_send_wr *send;
+    struct ibv_recv_wr *recv;
+    uint64_t *entries;
+    uint64_t *caller;
+    uint64_t *history;
+    uint32_t count;
+    uint32_t history_mask;
+    uint32_t executions;
+};
+
+int aio_execute(struct aio_prepared *p);

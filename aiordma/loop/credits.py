@@ -10,9 +10,10 @@ __all__ = ["Credits"]
 
 
 class Credits:
-    """Counts free places; `acquire` waits for one, in order of arrival.
+    """Counts free places; `acquire` waits for some, in order of arrival.
 
-    asyncio.Semaphore is not used because a fast path without a coroutine (`try_acquire`) and
+    asyncio.Semaphore is not used because a fast path without a coroutine (`try_acquire`),
+    several places at once (two who take theirs one by one can wait for each other for ever) and
     a way to fail every waiter with one exception (`fail`) are needed.
     """
 
@@ -20,7 +21,7 @@ class Credits:
 
     def __init__(self, free: int) -> None:
         self._free = free
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
         self._reason: Callable[[], BaseException] | None = None
 
     @property
@@ -31,40 +32,40 @@ class Credits:
     @property
     def waiting(self) -> int:
         """Coroutines that wait."""
-        return sum(not waiter.done() for waiter in self._waiters)
+        return sum(not waiter.done() for waiter, _ in self._waiters)
 
-    def try_acquire(self) -> bool:
-        """Take a place if one is free and nobody waits for it; False otherwise.
+    def try_acquire(self, count: int = 1) -> bool:
+        """Take `count` places if they are free and nobody waits for them; False otherwise.
 
         Raises:
             BaseException: What the function that `fail` was called with makes.
         """
         if self._reason is not None:
             raise self._reason()
-        if self._free <= 0 or self._waiters:
+        if self._free < count or self._waiters:
             return False
-        self._free -= 1
+        self._free -= count
         return True
 
-    async def acquire(self) -> None:
-        """Wait for a place and take it.
+    async def acquire(self, count: int = 1) -> None:
+        """Wait until `count` places are free and take them, all in one moment.
 
         Raises:
             BaseException: What the function that `fail` was called with makes.
 
-        Cancellation: a place that was granted in the same moment goes to the next waiter.
+        Cancellation: places that were granted in the same moment go to the next waiter.
         """
-        if self.try_acquire():
+        if self.try_acquire(count):
             return
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
+        self._waiters.append((waiter, count))
         try:
             await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._free += 1
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
+                self._free += count
+            elif (waiter, count) in self._waiters:
+                self._waiters.remove((waiter, count))
             self._wake()
             raise
 
@@ -75,11 +76,14 @@ class Credits:
             self._wake()
 
     def _wake(self) -> None:
-        while self._waiters and (self._free > 0 or self._waiters[0].done()):
-            waiter = self._waiters.popleft()
+        while self._waiters:
+            waiter, count = self._waiters[0]
             if not waiter.done():
-                self._free -= 1
+                if self._free < count:
+                    break
+                self._free -= count
                 waiter.set_result(None)
+            self._waiters.popleft()
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
         """From now on every `acquire` raises what `reason` makes; those that wait raise it now.
@@ -90,6 +94,6 @@ class Credits:
         if self._reason is None:
             self._reason = reason
         while self._waiters:
-            waiter = self._waiters.popleft()
+            waiter, _ = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_exception(reason())

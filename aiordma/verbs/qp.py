@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import errno
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import ResourceBusyError, ResourceClosedError, completion_error, os_error
+from aiordma.errors import ResourceClosedError, completion_error, os_error, queue_error
+from aiordma.verbs.ah import AHAttributes
+from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, Opcode, QPAttrMask, QPState, SendFlags, WCStatus
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.enums import MTU, Access, AsyncEventType, QPAttrMask, QPState, WCStatus
+from aiordma.verbs.groups import Groups
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp_attr import QPAttributes, QPInitAttr, QPLimits
+from aiordma.verbs.qp_attr import QPAttributes, QPInitAttr, QPLimits, check_init
+from aiordma.verbs.qp_requests import Requests
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
+from aiordma.verbs.rnr_timer import rnr_timer_code
+from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import Posted, WorkQueue
-from aiordma.verbs.wr import SGE, RecvWR, SendWR, build_recv, build_send, sge_list
+from aiordma.verbs.wr_check import WRRules
 
 __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
-Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
+_LAST_RECEIVE_S = 0.25
+_FATAL = frozenset(
+    {AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR, AsyncEventType.QP_ACCESS_ERR}
+)
 
 
 def _closed_error() -> BaseException:
     return ResourceClosedError("the queue pair was closed")
 
 
-class QueuePair(Resource):
+class QueuePair(Requests, Groups):
     """A queue pair (`ibv_create_qp(3)`).
 
     Each request is either awaited (`send`, `recv`, `read`, ...) or posted raw with the caller's
@@ -46,45 +55,81 @@ class QueuePair(Resource):
         OSError: Beyond the device's limits (EINVAL), or out of resources.
     """
 
-    __slots__ = ("_first_failure", "_in_error", "_init", "_rq", "_sq", "limits", "num", "pd")
+    __slots__ = (
+        "_drains", "_first_failure", "_groups", "_init", "_last_receive", "_on_first_failure", "pd",
+    )  # fmt: skip
 
     def __init__(
         self, pd: ProtectionDomain, attr: QPInitAttr, uses: tuple[Resource, ...] = ()
     ) -> None:
+        check_init(pd, attr)
         send_cq, recv_cq = attr.send_cq, attr.recv_cq or attr.send_cq
         c_attr = ffi.new("struct ibv_qp_init_attr *")
         c_attr.send_cq = send_cq._require()
         c_attr.recv_cq = recv_cq._require()
         c_attr.qp_type = int(attr.qp_type)
         c_attr.sq_sig_all = int(attr.sq_sig_all)
+        token = next_token()
+        c_attr.qp_context = ffi.cast("void *", token)
         for name in QPLimits.__dataclass_fields__:
             value = getattr(attr, name)
             if not 0 <= value < 1 << 31:
                 msg = f"{name} is out of range: {value}"
                 raise ValueError(msg)
             setattr(c_attr.cap, name, value)
+        if attr.srq is not None:
+            c_attr.srq = attr.srq._require()
+            c_attr.cap.max_recv_wr = c_attr.cap.max_recv_sge = 0
         # Room for what was asked, before the queue pair exists: refusing costs nothing then.
-        send_cq._promise(attr.max_send_wr)
-        try:
-            recv_cq._promise(attr.max_recv_wr)
-            try:
-                handle = check_pointer(lib.ibv_create_qp(pd._require(), c_attr), "ibv_create_qp")
-            except BaseException:
-                recv_cq._unpromise(attr.max_recv_wr)
-                raise
-        except BaseException:
-            send_cq._unpromise(attr.max_send_wr)
-            raise
+        with contextlib.ExitStack() as undo:
+            send_cq._promise(attr.max_send_wr)
+            undo.callback(send_cq._unpromise, attr.max_send_wr)
+            self._promise_receives(attr, recv_cq)
+            undo.callback(self._unpromise_receives, attr, recv_cq)
+            ffi.errno = 0  # not every driver gives a reason
+            handle = check_pointer(lib.ibv_create_qp(pd._require(), c_attr), "ibv_create_qp")
+            undo.pop_all()
         self.limits = QPLimits(*(getattr(c_attr.cap, n) for n in QPLimits.__dataclass_fields__))
         self.pd = pd
         self.num = int(handle.qp_num)
         self._init = attr
+        self._groups: set[tuple[bytes, int]] = set()
         self._first_failure: BaseException | None = None
+        #: Called once with the first cause, whether or not anybody awaits the request.
+        self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
         # Only as many requests as the CQs have room for, even where the device gave more.
+        self._prepared = set()
+        self._rules = WRRules.of(
+            pd.context, self.limits, attr.qp_type, all_signaled=attr.sq_sig_all
+        )
         self._sq = WorkQueue(send_cq, attr.max_send_wr, self._on_failure, self._cause)
-        self._rq = WorkQueue(recv_cq, attr.max_recv_wr, self._on_failure, self._cause)
-        super().__init__(handle, (*uses, pd, send_cq, recv_cq))
+        receives = attr.max_recv_wr if attr.srq is None else 0
+        self._rq = WorkQueue(recv_cq, receives, self._on_failure, self._cause)
+        self.srq = attr.srq
+        self._last_receive = threading.Event()
+        self._drains = False
+        shared = () if attr.srq is None else (attr.srq,)
+        super().__init__(handle, (*uses, pd, send_cq, recv_cq, *shared))
+        for cq in {send_cq, recv_cq}:
+            cq._users.add(self)
+        if attr.srq is not None:
+            attr.srq._takers[self.num] = self
+        enroll(token, self)
+
+    @staticmethod
+    def _promise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
+        if attr.srq is None:
+            cq._promise(attr.max_recv_wr)
+        else:
+            attr.srq._admit(cq)
+
+    @staticmethod
+    def _unpromise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
+        if attr.srq is None:
+            cq._unpromise(attr.max_recv_wr)
+        else:
+            attr.srq._dismiss(cq)
 
     # State
 
@@ -122,9 +167,13 @@ class QueuePair(Resource):
         mask = int(
             QPAttrMask.STATE | QPAttrMask.CAP | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PATH_MTU
             | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
+            | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV
         )  # fmt: skip
         check_errno(lib.ibv_query_qp(self._require(), attr, mask, init), "ibv_query_qp")
-        kinds: dict[str, Any] = {"qp_state": QPState, "path_mtu": MTU, "qp_access_flags": Access}
+        kinds: dict[str, Any] = {
+            "qp_state": QPState, "path_mtu": MTU, "qp_access_flags": Access,
+            "ah_attr": AHAttributes._from_c,
+        }  # fmt: skip
         return QPAttributes(
             *(kinds.get(n, int)(getattr(attr, n)) for n in QPAttributes.__dataclass_fields__)
         )
@@ -133,6 +182,27 @@ class QueuePair(Resource):
     def state(self) -> QPState:
         """Current state, asked from the device."""
         return self.query().qp_state
+
+    def set_min_rnr_timer(self, milliseconds: float) -> None:
+        """Set how long a sender waits when it found no receive posted here (`ibv_modify_qp(3)`).
+
+        Of a connected queue pair; before, `QPPolicy.min_rnr_timer` says it.
+
+        Args:
+            milliseconds: 0.01 to 655.36; rounded up to one of the 32 delays that InfiniBand has.
+
+        Raises:
+            TypeError, ValueError: Not such a number.
+            NotSupportedError: iWARP has no such timer.
+            OSError: EINVAL, the queue pair is not ready to receive.
+        """
+        code = rnr_timer_code(milliseconds)
+        if self.pd.context.is_iwarp:
+            raise os_error(errno.EOPNOTSUPP, "ibv_modify_qp", detail="(iWARP has no RNR timer)")
+        if (state := self.state) not in (QPState.RTR, QPState.RTS):
+            detail = f"(the queue pair is not ready to receive: {state.name})"
+            raise os_error(errno.EINVAL, "ibv_modify_qp", detail=detail)
+        self.modify(QPAttrMask.MIN_RNR_TIMER, min_rnr_timer=code)
 
     def to_error(self) -> None:
         """Move to the error state: what is posted completes as flushed.  Idempotent.
@@ -147,8 +217,8 @@ class QueuePair(Resource):
         self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
 
     def _fail_waiters(self) -> None:
-        self._sq.fail_waiters(self.num)
-        self._rq.fail_waiters(self.num)
+        self._sq.give_up(self.num)
+        self._rq.give_up(self.num)
 
     @property
     def send_cq(self) -> CompletionQueue:
@@ -166,212 +236,82 @@ class QueuePair(Resource):
         return len(self._sq) + len(self._rq)
 
     def _on_failure(self, posted: Posted, record: WCRecord) -> None:
-        if self._first_failure is None and record[1] != WCStatus.WR_FLUSH_ERR:
-            self._first_failure = completion_error(
-                record[1], operation=posted.operation, vendor_err=record[3], qp_num=record[6]
-            )
+        self._failed(posted.operation, record)
+
+    def _receive_failed(self, record: WCRecord) -> None:
+        """A receive of the shared queue that this queue pair had taken has failed."""
+        self._failed("recv", record)
+
+    def _failed(self, operation: str, record: WCRecord) -> None:
+        if record[1] != WCStatus.WR_FLUSH_ERR:
+            details = {"vendor_err": record[3], "qp_num": record[6]}
+            self._note(completion_error(record[1], operation=operation, **details))
         # The adapter is in the error state already; now this side knows it, too.
         if not self._in_error:
             with contextlib.suppress(OSError):
                 self.to_error()
 
+    def _note(self, cause: BaseException) -> None:
+        """The first cause counts: what follows it is flushed and is not a reason."""
+        if self._first_failure is None:
+            self._first_failure = cause
+            if self._on_first_failure is not None:
+                self._on_first_failure(cause)
+
+    def _broken(self, cause: BaseException) -> None:
+        """The device has given it up, or a CQ in which it completes; what is awaited ends."""
+        self._note(cause)
+        if not self._in_error:
+            with contextlib.suppress(OSError):
+                self.to_error()
+
+    def _on_async_event(self, event: AsyncEvent) -> None:
+        channel = self.recv_cq.channel
+        if channel is None:
+            self._handle_event(event.type)
+        else:
+            channel._in_loop(lambda: self._handle_event(event.type))
+
+    def _handle_event(self, kind: AsyncEventType) -> None:
+        if kind in _FATAL:
+            self._broken(queue_error(kind.name, f"queue pair {self.num}"))
+        elif kind == AsyncEventType.QP_LAST_WQE_REACHED:
+            cq = self.recv_cq
+            if cq.managed and cq.channel is not None:
+                cq.channel._sweep(cq)
+            self._last_receive.set()
+
     def _cause(self) -> BaseException | None:
         return self._first_failure
 
-    # Raw posting
-
-    def post_send(self, requests: SendWR | Sequence[SendWR]) -> None:
-        """Post one send request or a list, with one doorbell (`ibv_post_send(3)`).
-
-        The completions of signaled requests, and of failed ones, come out of the CQ with the
-        caller's `wr_id`.  The regions stay registered until then, even if they are closed.
-
-        Raises:
-            ResourceBusyError: The queue has not enough free places; nothing was posted.
-            ValueError: A number is out of range.
-            OSError: The post failed; the queue pair is in the error state.
-        """
-        chain = [requests] if isinstance(requests, SendWR) else list(requests)
-        first, keep = build_send(chain)
-        names = [request.opcode.name.lower() for request in chain]
-        self._post_raw(self._sq, chain, names, first, keep)
-
-    def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
-        """Post one receive request or a list (`ibv_post_recv(3)`); see `post_send`."""
-        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
-        first, keep = build_recv(chain)
-        self._post_raw(self._rq, chain, ["recv"] * len(chain), first, keep)
-
-    def _post_raw(
-        self,
-        queue: WorkQueue,
-        chain: Sequence[SendWR] | Sequence[RecvWR],
-        names: list[str],
-        first: Any,
-        keep: list[Any],
-    ) -> None:
-        self._require()
-        if not chain:
-            return
-        if self._in_error:
-            for request in chain:
-                queue.cq._deliver(flush_record(self.num), request.wr_id)
-            return
-        if queue.room.free < len(chain):
-            msg = f"the queue has {queue.room.free} free places, {len(chain)} are needed"
-            raise ResourceBusyError(11, msg)
-        for i, name in enumerate(names):
-            queue.room.try_acquire()
-            posted = queue.enter(name, [piece.mr for piece in chain[i].sg_list])
-            posted.caller_id = chain[i].wr_id
-            first[i].wr_id = posted.wr_id
-        self._ring(queue, first)
-        del keep
-
-    def _ring(self, queue: WorkQueue, first: Any) -> None:
-        """Hand a list to the adapter.
-
-        After a failure the list may have been queued all the same: Soft-RoCE writes its ring
-        first and rings the doorbell by a system call that can fail.  So nothing is taken back; the
-        queue pair goes to the error state and the memory stays until its destruction.
-        """
-        handle = self._require()
-        if queue is self._sq:
-            bad = ffi.new("struct ibv_send_wr **")
-            code, verb = lib.ibv_post_send(handle, first, bad), "ibv_post_send"
-        else:
-            bad = ffi.new("struct ibv_recv_wr **")
-            code, verb = lib.ibv_post_recv(handle, first, bad), "ibv_post_recv"
-        if code:
-            with contextlib.suppress(OSError):
-                self.to_error()
-            raise os_error(code, verb)
-
-    # Awaited requests
-
-    async def _run(self, queue: WorkQueue, request: SendWR | RecvWR, name: str) -> WorkCompletion:
-        self._require()
-        queue.cq.manage()
-        await queue.room.acquire()
-        if self.closed or self._in_error:
-            queue.room.release()
-            self._require()
-            raise queue.flushed(name, self.num)
-        try:
-            if isinstance(request, SendWR):
-                chain, keep = build_send([request])
-            else:
-                chain, keep = build_recv([request])
-            posted = queue.enter(name, [piece.mr for piece in request.sg_list])
-        except BaseException:
-            queue.room.release()
-            raise
-        future = posted.future = asyncio.get_running_loop().create_future()
-        chain[0].wr_id = posted.wr_id
-        try:
-            self._ring(queue, chain)
-        except BaseException:
-            future.cancel()
-            raise
-        del keep
-        completion: WorkCompletion = await future
-        return completion
-
-    async def send(
-        self, buffers: Buffers, *, imm: int | None = None, solicited: bool = False
-    ) -> WorkCompletion:
-        """Send the buffers as one message; returns its completion.
-
-        Args:
-            buffers: Regions or pieces of regions, gathered in order.
-            imm: 32-bit immediate that the receiver finds in its completion.
-            solicited: Wake a receiver that waits for solicited completions only.
-
-        Raises:
-            CompletionError: The request failed; the subclass names the reason.
-            ResourceClosedError: The queue pair or a region is closed.
-
-        Cancellation: ends the wait; the message may still be sent, and the regions stay
-        registered until it is done.
-        """
-        flags = SendFlags.SIGNALED | (SendFlags.SOLICITED if solicited else SendFlags(0))
-        opcode = Opcode.SEND if imm is None else Opcode.SEND_WITH_IMM
-        request = SendWR(
-            sg_list=sge_list(buffers), opcode=opcode, send_flags=flags, imm_data=imm or 0
-        )
-        return await self._run(self._sq, request, "send")
-
-    async def recv(self, buffers: Buffers) -> WorkCompletion:
-        """Post a receive and await its message; `byte_len` of the completion tells its length.
-
-        Raises and cancellation: as `send`.  A message that arrives for a canceled receive is
-        consumed.
-        """
-        return await self._run(self._rq, RecvWR(sg_list=sge_list(buffers)), "recv")
-
-    async def write(
-        self, buffers: Buffers, remote_addr: int, rkey: int, *, imm: int | None = None
-    ) -> WorkCompletion:
-        """RDMA WRITE the buffers to the peer's memory; with `imm` it consumes a peer's receive.
-
-        Raises and cancellation: as `send`; a canceled write may have written.
-        """
-        opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
-        request = SendWR(
-            sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
-            remote_addr=remote_addr, rkey=rkey,
-        )  # fmt: skip
-        return await self._run(self._sq, request, "write")
-
-    async def read(self, buffers: Buffers, remote_addr: int, rkey: int) -> WorkCompletion:
-        """RDMA READ the peer's memory into the buffers.
-
-        Raises and cancellation: as `send`; the buffers belong to the adapter until it is done.
-        """
-        request = SendWR(
-            sg_list=sge_list(buffers), opcode=Opcode.RDMA_READ,
-            remote_addr=remote_addr, rkey=rkey,
-        )  # fmt: skip
-        return await self._run(self._sq, request, "read")
-
-    async def fetch_add(
-        self, buffers: Buffers, remote_addr: int, rkey: int, value: int
-    ) -> WorkCompletion:
-        """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
-
-        `remote_addr` is a multiple of 8.  Raises and cancellation: as `send`; a canceled
-        operation may have taken place.
-        """
-        request = SendWR(
-            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
-            remote_addr=remote_addr, rkey=rkey, compare_add=value,
-        )  # fmt: skip
-        return await self._run(self._sq, request, "fetch_add")
-
-    async def compare_swap(
-        self, buffers: Buffers, remote_addr: int, rkey: int, expected: int, desired: int
-    ) -> WorkCompletion:
-        """Store `desired` in the peer's 64-bit integer if it is `expected`; see `fetch_add`."""
-        request = SendWR(
-            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_CMP_AND_SWP,
-            remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,
-        )  # fmt: skip
-        return await self._run(self._sq, request, "compare_swap")
-
     # Life
+
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._sq.cq._home
 
     def _on_close(self) -> None:
         self._sq.room.fail(_closed_error)
         self._rq.room.fail(_closed_error)
+        if self.srq is not None:
+            self._drain_shared()
         try:
             loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
             loop = None
+
+        # The adapter forgets the memory only when the queue pair is destroyed: so the queue pair
+        # keeps it from now on, in place of the requests.
+        # Not so a window that is bound to it: that one has to go first.
+        regions = self._sq.regions() + self._rq.regions()
+        self._hold(region for region in regions if id(region) not in self._made)
+        self._sq.release_regions()
+        self._rq.release_regions()
+        self._free_prepared()
         if not self.outstanding:
             return
 
-        # The adapter forgets the memory only when the queue pair is destroyed.  Flushes that
-        # arrive before that are seen; the rest is failed then.
+        # Flushes that arrive before that are seen; the rest is failed then.
         def abandon(_: object) -> None:
             if loop is None or loop.is_closed():
                 self._abandon_all()
@@ -380,16 +320,37 @@ class QueuePair(Resource):
 
         self._gone.add_done_callback(abandon)
 
+    def _drain_shared(self) -> None:
+        """Before the destruction, see every completion of a receive that it took.
+
+        Adapters forget those that are still in the CQ when the queue pair is destroyed, and with
+        them the places in the shared queue.  So it goes to the error state, and the destruction
+        waits, for a bounded time, for the event that it takes no more receives.
+        """
+        channel = self.recv_cq.channel
+        loop = self._home
+        if channel is None or loop is None or not loop.is_running():
+            return
+        attr = ffi.new("struct ibv_qp_attr *")
+        attr.qp_state = int(QPState.ERR)
+        refused = not self._in_error and lib.ibv_modify_qp(
+            self._handle, attr, int(QPAttrMask.STATE)
+        )
+        self._drains = not refused
+
     def _abandon_all(self) -> None:
         self._sq.abandon(self.num)
         self._rq.abandon(self.num)
 
     def _destroy(self, handle: Any) -> None:
+        if self._drains:
+            self._last_receive.wait(_LAST_RECEIVE_S)
+        self._detach_all(handle)
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:
             self._sq.cq._unpromise(self._init.max_send_wr)
-            self._rq.cq._unpromise(self._init.max_recv_wr)
+            self._unpromise_receives(self._init, self._rq.cq)
 
     def __repr__(self) -> str:
         return f"<QueuePair {self._state.value} num={self.num} outstanding={self.outstanding}>"

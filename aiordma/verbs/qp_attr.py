@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
+from aiordma.errors import os_error
+from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import MTU, Access, QPState, QPType
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.srq import SharedReceiveQueue
 
-__all__ = ["QPAttributes", "QPInitAttr", "QPLimits"]
+__all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "check_init"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,8 @@ class QPInitAttr:
         max_send_sge: Pieces per send request.
         max_recv_sge: Pieces per receive request.
         max_inline_data: Bytes that a send may carry in the request itself.
+        srq: Shared receive queue, in place of a receive queue of its own; `max_recv_wr` and
+            `max_recv_sge` mean nothing then.
         sq_sig_all: Every send completes visibly, whatever its flags.
         qp_type: RC, or UD.
     """
@@ -35,6 +42,42 @@ class QPInitAttr:
     max_inline_data: int = 0
     sq_sig_all: bool = False
     qp_type: QPType = QPType.RC
+    srq: SharedReceiveQueue | None = None
+
+
+def check_init(pd: object, attr: object) -> None:
+    """Refuse what is no description of a queue pair, or one beyond the device's limits.
+
+    Before the completion queues grow for it, and with the name of what is too large, which C does
+    not tell.
+
+    Raises:
+        TypeError: Not a protection domain and a `QPInitAttr`.
+        ValueError: The shared receive queue belongs to another protection domain.
+        OSError: EINVAL, a size is above the device's limit.
+    """
+    if not isinstance(pd, ProtectionDomain):
+        msg = f"not a protection domain: {pd!r}"
+        raise TypeError(msg)
+    if not isinstance(attr, QPInitAttr):
+        msg = f"not a QPInitAttr: {attr!r}"
+        raise TypeError(msg)
+    for cq in (attr.send_cq, attr.recv_cq or attr.send_cq):
+        if not isinstance(cq, CompletionQueue):
+            msg = f"not a completion queue: {cq!r}"
+            raise TypeError(msg)
+    if attr.srq is not None and attr.srq.pd is not pd:
+        msg = "the shared receive queue belongs to another protection domain"
+        raise ValueError(msg)
+    device = pd.context.attributes
+    for names, limit in (
+        (("max_send_wr", "max_recv_wr"), device.max_qp_wr),
+        (("max_send_sge", "max_recv_sge"), device.max_sge),
+    ):
+        for name in names:
+            if getattr(attr, name) > limit:
+                detail = f"({name} {getattr(attr, name)} is above the device's limit of {limit})"
+                raise os_error(errno.EINVAL, "ibv_create_qp", detail=detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +93,11 @@ class QPLimits:
 
 @dataclass(frozen=True, slots=True)
 class QPAttributes:
-    """Attributes of a queue pair as `ibv_query_qp(3)` tells them, same names."""
+    """Attributes of a queue pair as `ibv_query_qp(3)` tells them, same names.
+
+    `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code (`RNR_TIMERS_MS`), and
+    `ah_attr` the way to the peer.
+    """
 
     qp_state: QPState
     path_mtu: MTU
@@ -66,3 +113,4 @@ class QPAttributes:
     timeout: int
     retry_cnt: int
     rnr_retry: int
+    ah_attr: AHAttributes

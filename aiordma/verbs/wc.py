@@ -29,6 +29,10 @@ class WorkCompletion:
 
     After a failure only `wr_id`, `status`, `qp_num` and `vendor_err` mean anything; the
     other properties are None then.
+
+    A datagram's receiver finds the sender in `src_qp` (its queue pair) and, if `flags` contain
+    `WCFlags.GRH`, in the first 40 bytes of the buffer, which `byte_len` counts too: see `GRH`.
+    `slid`, `sl`, `dlid_path_bits` and `pkey_index` belong to InfiniBand's datagrams.
     """
 
     wr_id: int
@@ -41,6 +45,10 @@ class WorkCompletion:
     invalidated_rkey: int | None
     flags: WCFlags
     src_qp: int
+    pkey_index: int = 0
+    slid: int = 0
+    sl: int = 0
+    dlid_path_bits: int = 0
 
     @classmethod
     def from_record(cls, record: WCRecord, wr_id: int | None = None) -> WorkCompletion:
@@ -48,6 +56,10 @@ class WorkCompletion:
         status = WCStatus(record[1])
         good = record[1] == 0
         flags = WCFlags(record[8]) if good else WCFlags(0)
+        if flags & WCFlags.IP_CSUM_OK and record[2] == WCOpcode.RECV and not record[7]:
+            # Soft-RoCE hands out the kernel's own bit for an invalidation, which is this one here.
+            # A checksum is reported for datagrams only, and those have a sender.
+            flags = flags & ~WCFlags.IP_CSUM_OK | WCFlags.WITH_INV
         return cls(
             wr_id=record[0] if wr_id is None else wr_id,
             status=status,
@@ -59,6 +71,10 @@ class WorkCompletion:
             invalidated_rkey=record[5] if flags & WCFlags.WITH_INV else None,
             flags=flags,
             src_qp=record[7] if good else 0,
+            pkey_index=record[9],
+            slid=record[10],
+            sl=record[11],
+            dlid_path_bits=record[12],
         )
 
     @property
@@ -72,7 +88,7 @@ class WorkCompletion:
         return wc_status_name(self.status)
 
     def error(self, operation: str = "") -> CompletionError:
-        """The exception that names this failure."""
+        """The exception that names this failure; `operation` is the word for what failed."""
         return completion_error(
             self.status, operation=operation, qp_num=self.qp_num, vendor_err=self.vendor_err
         )

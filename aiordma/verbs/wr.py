@@ -1,20 +1,61 @@
-"""Work requests as values, and their translation into the linked lists that C posts."""
+"""Work requests as values, and their translation into the linked lists that C posts.
+
+Every number is held against the width of its C field here, before anything is posted.  Whether a
+queue pair can carry the request is another question: see `wr_check`.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 from aiordma._ffi import ffi
-from aiordma.verbs.enums import Opcode, SendFlags
+from aiordma.verbs.ah import AddressHandle
+from aiordma.verbs.enums import Access, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mw import MemoryWindow
+from aiordma.verbs.resource import Resource
 
-__all__ = ["SGE", "RecvWR", "SendWR", "build_recv", "build_send", "sge_list"]
+__all__ = [
+    "ATOMICS", "SGE", "WITH_IMM", "WITH_REMOTE", "RecvWR", "SendWR", "build_recv", "build_send",
+    "check_inside", "fitting", "pinned", "sge_list",
+]  # fmt: skip
 
-_ATOMIC = (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD)
-_WITH_IMM = (Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM)
+ATOMICS = frozenset({Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD})
+WITH_IMM = frozenset({Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM})
+WITH_REMOTE = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ})
+_INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
+_NO_ACCESS = Access(0)
+
+
+def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
+    """Raise ValueError unless the bytes lie in the region."""
+    if offset < 0 or length < 0 or offset + length > region.length:
+        msg = (
+            f"bytes {offset} to {offset + length} are not inside a region of {region.length} bytes"
+        )
+        raise ValueError(msg)
+
+
+def fitting(name: str, value: int, bits: int) -> int:
+    """The number, if it fits into an unsigned field of `bits` bits.
+
+    Raises:
+        ValueError: It does not.
+        TypeError: It is no number.
+    """
+    try:
+        number = index(value)
+    except TypeError:
+        msg = f"{name} has to be a whole number, not {value!r}"
+        raise TypeError(msg) from None
+    if not 0 <= number < 1 << bits:
+        msg = f"{name} {number} does not fit into {bits} bits"
+        raise ValueError(msg)
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +77,7 @@ class SGE:
 
     def __post_init__(self) -> None:
         length = self.mr.length - self.offset if self.length is None else self.length
-        if self.offset < 0 or length < 0 or self.offset + length > self.mr.length:
-            msg = (
-                f"bytes {self.offset} to {self.offset + length} are not inside a region of "
-                f"{self.mr.length} bytes"
-            )
-            raise ValueError(msg)
+        check_inside(self.mr, self.offset, length)
         object.__setattr__(self, "length", length)
 
     def __len__(self) -> int:
@@ -57,13 +93,21 @@ class SendWR:
         wr_id: The caller's own number, 64 bits, returned by the completion untouched.
         sg_list: What to send, or where the result of a read or atomic goes.
         opcode: Kind of request.
-        send_flags: SIGNALED, SOLICITED, FENCE, INLINE.
+        send_flags: SIGNALED: success makes a completion, too (failure always does).  SOLICITED:
+            wakes a receiver that waits for solicited completions only.  FENCE: starts when all
+            reads and atomics before it are done.  INLINE: the bytes are copied by the post.
         imm_data: 32-bit immediate for the opcodes that carry one.
-        remote_addr: Remote address of a one-sided operation.
-        rkey: Its key.
-        compare_add: Compare value, or the value to add.
-        swap: The value that a compare-and-swap stores.
-        invalidate_rkey: Key for SEND_WITH_INV and LOCAL_INV.
+        remote_addr: Remote address of a one-sided operation, 64 bits.
+        rkey: Its key, 32 bits; for BIND_MW the key that the window is to have.
+        compare_add: Compare value, or the value to add, 64 bits.
+        swap: The value that a compare-and-swap stores, 64 bits.
+        invalidate_rkey: Key that SEND_WITH_INV ends at the peer and LOCAL_INV here, 32 bits.
+        mw: The memory window of a BIND_MW.
+        bind: What the window is to open; of no bytes to close a window of type 1.
+        bind_access: What the peer may do through the window.
+        ah: The way to the receiver of a datagram.
+        remote_qpn: The receiver's queue pair, 24 bits; 0xFFFFFF for a multicast group.
+        remote_qkey: The key that the receiver expects, 32 bits.
     """
 
     wr_id: int = 0
@@ -76,6 +120,12 @@ class SendWR:
     compare_add: int = 0
     swap: int = 0
     invalidate_rkey: int = 0
+    mw: MemoryWindow | None = None
+    bind: SGE | None = None
+    bind_access: Access = _NO_ACCESS
+    ah: AddressHandle | None = None
+    remote_qpn: int = 0
+    remote_qkey: int = 0
 
 
 @dataclass(slots=True)
@@ -93,65 +143,91 @@ def sge_list(pieces: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]) -> tuple
     return tuple(SGE(p) if isinstance(p, MemoryRegion) else p for p in pieces)
 
 
+def pinned(request: SendWR | RecvWR) -> tuple[Resource, ...]:
+    """What must not be destroyed before the request has completed."""
+    resources: tuple[Resource, ...] = tuple(piece.mr for piece in request.sg_list)
+    if isinstance(request, SendWR):
+        if request.mw is not None:
+            resources += (request.mw,)
+        if request.bind is not None:
+            resources += (request.bind.mr,)
+        if request.ah is not None:
+            resources += (request.ah,)
+    return resources
+
+
 def _fill_sges(target: Any, pieces: Sequence[SGE], keep: list[Any]) -> None:
     if pieces:
         sges = ffi.new("struct ibv_sge[]", len(pieces))
         for sge, piece in zip(sges, pieces, strict=True):
             piece.mr._require()
             sge.addr = piece.mr.addr + piece.offset
-            sge.length = len(piece)
+            sge.length = fitting("the length of a piece,", len(piece), 32)
             sge.lkey = piece.mr.lkey
         keep.append(sges)
         target.sg_list = sges
     target.num_sge = len(pieces)
 
 
-def _check_wr_id(wr_id: int) -> None:
-    if not 0 <= wr_id < 1 << 64:
-        msg = f"wr_id {wr_id} does not fit into 64 bits"
-        raise ValueError(msg)
+def _fill_opcode(wr: Any, request: SendWR) -> None:
+    """What belongs to the kind of request; unions in C, so only the fields that count."""
+    opcode = request.opcode
+    if opcode in WITH_IMM:
+        wr.imm_data = socket.htonl(fitting("imm_data", request.imm_data, 32))
+    elif opcode in _INVALIDATING:
+        wr.invalidate_rkey = fitting("invalidate_rkey", request.invalidate_rkey, 32)
+    if request.ah is not None:
+        wr.wr.ud.ah = request.ah._require()
+        wr.wr.ud.remote_qpn = fitting("remote_qpn", request.remote_qpn, 24)
+        wr.wr.ud.remote_qkey = fitting("remote_qkey", request.remote_qkey, 32)
+    elif opcode in ATOMICS:
+        wr.wr.atomic.remote_addr = fitting("remote_addr", request.remote_addr, 64)
+        wr.wr.atomic.rkey = fitting("rkey", request.rkey, 32)
+        wr.wr.atomic.compare_add = fitting("compare_add", request.compare_add, 64)
+        wr.wr.atomic.swap = fitting("swap", request.swap, 64)
+    elif opcode == Opcode.SEND_WITH_INV:
+        wr.wr.rdma.rkey = wr.invalidate_rkey  # where software iWARP's library looks for it
+    elif opcode in WITH_REMOTE:
+        wr.wr.rdma.remote_addr = fitting("remote_addr", request.remote_addr, 64)
+        wr.wr.rdma.rkey = fitting("rkey", request.rkey, 32)
+    elif opcode == Opcode.BIND_MW and request.mw is not None:
+        wr.bind_mw.mw = request.mw._require()
+        wr.bind_mw.rkey = fitting("rkey", request.rkey, 32)
+        wr.bind_mw.bind_info.mw_access_flags = int(request.bind_access)
+        if request.bind is not None:
+            wr.bind_mw.bind_info.mr = request.bind.mr._require()
+            wr.bind_mw.bind_info.addr = request.bind.mr.addr + request.bind.offset
+            wr.bind_mw.bind_info.length = len(request.bind)
 
 
 def build_send(requests: Sequence[SendWR]) -> tuple[Any, list[Any]]:
     """A C list of send requests, and the objects that keep it alive during the call.
 
     Raises:
-        ValueError: A number is out of range.
-        ResourceClosedError: A region is closed.
+        ValueError: A number does not fit into its field.
+        TypeError: A number is none.
+        ResourceClosedError: A region, window or address handle is closed.
     """
     chain = ffi.new("struct ibv_send_wr[]", len(requests))
     keep: list[Any] = [chain]
     for i, request in enumerate(requests):
         wr = chain[i]
-        _check_wr_id(request.wr_id)
-        wr.wr_id = request.wr_id
+        wr.wr_id = fitting("wr_id", request.wr_id, 64)
         wr.next = chain + i + 1 if i + 1 < len(requests) else ffi.NULL
         wr.opcode = int(request.opcode)
         wr.send_flags = int(request.send_flags)
         _fill_sges(wr, request.sg_list, keep)
-        if request.opcode in _WITH_IMM:
-            wr.imm_data = socket.htonl(request.imm_data)
-        elif request.opcode in (Opcode.SEND_WITH_INV, Opcode.LOCAL_INV):
-            wr.invalidate_rkey = request.invalidate_rkey
-        if request.opcode in _ATOMIC:
-            wr.wr.atomic.remote_addr = request.remote_addr
-            wr.wr.atomic.rkey = request.rkey
-            wr.wr.atomic.compare_add = request.compare_add
-            wr.wr.atomic.swap = request.swap
-        else:
-            wr.wr.rdma.remote_addr = request.remote_addr
-            wr.wr.rdma.rkey = request.rkey
+        _fill_opcode(wr, request)
     return chain, keep
 
 
 def build_recv(requests: Sequence[RecvWR]) -> tuple[Any, list[Any]]:
-    """A C list of receive requests, and the objects that keep it alive during the call."""
+    """A C list of receive requests, and the objects that keep it alive; raises as `build_send`."""
     chain = ffi.new("struct ibv_recv_wr[]", len(requests))
     keep: list[Any] = [chain]
     for i, request in enumerate(requests):
         wr = chain[i]
-        _check_wr_id(request.wr_id)
-        wr.wr_id = request.wr_id
+        wr.wr_id = fitting("wr_id", request.wr_id, 64)
         wr.next = chain + i + 1 if i + 1 < len(requests) else ffi.NULL
         _fill_sges(wr, request.sg_list, keep)
     return chain, keep

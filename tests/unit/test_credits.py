@@ -17,8 +17,8 @@ from .conftest import Run, run_on, settle
 # between two steps they meet in the same round of the loop.
 STEPS = st.lists(
     st.one_of(
-        st.just(("acquire", 0)),
-        st.tuples(st.just("try"), st.just(0)),
+        st.tuples(st.just("acquire"), st.integers(1, 3)),
+        st.tuples(st.just("try"), st.integers(1, 3)),
         st.tuples(st.just("release"), st.integers(1, 3)),
         st.tuples(st.just("cancel"), st.integers(0, 20)),
         st.tuples(st.just("run"), st.integers(1, 3)),
@@ -35,20 +35,23 @@ async def _simulate(places: int, steps: list[tuple[str, int]]) -> None:
     waited: list[int] = []  # tasks that had to wait, in order of arrival
     taken = 0
 
+    counts: list[int] = []
+
     async def acquire(number: int) -> None:
-        if not credits.free or credits.waiting:
+        if credits.free < counts[number] or credits.waiting:
             waited.append(number)
-        await credits.acquire()
+        await credits.acquire(counts[number])
         order.append(number)
 
     for name, number in steps:
         if name == "acquire":
+            counts.append(number)
             tasks.append(asyncio.create_task(acquire(len(tasks))))
         elif name == "try":
             before = credits.waiting
-            if credits.try_acquire():
+            if credits.try_acquire(number):
                 assert not before, "overtook somebody who waits"
-                taken += 1
+                taken += number
         elif name == "release":
             credits.release(number)
             total += number
@@ -58,20 +61,23 @@ async def _simulate(places: int, steps: list[tuple[str, int]]) -> None:
             await settle(number)
         assert credits.free >= 0
     await settle()
-    got = len(order) + taken
-    # Nobody waits while there is a place, and every place is either free or taken.
-    assert not (credits.free and credits.waiting)
+    got = sum(counts[number] for number in order) + taken
+    # Nobody waits while there is room for him, and every place is either free or taken.
+    waiting = [n for n in waited if n not in order and not tasks[n].done()]
+    assert credits.waiting == len(waiting)
+    assert not waiting or credits.free < counts[waiting[0]]
     assert credits.free == total - got
     # First come first served among those who waited and were not cancelled.
     queue = deque(number for number in waited if number in order)
     assert [number for number in order if number in queue] == list(queue)
     # All who are left get theirs when there is enough.
-    credits.release(len(tasks))
+    credits.release(sum(counts))
     await settle()
     assert credits.waiting == 0
     assert all(task.done() for task in tasks)
     assert len(order) == sum(not task.cancelled() for task in tasks)
-    assert credits.free == total + len(tasks) - len(order) - taken
+    got = sum(counts[number] for number in order) + taken
+    assert credits.free == total + sum(counts) - got
 
 
 @given(st.sampled_from(["asyncio", "uvloop"]), st.integers(0, 3), STEPS)
@@ -154,5 +160,43 @@ def test_failing_and_cancelling_in_one_round(run: Run) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiter
         assert credits.waiting == 0
+
+    run(main())
+
+
+def test_several_places_are_taken_in_one_moment(run: Run) -> None:
+    async def main() -> None:
+        # Two who take theirs one by one would each hold three of the five and wait for ever.
+        credits = Credits(5)
+        done: list[str] = []
+
+        async def take(name: str) -> None:
+            await credits.acquire(4)
+            done.append(name)
+            await settle()
+            credits.release(4)
+
+        async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+            group.create_task(take("first"))
+            group.create_task(take("second"))
+        assert done == ["first", "second"]
+        assert credits.free == 5
+
+    run(main())
+
+
+def test_a_small_wish_does_not_overtake_a_large_one(run: Run) -> None:
+    async def main() -> None:
+        credits = Credits(1)
+        large = asyncio.create_task(credits.acquire(3))
+        await settle()
+        assert not credits.try_acquire()
+        small = asyncio.create_task(credits.acquire())
+        await settle()
+        assert not small.done()
+        large.cancel()  # what was free all the time goes to the next
+        await settle()
+        assert small.done()
+        assert credits.free == 0
 
     run(main())

@@ -1,0 +1,387 @@
+"""Prepared posts: a list of requests that is built once and posted many times.
+
+Theory of operation
+    jVerbs calls this a stateful verb method.  An ordinary post checks its requests, translates them
+    into C structures and notes each of them; all of that is done once here.  An execution is one C
+    call (`aio_execute` in glue.c) and the accounting around it, and neither leaves an object
+    behind.
+
+    Each request of the list has one entry in the slot table for the life of the prepared post, and
+    stands in the queue's order once for each execution that is under way.  Which execution a
+    completion belongs to is told by the sub-index of its id, 16 bits of the number of the
+    execution.  So the accounting stays exact although an unsignaled request may fail in the middle
+    of many equal ones, and the caller's numbers may be changed between two executions.
+
+    The memory is pinned once, until the prepared post is freed and its last execution has
+    completed, or the queue pair is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from aiordma._ffi import ffi, lib
+from aiordma.errors import ResourceClosedError
+from aiordma.loop.slots import sub_index
+from aiordma.verbs.enums import Opcode
+from aiordma.verbs.qp_posting import Built, RawPosting
+from aiordma.verbs.wc import WCRecord, flush_record
+from aiordma.verbs.work_queue import Planned, Posted, WorkQueue
+from aiordma.verbs.wr import (
+    ATOMICS,
+    WITH_IMM,
+    WITH_REMOTE,
+    RecvWR,
+    SendWR,
+    check_inside,
+    fitting,
+)
+from aiordma.verbs.wr_check import check_atomic
+
+__all__ = ["PreparedPost", "Preparing"]
+
+_NUMBERS = 1 << 16  # executions under way that can be told apart
+
+
+class _Entry(Posted):
+    """One request of a prepared post: in the queue once for each execution under way."""
+
+    __slots__ = ("position", "post", "retired")
+
+    def __init__(
+        self, queue: WorkQueue, planned: Planned, post: PreparedPost, position: int
+    ) -> None:
+        self.post = post
+        self.position = position
+        self.retired = 0  # executions that have left the queue, modulo 2**32 as in C
+        super().__init__(queue, planned)
+
+    def retire(self) -> None:
+        self.retired = (self.retired + 1) & 0xFFFFFFFF
+        self.post._settle()
+
+    def is_stale(self, record: WCRecord) -> bool:
+        ahead = (sub_index(record[0]) - self.retired) % _NUMBERS
+        under_way = (int(self.post._c.executions) - self.retired) & 0xFFFFFFFF
+        return ahead >= under_way
+
+    def is_next(self, record: WCRecord) -> bool:
+        return self.retired % _NUMBERS == sub_index(record[0])
+
+    def number(self, record: WCRecord) -> int:
+        return self.post._number(sub_index(record[0]), self.position)
+
+    def number_ahead(self, occurrence: int) -> int:
+        return self.post._number(self.retired + occurrence, self.position)
+
+
+class PreparedPost:
+    """Requests that are posted again and again: the stateful verb method of jVerbs.
+
+    Made by `QueuePair.prepare_send` and `QueuePair.prepare_recv`.  Each `execute()` posts the list
+    once more with one doorbell, and its completions come out of the CQ with the callers' numbers.
+    Between two executions `patch` changes numbers, pieces and remote addresses in place.  Used in
+    a `with` block it is freed at the end.
+
+    An execution takes what the buffers hold at that moment, or later: as with every post, the
+    memory belongs to the adapter until the completion, except for INLINE requests.
+    """
+
+    __slots__ = (
+        "_c", "_count", "_entries", "_freed", "_keep", "_pinned", "_qp", "_queue", "_requests",
+        "_signaled", "_success", "_tail", "_wrs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        qp: Preparing,
+        queue: WorkQueue,
+        requests: Sequence[SendWR | RecvWR],
+        built: Built,
+    ) -> None:
+        count = len(requests)
+        if not 0 < count <= queue.depth:
+            msg = f"a prepared list needs 1 to {queue.depth} requests, the places of the queue"
+            raise ValueError(msg)
+        rows = 1 << (queue.depth // count).bit_length()
+        if rows > _NUMBERS:
+            msg = f"a queue of {queue.depth} places is too deep for {count} prepared requests"
+            raise ValueError(msg)
+        first, plan = built.first, built.plan
+        self._qp = qp
+        self._queue = queue
+        self._count = count
+        self._requests = tuple(replace(wr, sg_list=tuple(wr.sg_list)) for wr in requests)
+        self._wrs = [first[i] for i in range(count)]
+        self._signaled = any(planned.signaled for planned in plan)
+        self._tail = queue.unsignaled_after(plan) if self._signaled else count
+        self._pinned = tuple(dict.fromkeys(one for planned in plan for one in planned.regions))
+        self._success = True
+        self._freed = False
+        self._entries: list[Posted] = []
+        try:
+            for position, planned in enumerate(plan):
+                self._entries.append(_Entry(queue, planned, self, position))
+        except BaseException:
+            for entry in self._entries:
+                entry.release()
+            raise
+        # Fields of a C struct keep nothing alive; `_keep` does.
+        entries = ffi.new("uint64_t[]", [entry.wr_id for entry in self._entries])
+        caller = ffi.new("uint64_t[]", [request.wr_id for request in requests])
+        history = ffi.new("uint64_t[]", rows * count)
+        self._keep = (*built.keep, entries, caller, history)
+        self._c = ffi.new("struct aio_prepared *")
+        self._c.qp = qp._require()
+        if isinstance(requests[0], SendWR):
+            self._c.send = first
+        else:
+            self._c.recv = first
+        self._c.entries, self._c.caller, self._c.history = entries, caller, history
+        self._c.count, self._c.history_mask = count, rows - 1
+        qp._prepared.add(self)
+
+    def __len__(self) -> int:
+        """Number of requests in the list."""
+        return self._count
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the last `execute()` posted; True before the first.
+
+        It tells of the post.  How the requests ended is told by their completions.
+        """
+        return self._success
+
+    def execute(self) -> Self:
+        """Post the list once more, with one doorbell; returns itself.
+
+        Makes no C structure and keeps no Python object.  In the error state of the queue pair the
+        requests complete as flushed, as those of an ordinary post.
+
+        Raises:
+            ResourceBusyError: The queue has not enough free places; nothing was posted.
+            ValueError: Unsignaled requests would fill the queue; nothing was posted.
+            ResourceClosedError: The post was freed, or the queue pair or a region is closed.
+            OSError: The post failed; the queue pair is in the error state.
+
+        Man page: `ibv_post_send(3)`, `ibv_post_recv(3)`.
+        """
+        self._success = False
+        if self._freed:
+            msg = "the prepared post was freed"
+            raise ResourceClosedError(msg)
+        qp, queue = self._qp, self._queue
+        qp._require()
+        for resource in self._pinned:
+            resource._require()
+        if qp._in_error:
+            self._flush()
+        else:
+            unsignaled = self._tail if self._signaled else queue.unsignaled + self._tail
+            queue.take(self._count, unsignaled)
+            queue.enter_again(self._entries, unsignaled)
+            code = lib.aio_execute(self._c)
+            if code:
+                raise qp._post_failed(queue, code)
+        self._success = True
+        return self
+
+    def _flush(self) -> None:
+        for i in range(self._count):
+            self._queue.cq._deliver(flush_record(self._qp.num), self._c.caller[i])
+
+    def _number(self, execution: int, position: int) -> int:
+        row = execution & self._c.history_mask
+        return int(self._c.history[row * self._count + position])
+
+    # Patching
+
+    def patch(
+        self,
+        request: int = 0,
+        *,
+        wr_id: int | None = None,
+        piece: int = 0,
+        offset: int | None = None,
+        length: int | None = None,
+        remote_addr: int | None = None,
+        rkey: int | None = None,
+        imm_data: int | None = None,
+        compare_add: int | None = None,
+        swap: int | None = None,
+    ) -> Self:
+        """Change a request in place, for the executions from now on; returns itself.
+
+        Executions under way are not touched: the adapter has taken its own copy.
+
+        Args:
+            request: Its place in the list.
+            wr_id: The number of its completion, 64 bits.
+            piece: Which of its pieces `offset` and `length` are for.
+            offset: First byte of the piece, from the start of its region.
+            length: Bytes of the piece.
+            remote_addr: Remote address of a one-sided request.
+            rkey: Key of a one-sided request.
+            imm_data: Immediate of a request that carries one.
+            compare_add: Compare value, or the value to add, of an atomic request.
+            swap: What a compare-and-swap stores.
+
+        Raises:
+            ValueError: A number is out of range, the piece is not inside its region, or this kind
+                of request has no such field.  Nothing is changed then.
+            IndexError: There is no such request or piece.
+            ResourceClosedError: The post was freed.
+        """
+        if self._freed:
+            msg = "the prepared post was freed"
+            raise ResourceClosedError(msg)
+        if not 0 <= request < self._count:
+            msg = f"there is no request {request} in a list of {self._count}"
+            raise IndexError(msg)
+        wr, made = self._wrs[request], self._requests[request]
+        # Everything is checked first, then everything is set.
+        number = None if wr_id is None else fitting("wr_id", wr_id, 64)
+        memory = None
+        if offset is not None or length is not None:
+            memory = self._checked_piece(wr, made, piece, offset, length)
+        targets: list[tuple[Any, str, int]] = []
+        if not (remote_addr is rkey is imm_data is compare_add is swap is None):
+            targets = _checked_targets(
+                wr, made, remote_addr=remote_addr, rkey=rkey, imm_data=imm_data,
+                compare_add=compare_add, swap=swap,
+            )  # fmt: skip
+        if number is not None:
+            self._c.caller[request] = number
+        if memory is not None:
+            sge = wr.sg_list[piece]
+            sge.addr, sge.length = memory
+        for struct, name, value in targets:
+            setattr(struct, name, value)
+        return self
+
+    def _checked_piece(
+        self, wr: Any, made: SendWR | RecvWR, piece: int, offset: int | None, length: int | None
+    ) -> tuple[int, int]:
+        """Address and length that the piece is to have."""
+        if not 0 <= piece < len(made.sg_list):
+            msg = f"there is no piece {piece}: the request has {len(made.sg_list)}"
+            raise IndexError(msg)
+        region, sge = made.sg_list[piece].mr, wr.sg_list[piece]
+        if offset is None:
+            offset = sge.addr - region.addr
+        if length is None:
+            length = sge.length
+        check_inside(region, offset, length)
+        if isinstance(made, SendWR):
+            if made.opcode in ATOMICS:
+                check_atomic([length], 0)
+            sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
+            sizes[piece] = length
+            self._qp._rules.check_sizes(made, sizes)
+        return region.addr + offset, fitting("the length of a piece,", length, 32)
+
+    # Life
+
+    def free(self) -> None:
+        """Give it back.  Idempotent.
+
+        Executions under way go on, and their memory stays pinned until they have completed or the
+        queue pair is gone.  Closing the queue pair frees all its prepared posts.
+        """
+        if self._freed:
+            return
+        self._freed = True
+        self._qp._prepared.discard(self)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once freed and idle: let go of the entries and the memory."""
+        if self._freed and self._entries:
+            last = self._entries[-1]
+            assert isinstance(last, _Entry)
+            if last.retired == self._c.executions:
+                entries, self._entries = self._entries, []
+                for entry in entries:
+                    entry.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.free()
+
+    def __repr__(self) -> str:
+        kind = "recv" if isinstance(self._requests[0], RecvWR) else "send"
+        state = " freed" if self._freed else ""
+        return (
+            f"<PreparedPost {kind} requests={self._count} executions={self._c.executions}{state}>"
+        )
+
+
+def _checked_targets(
+    wr: Any, made: SendWR | RecvWR, **values: int | None
+) -> list[tuple[Any, str, int]]:
+    """C struct, field and value for each value that is not None."""
+    homes: dict[str, Any] = {}
+    opcode = made.opcode if isinstance(made, SendWR) else None
+    if opcode in ATOMICS:
+        atomic = wr.wr.atomic
+        homes = dict.fromkeys(("remote_addr", "rkey", "compare_add", "swap"), atomic)
+    elif opcode in WITH_REMOTE:
+        homes = dict.fromkeys(("remote_addr", "rkey"), wr.wr.rdma)
+    if opcode in WITH_IMM:
+        homes["imm_data"] = wr
+    targets = []
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name not in homes:
+            msg = f"a {opcode.name if opcode is not None else 'receive'} has no {name}"
+            raise ValueError(msg)
+        number = fitting(name, value, 32 if name in ("rkey", "imm_data") else 64)
+        if name == "remote_addr" and opcode in ATOMICS:
+            check_atomic([8], number)
+        targets.append((homes[name], name, socket.htonl(number) if name == "imm_data" else number))
+    return targets
+
+
+class Preparing(RawPosting):
+    """What a queue pair can do with prepared posts.  Part of `QueuePair`."""
+
+    __slots__ = ("_prepared",)
+
+    _prepared: set[PreparedPost]
+
+    def prepare_send(self, requests: SendWR | Sequence[SendWR]) -> PreparedPost:
+        """Build one send request or a list once, to be posted many times.
+
+        Args:
+            requests: As for `post_send`; later changes of the objects have no effect.
+
+        Returns:
+            The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
+            registered until then; one that is closed before cannot be executed any more.
+
+        Raises:
+            ValueError: As `post_send`, or the list is empty or longer than the queue.
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ResourceClosedError: The queue pair or a region is closed.
+        """
+        chain = [requests] if isinstance(requests, SendWR) else list(requests)
+        if any(request.opcode == Opcode.BIND_MW for request in chain):
+            msg = "BIND_MW cannot be prepared: every bind makes another key"
+            raise ValueError(msg)
+        return PreparedPost(self, self._sq, chain, self._build_send(chain))
+
+    def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedPost:
+        """Build one receive request or a list once, to be posted many times; see `prepare_send`."""
+        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
+        return PreparedPost(self, self._rq, chain, self._build_recv(chain))
+
+    def _free_prepared(self) -> None:
+        for post in list(self._prepared):
+            post.free()

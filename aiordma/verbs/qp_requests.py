@@ -1,0 +1,285 @@
+"""Awaited requests: one coroutine for each kind, ending with the completion of that request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import cast
+
+from aiordma.verbs.ah import AddressHandle
+from aiordma.verbs.enums import Access, Opcode, SendFlags
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mw import MemoryWindow
+from aiordma.verbs.prepared import Preparing
+from aiordma.verbs.wc import WorkCompletion
+from aiordma.verbs.work_queue import WorkQueue
+from aiordma.verbs.wr import SGE, RecvWR, SendWR, sge_list
+
+__all__ = ["Buffers", "Requests"]
+
+Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
+
+
+class Requests(Preparing):
+    """What a queue pair can do with requests that are awaited.  Part of `QueuePair`."""
+
+    __slots__ = ()
+
+    async def _run(
+        self, queue: WorkQueue, chain: Sequence[SendWR] | Sequence[RecvWR], name: str | None = None
+    ) -> WorkCompletion:
+        """Post a list and wait for its last request.
+
+        The C list is built before the wait for places, so that bad input is refused at once.
+        `name` is what errors call it instead of its opcode.
+        """
+        if isinstance(chain[0], SendWR):
+            built = self._build_send(cast("Sequence[SendWR]", chain))
+        else:
+            built = self._build_recv(cast("Sequence[RecvWR]", chain))
+        queue.cq.manage()
+        await queue.room.acquire(len(chain))
+        if self.closed or self._in_error:
+            queue.room.release(len(chain))
+            self._require()
+            name = name or built.plan[0].operation
+            raise queue.flushed(name, self.num, 0 if len(chain) > 1 else None)
+        entered = queue.enter(built.plan, 0)
+        future: asyncio.Future[WorkCompletion] = asyncio.get_running_loop().create_future()
+        for i, posted in enumerate(entered):
+            built.first[i].wr_id = posted.wr_id
+            posted.operation = name or posted.operation
+            posted.future = future
+            posted.last = i + 1 == len(chain)
+            posted.index = i if len(chain) > 1 else None
+        try:
+            self._ring(queue, built.first)
+        except BaseException:
+            future.cancel()
+            raise
+        return await future
+
+    async def submit(self, requests: Sequence[SendWR]) -> WorkCompletion:
+        """Post a list of send requests with one doorbell; returns the completion of the last.
+
+        Requests of one queue pair complete in order, so the last one stands for all: the list
+        waits for one completion, whatever its length.  Only the last is posted SIGNALED; the
+        flag of the others is left out.  The completion carries the last request's `wr_id`.
+
+        Args:
+            requests: At least one, at most as many as the send queue has places.
+
+        Raises:
+            CompletionError: The first request that failed, with its place in the list as `index`
+                and its own status, not the flush of those behind it.  Those before it succeeded.
+            ValueError: The list is empty or longer than the queue, or see `post_send`.
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; while it waits for places nothing is posted, after that the
+        requests run on and their regions stay registered until they are done.
+
+        Man page: `ibv_post_send(3)`.
+        """
+        chain = list(requests)
+        depth = self._sq.depth
+        if not 0 < len(chain) <= depth:
+            msg = f"a list needs 1 to {depth} requests, as many as the queue holds: {len(chain)}"
+            raise ValueError(msg)
+        group = [replace(wr, send_flags=wr.send_flags & ~SendFlags.SIGNALED) for wr in chain]
+        group[-1].send_flags |= SendFlags.SIGNALED
+        reads = any(request.opcode == Opcode.RDMA_READ for request in group[:-1])
+        if reads and self._rules.overtaking and group[-1].opcode != Opcode.RDMA_READ:
+            group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
+        return replace(await self._run(self._sq, group), wr_id=chain[-1].wr_id)
+
+    async def send(
+        self,
+        buffers: Buffers,
+        *,
+        imm: int | None = None,
+        invalidate: int | None = None,
+        solicited: bool = False,
+        inline: bool = False,
+        fence: bool = False,
+        ah: AddressHandle | None = None,
+        remote_qpn: int = 0,
+        remote_qkey: int = 0,
+    ) -> WorkCompletion:
+        """Send the buffers as one message; returns its completion.
+
+        Args:
+            buffers: Regions or pieces of regions, gathered in order; at most
+                `limits.max_send_sge`.
+            imm: 32-bit immediate that the receiver finds in its completion.
+            invalidate: Key of the receiver's memory that ends with the message; his completion
+                tells it as `invalidated_rkey`.  Not together with `imm`.
+            solicited: Wake a receiver that waits for solicited completions only.
+            inline: Copy the bytes at the post, up to `limits.max_inline_data`.  The buffers may
+                be changed as soon as it is posted, which is at once if a place is free.
+            fence: Begin only when the reads and atomics before it are done.
+            ah: For datagrams, and only for them: the way to the receiver.
+            remote_qpn: For datagrams: the receiver's queue pair, or 0xFFFFFF for a group.
+            remote_qkey: For datagrams: the key that the receiver expects.
+
+        Raises:
+            CompletionError: The request failed; the subclass names the reason.
+            ValueError: Too many pieces, too many bytes for inline, or a number out of range;
+                `MessageTooLargeError` for a datagram that is longer than the port's MTU.
+            NotSupportedError: The transport has no immediates (iWARP), or no invalidation.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the message may still be sent, and the regions stay
+        registered until it is done.
+        """
+        if imm is not None and invalidate is not None:
+            msg = "a message carries an immediate or invalidates a key, not both"
+            raise ValueError(msg)
+        opcode = Opcode.SEND
+        if imm is not None:
+            opcode = Opcode.SEND_WITH_IMM
+        elif invalidate is not None:
+            opcode = Opcode.SEND_WITH_INV
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
+            invalidate_rkey=invalidate or 0,
+            send_flags=_flags(solicited=solicited, inline=inline, fence=fence),
+            ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey,
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "send")
+
+    async def recv(self, buffers: Buffers) -> WorkCompletion:
+        """Post a receive and await its message; `byte_len` of the completion tells its length.
+
+        Raises and cancellation: as `send`.  A message that arrives for a canceled receive is
+        consumed.
+        """
+        return await self._run(self._rq, [RecvWR(sg_list=sge_list(buffers))], "recv")
+
+    async def write(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        *,
+        imm: int | None = None,
+        solicited: bool = False,
+        inline: bool = False,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """RDMA WRITE the buffers to the peer's memory; with `imm` it consumes a peer's receive.
+
+        Arguments, raises and cancellation: as `send`; a canceled write may have written.
+        `solicited` counts only with `imm`: nothing else of a write is noticed by the peer.
+        """
+        opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
+            remote_addr=remote_addr, rkey=rkey,
+            send_flags=_flags(solicited=solicited, inline=inline, fence=fence),
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "write")
+
+    async def read(
+        self, buffers: Buffers, remote_addr: int, rkey: int, *, fence: bool = False
+    ) -> WorkCompletion:
+        """RDMA READ the peer's memory into the buffers.
+
+        Arguments, raises and cancellation: as `send`; the buffers belong to the adapter until it
+        is done.
+        """
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.RDMA_READ,
+            remote_addr=remote_addr, rkey=rkey, send_flags=_flags(fence=fence),
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "read")
+
+    async def fetch_add(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        value: int,
+        *,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
+
+        Args:
+            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            remote_addr: Address of the integer, a multiple of 8.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            value: What to add, 0 to 2**64 - 1; the sum wraps around.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            NotSupportedError: The device has no atomic operations, as all of iWARP.
+            ValueError: The address is no multiple of 8, or a number is out of range.
+
+        Further errors and cancellation: as `send`; a canceled operation may have taken place.
+        """
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
+            remote_addr=remote_addr, rkey=rkey, compare_add=value, send_flags=_flags(fence=fence),
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "fetch_add")
+
+    async def compare_swap(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        expected: int,
+        desired: int,
+        *,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """Store `desired` in the peer's 64-bit integer if it is `expected`; see `fetch_add`."""
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_CMP_AND_SWP,
+            remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,
+            send_flags=_flags(fence=fence),
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "compare_swap")
+
+    async def local_invalidate(self, rkey: int, *, fence: bool = False) -> WorkCompletion:
+        """End remote access by a key of this side: a window of type 2, or on iWARP a region.
+
+        Args:
+            rkey: The key, 32 bits.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises and cancellation: as `send`; a canceled invalidation still takes place.
+        """
+        request = SendWR(
+            opcode=Opcode.LOCAL_INV, invalidate_rkey=rkey, send_flags=_flags(fence=fence)
+        )
+        return await self._run(self._sq, [request], "local_inv")
+
+    async def _bind_mw(
+        self,
+        window: MemoryWindow,
+        mr: MemoryRegion,
+        offset: int,
+        length: int,
+        access: Access,
+        rkey: int,
+    ) -> WorkCompletion:
+        """The request behind `MemoryWindow.bind`, which knows what it means for the window."""
+        request = SendWR(
+            opcode=Opcode.BIND_MW, mw=window, bind=SGE(mr, offset, length), bind_access=access,
+            rkey=rkey,
+        )  # fmt: skip
+        return await self._run(self._sq, [request], "bind_mw")
+
+
+def _flags(*, solicited: bool = False, inline: bool = False, fence: bool = False) -> SendFlags:
+    flags = SendFlags.SIGNALED
+    if solicited:
+        flags |= SendFlags.SOLICITED
+    if inline:
+        flags |= SendFlags.INLINE
+    if fence:
+        flags |= SendFlags.FENCE
+    return flags

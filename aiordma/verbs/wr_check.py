@@ -1,0 +1,233 @@
+"""What the requests of a queue pair may be: its limits, and what its transport can do.
+
+Checked before the adapter sees a list, because an adapter answers late and for the whole queue
+pair: with a failed completion that flushes everything behind it, or with a refused post of which
+half was queued.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from aiordma.errors import MessageTooLargeError, NotSupportedError
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import AtomicCap, DeviceCapFlags, MWType, Opcode, QPType, SendFlags
+from aiordma.verbs.qp_attr import QPLimits
+from aiordma.verbs.work_queue import Planned
+from aiordma.verbs.wr import ATOMICS, WITH_IMM, RecvWR, SendWR, pinned
+
+__all__ = ["WRRules", "check_atomic"]
+
+_SENDS = frozenset({Opcode.SEND, Opcode.SEND_WITH_IMM})
+_WRITES = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM})
+_INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
+_READS = frozenset({Opcode.RDMA_READ})
+_WINDOWS = frozenset({Opcode.BIND_MW})
+_CAN_BE_INLINE = _SENDS | _WRITES | {Opcode.SEND_WITH_INV}
+_WITHOUT_DATA = frozenset({Opcode.LOCAL_INV, Opcode.BIND_MW})
+_SOFTWARE_IWARP = 0x626D74  # its vendor_id
+_TYPE_2 = DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B
+# RC.  What is missing everywhere, such as TSO or FLUSH, ibv_post_send cannot carry as a value.
+_ALL = _SENDS | _WRITES | _READS | ATOMICS | _INVALIDATING | _WINDOWS
+
+
+def _possible(context: Context, qp_type: QPType) -> frozenset[Opcode]:
+    if qp_type == QPType.UD:
+        return _SENDS
+    possible = _ALL if qp_type == QPType.RC else _SENDS | _WRITES | _INVALIDATING | _WINDOWS
+    attributes = context.attributes
+    if context.is_iwarp:
+        possible -= WITH_IMM
+    if attributes.atomic_cap == AtomicCap.NONE:
+        possible -= ATOMICS
+    if not attributes.device_cap_flags & DeviceCapFlags.MEM_MGT_EXTENSIONS:
+        possible -= _INVALIDATING
+    if not attributes.max_mw:
+        possible -= _WINDOWS
+    # All that a program has to invalidate by itself: regions of ibv_reg_mr are not.
+    if not attributes.device_cap_flags & _TYPE_2:
+        possible -= {Opcode.LOCAL_INV}
+    return possible
+
+
+@dataclass(frozen=True, slots=True)
+class WRRules:
+    """What one queue pair can be given.
+
+    Attributes:
+        limits: The device's actual limits for the queue pair.
+        opcodes: Send requests that device, transport and type of queue pair can do.
+        max_read_sge: Pieces that a read may be scattered into.
+        where: Device and type, for texts.
+        all_signaled: Every send makes a completion, whatever its flags.
+        overtaking: A message may complete before a read that was posted before it, as on iWARP.
+        fussy: Software iWARP: an empty piece in front of another crashes its kernel, and a receive
+            without a piece is refused after the fact.
+        max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
+            other types.
+    """
+
+    limits: QPLimits
+    opcodes: frozenset[Opcode]
+    max_read_sge: int
+    where: str
+    all_signaled: bool = False
+    overtaking: bool = False
+    fussy: bool = False
+    max_datagram: int = 0
+
+    @classmethod
+    def of(
+        cls, context: Context, limits: QPLimits, qp_type: QPType, *, all_signaled: bool = False
+    ) -> WRRules:
+        """The rules of a queue pair of this type and size on this device."""
+        most = context.attributes.max_sge_rd
+        return cls(
+            limits=limits,
+            opcodes=_possible(context, qp_type),
+            max_read_sge=min(most, limits.max_send_sge) if most > 0 else limits.max_send_sge,
+            where=f"{context.name} ({context.transport.name}, {qp_type.name})",
+            all_signaled=all_signaled,
+            overtaking=context.is_iwarp,
+            fussy=context.attributes.vendor_id == _SOFTWARE_IWARP,
+            max_datagram=_largest_mtu(context) if qp_type == QPType.UD else 0,
+        )
+
+    def plan(self, request: SendWR) -> Planned:
+        """What the send queue has to note about the request."""
+        asked = self.all_signaled or bool(request.send_flags & SendFlags.SIGNALED)
+        signaled = asked or (self.overtaking and request.opcode in _READS)
+        name = Opcode(request.opcode).name.lower()
+        return Planned(name, pinned(request), signaled, silent=signaled and not asked)
+
+    def check_send(self, requests: Sequence[SendWR]) -> None:
+        """Check requests for the send queue.
+
+        Raises:
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ValueError: A limit of the queue pair is exceeded, or the request contradicts itself.
+        """
+        for request in requests:
+            self._check_opcode(request)
+            if request.opcode == Opcode.BIND_MW:
+                _check_bind(request, alone=len(requests) == 1)
+            if self.max_datagram or request.ah is not None:
+                self.check_datagram(request)
+            self.check_pieces(request)
+            if request.opcode in ATOMICS:
+                check_atomic([len(piece) for piece in request.sg_list], request.remote_addr)
+
+    def _check_opcode(self, request: SendWR) -> None:
+        opcode = request.opcode
+        if opcode not in self.opcodes:
+            msg = f"{Opcode(opcode).name} is not possible on {self.where}: no {_kind(opcode)} there"
+            raise NotSupportedError(errno.EOPNOTSUPP, msg)
+
+    def check_datagram(self, request: SendWR) -> None:
+        """Check what only datagrams have; see `check_send`.
+
+        The size above all: an adapter sends nothing of a message that is longer than the MTU, and
+        completes it with success.
+        """
+        if not self.max_datagram:
+            msg = f"an address handle is for datagrams; this is {self.where}"
+            raise ValueError(msg)
+        if request.ah is None:
+            msg = "a datagram needs ah, remote_qpn and remote_qkey: whom it is for"
+            raise ValueError(msg)
+
+    def check_pieces(self, request: SendWR) -> None:
+        """Check number and size of the pieces; see `check_send`."""
+        opcode, count = request.opcode, len(request.sg_list)
+        if opcode == Opcode.RDMA_READ:
+            _check_count(
+                count, "the least of limits.max_send_sge and max_sge_rd", self.max_read_sge
+            )
+        elif opcode in _WITHOUT_DATA:
+            _check_count(count, f"what {opcode.name} can carry", 0)
+        else:
+            _check_count(count, "limits.max_send_sge", self.limits.max_send_sge)
+        if request.send_flags & SendFlags.INLINE and opcode not in _CAN_BE_INLINE:
+            msg = f"{opcode.name} cannot be inline: it sends no bytes"
+            raise ValueError(msg)
+        self.check_sizes(request, [len(piece) for piece in request.sg_list])
+
+    def check_sizes(self, request: SendWR, sizes: Sequence[int]) -> None:
+        """Check the pieces that a request has, or is to have; see `check_send`.
+
+        Raises:
+            MessageTooLargeError: A datagram is longer than the MTU.
+        """
+        size = sum(sizes)
+        if self.fussy and 0 in sizes[:-1]:
+            msg = f"an empty piece in front of another is not possible on {self.where}"
+            raise NotSupportedError(errno.EOPNOTSUPP, msg)
+        if self.max_datagram and size > self.max_datagram:
+            msg = f"a datagram of {size} bytes is longer than the port's MTU of {self.max_datagram}"
+            raise MessageTooLargeError(msg)
+        if request.send_flags & SendFlags.INLINE and size > self.limits.max_inline_data:
+            msg = (
+                f"{size} bytes cannot be inline: limits.max_inline_data is "
+                f"{self.limits.max_inline_data} (ask for more with QPInitAttr.max_inline_data)"
+            )
+            raise ValueError(msg)
+
+    def check_recv(self, requests: Iterable[RecvWR]) -> None:
+        """Check requests for the receive queue.
+
+        Raises:
+            ValueError: More pieces than the queue pair takes.
+            NotSupportedError: No piece, on software iWARP.
+        """
+        for request in requests:
+            if self.fussy and not request.sg_list:
+                msg = f"a receive without a piece is not possible on {self.where}"
+                raise NotSupportedError(errno.EOPNOTSUPP, msg)
+            _check_count(len(request.sg_list), "limits.max_recv_sge", self.limits.max_recv_sge)
+
+
+def _check_bind(request: SendWR, *, alone: bool) -> None:
+    if request.mw is None or request.bind is None:
+        # Soft-RoCE's library looks at the region without asking whether there is one.
+        msg = "BIND_MW needs a memory window and a piece to bind it to"
+        raise ValueError(msg)
+    if request.mw.type == MWType.TYPE_1 and not alone:
+        msg = "a window of type 1 is bound by a call of its own, not in a list"
+        raise ValueError(msg)
+
+
+def _largest_mtu(context: Context) -> int:
+    ports = range(1, context.attributes.phys_port_cnt + 1)
+    return max(context.query_port(port).active_mtu.in_bytes for port in ports)
+
+
+def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:
+    """Raise ValueError unless an atomic operation can have pieces of these sizes."""
+    sizes = list(sizes)
+    if sizes != [8]:
+        msg = f"the result of an atomic operation takes one piece of 8 bytes, not {sizes}"
+        raise ValueError(msg)
+    if remote_addr % 8:
+        msg = f"remote_addr {remote_addr:#x} of an atomic operation is not a multiple of 8"
+        raise ValueError(msg)
+
+
+def _kind(opcode: Opcode) -> str:
+    """What a device lacks that cannot do it."""
+    if opcode in WITH_IMM:
+        return "immediate data"
+    if opcode in ATOMICS:
+        return "atomic operations"
+    if opcode in _INVALIDATING:
+        return "invalidation"
+    if opcode in _WINDOWS:
+        return "memory windows"
+    return "such work requests"
+
+
+def _check_count(count: int, name: str, most: int) -> None:
+    if count > most:
+        msg = f"{count} pieces are too many: {name} is {most}"
+        raise ValueError(msg)

@@ -1,0 +1,480 @@
+"""Prepared posts: executed many times, patched in place, freed; the accounting stays exact."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma.verbs import (
+    SGE,
+    Access,
+    Opcode,
+    PreparedPost,
+    QPState,
+    RecvWR,
+    SendFlags,
+    SendWR,
+    WCStatus,
+    WorkCompletion,
+    prepared,
+)
+from tests.device.ends import ALL, End, Ends, connected
+
+pytestmark = pytest.mark.device
+
+DEPTH = 8
+NO_FLAGS = SendFlags(0)
+
+
+@pytest.fixture
+async def ends(address: str) -> AsyncIterator[Ends]:
+    sizes: dict[str, Any] = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, "max_inline_data": 64}
+    async with connected(address, **sizes, max_send_sge=2, max_recv_sge=2) as both:
+        both.client.mr = both.client.region(4096, ALL)
+        both.server.mr = both.server.region(4096, ALL)
+        yield both
+
+
+async def completions(end: End, count: int) -> list[WorkCompletion]:
+    async with asyncio.timeout(10):
+        return [await anext(end.cq) for _ in range(count)]
+
+
+async def numbers(end: End, count: int) -> list[int]:
+    got = await completions(end, count)
+    assert all(wc.ok for wc in got), got
+    return [wc.wr_id for wc in got]
+
+
+# Executing
+
+
+async def test_one_object_a_thousand_times(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    receive = server.qp.prepare_recv(RecvWR(5, [SGE(server.mr, 0, 64)]))
+    send = client.qp.prepare_send(SendWR(6, [SGE(client.mr, 0, 4)]))
+    assert len(send) == len(receive) == 1
+    for number in range(1000):
+        client.mr.view[:4] = number.to_bytes(4, "big")
+        assert receive.execute() is receive
+        assert send.execute() is send
+        assert send.is_success
+        assert await numbers(server, 1) == [5]
+        assert await numbers(client, 1) == [6]
+        assert bytes(server.mr.view[:4]) == number.to_bytes(4, "big")
+    assert client.qp.outstanding == server.qp.outstanding == 0
+    send.free()
+    receive.free()
+
+
+async def test_a_list_with_one_signaled_tail(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    addr, rkey = server.mr.addr, server.mr.rkey
+    chain = [
+        SendWR(n, [SGE(client.mr, n * 8, 8)], Opcode.RDMA_WRITE, NO_FLAGS, 0, addr + n * 8, rkey)
+        for n in range(3)
+    ]
+    chain.append(SendWR(99, [SGE(client.mr, 0, 1)]))
+    with client.qp.prepare_send(chain) as send:
+        for turn in range(5):
+            server.qp.post_recv([RecvWR(n, [SGE(server.mr, 1000, 8)]) for n in range(2)])
+            for half in range(2):
+                client.mr.view[:24] = bytes([turn * 2 + half + 1]) * 24
+                send.execute()
+                if half:  # two executions are under way at once: as many as the queue holds
+                    assert await numbers(client, 2) == [99, 99]
+                    await numbers(server, 2)
+                    assert bytes(server.mr.view[:24]) == bytes(client.mr.view[:24])
+        assert client.qp.outstanding == 0
+    assert client.cq.poll() == []
+
+
+async def test_a_full_queue(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    server.qp.post_recv([RecvWR(n, [SGE(server.mr, 0, 8)]) for n in range(DEPTH)])
+    with client.qp.prepare_send(SendWR(1, [SGE(client.mr, 0, 1)])) as send:
+        for _ in range(DEPTH):
+            send.execute()
+        # Nobody has looked at the completions: the places are still taken.
+        with pytest.raises(aiordma.ResourceBusyError, match="0 free places"):
+            send.execute()
+        assert not send.is_success
+        assert client.qp.outstanding == DEPTH
+        assert await numbers(client, DEPTH) == [1] * DEPTH
+        assert await numbers(server, DEPTH) == list(range(DEPTH))
+        server.qp.post_recv(RecvWR(7, [SGE(server.mr, 0, 8)]))
+        assert send.execute().is_success
+        assert await numbers(client, 1) == [1]
+        assert await numbers(server, 1) == [7]
+
+
+async def test_prepared_beside_all_other_posts(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    with (
+        server.qp.prepare_recv([RecvWR(n, [SGE(server.mr, n * 8, 8)]) for n in range(5)]) as recv,
+        client.qp.prepare_send(SendWR(4, [SGE(client.mr, 24, 1)])) as send,
+    ):
+        for _ in range(20):
+            client.mr.view[:40:8] = b"abcde"
+            recv.execute()
+            sending = asyncio.create_task(client.qp.send(SGE(client.mr, 0, 1)))
+            await asyncio.sleep(0)
+            client.qp.post_send(SendWR(3, [SGE(client.mr, 8, 1)]))
+            group = client.qp.submit([SendWR(0, [SGE(client.mr, 16, 1)])])
+            submitting = asyncio.create_task(group)
+            await asyncio.sleep(0)
+            send.execute()
+            await client.qp.send(SGE(client.mr, 32, 1))
+            await asyncio.gather(sending, submitting)
+            assert await numbers(client, 2) == [3, 4]
+            assert await numbers(server, 5) == [0, 1, 2, 3, 4]
+            assert bytes(server.mr.view[:40:8]) == b"abcde"
+            assert client.qp.outstanding == server.qp.outstanding == 0
+
+
+async def test_more_executions_than_their_number_has_bits(ends: Ends) -> None:
+    client = ends.client
+    flags = SendFlags.SIGNALED
+    addr, rkey = ends.server.mr.addr, ends.server.mr.rkey
+    write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, flags, 0, addr, rkey)
+    with client.qp.prepare_send(write) as send:
+        send._c.executions = (1 << 16) - 4
+        send._entries[0].retired = send._c.executions  # type: ignore[attr-defined]
+        for number in range(10):
+            assert send.patch(wr_id=number).execute().is_success
+            if number % 2:
+                assert await numbers(client, 2) == [number - 1, number]
+        send._c.executions = (1 << 32) - 4
+        send._entries[0].retired = send._c.executions  # type: ignore[attr-defined]
+        for number in range(10):
+            send.patch(wr_id=number).execute()
+            assert await numbers(client, 1) == [number]
+        assert send._c.executions == 6
+    assert client.qp.outstanding == 0
+
+
+# Patching
+
+
+async def test_offset_length_and_number(ends: Ends, is_siw: bool) -> None:
+    client, server = ends.client, ends.server
+    client.mr.view[:26] = b"abcdefghijklmnopqrstuvwxyz"
+    receive = server.qp.prepare_recv(RecvWR(0, [SGE(server.mr, 0, 64)]))
+    send = client.qp.prepare_send(SendWR(0, [SGE(client.mr, 0, 26), SGE(client.mr, 0, 1)]))
+    sizes = [(0, 26), (25, 1), (3, 5), (10, 0), (0, 4096)]
+    if is_siw:
+        sizes.remove((10, 0))
+        with pytest.raises(aiordma.NotSupportedError, match="empty piece"):
+            send.patch(offset=10, length=0)
+    for number, (offset, length) in enumerate(sizes, 1 << 63):
+        if offset + length > 64:
+            receive.patch(length=4096 - 64)
+            length = 100
+        receive.patch(wr_id=number, offset=number & 7).execute()
+        send.patch(wr_id=number, offset=offset, length=length)
+        send.patch(piece=1, offset=20, length=3).execute()
+        (got,) = await completions(server, 1)
+        (sent,) = await completions(client, 1)
+        assert got.wr_id == sent.wr_id == number
+        assert got.byte_len == length + 3
+        start = number & 7
+        expected = bytes(client.mr.view[offset : offset + length]) + b"uvw"
+        assert bytes(server.mr.view[start : start + length + 3]) == expected
+
+
+async def test_numbers_of_executions_under_way_stay(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    receives = [RecvWR(0, [SGE(server.mr, 0, 8)]), RecvWR(0, [SGE(server.mr, 8, 8)])]
+    receive = server.qp.prepare_recv(receives)
+    send = client.qp.prepare_send(SendWR(0, [SGE(client.mr, 0, 1)]))
+    for number in range(4):
+        receive.patch(0, wr_id=number * 10).patch(1, wr_id=number * 10 + 1).execute()
+    receive.patch(0, wr_id=777).patch(1, wr_id=778)
+    for number in range(DEPTH):
+        send.patch(wr_id=number + 100).execute()
+    assert await numbers(server, DEPTH) == [0, 1, 10, 11, 20, 21, 30, 31]
+    assert await numbers(client, DEPTH) == list(range(100, 100 + DEPTH))
+
+
+async def test_remote_address_and_key(ends: Ends, is_siw: bool) -> None:
+    client, server = ends.client, ends.server
+    other = server.region(64)
+    write = SendWR(
+        1, [SGE(client.mr, 0, 4)], Opcode.RDMA_WRITE, SendFlags.SIGNALED | SendFlags.INLINE,
+        remote_addr=server.mr.addr, rkey=server.mr.rkey,
+    )  # fmt: skip
+    read = SendWR(
+        2, [SGE(client.mr, 64, 4)], Opcode.RDMA_READ,
+        remote_addr=server.mr.addr, rkey=server.mr.rkey,
+    )  # fmt: skip
+    with client.qp.prepare_send(write) as writing, client.qp.prepare_send(read) as reading:
+        targets = [(server.mr, 0), (server.mr, 400), (other, 12)]
+        for number, (region, offset) in enumerate(targets):
+            client.mr.view[:4] = number.to_bytes(4, "big")
+            writing.patch(remote_addr=region.addr + offset, rkey=region.rkey).execute()
+            client.mr.view[:4] = b"----"  # an inline request has its own copy
+            reading.patch(remote_addr=region.addr + offset, rkey=region.rkey).execute()
+            assert await numbers(client, 2) == [1, 2]
+            assert bytes(client.mr.view[64:68]) == number.to_bytes(4, "big")
+            assert bytes(region.view[offset : offset + 4]) == number.to_bytes(4, "big")
+    if is_siw:
+        return
+    target = server.region(64, Access.LOCAL_WRITE | Access.REMOTE_ATOMIC)
+    atomics = [
+        SendWR(n, [SGE(client.mr, 0, 8)], opcode, remote_addr=target.addr, rkey=target.rkey)
+        for n, opcode in enumerate((Opcode.ATOMIC_FETCH_AND_ADD, Opcode.ATOMIC_CMP_AND_SWP))
+    ]
+    with client.qp.prepare_send(atomics) as post:
+        post.patch(compare_add=5).patch(1, compare_add=5, swap=(1 << 64) - 1).execute()
+        assert await numbers(client, 2) == [0, 1]
+        assert target.view[:8].tobytes() == b"\xff" * 8
+        for change in ({"length": 7}, {"length": 16}, {"remote_addr": target.addr + 4}):
+            with pytest.raises(ValueError, match=r"8 bytes|multiple of 8"):
+                post.patch(**change)
+    server.qp.post_recv([RecvWR(n, [SGE(server.mr, 0, 8)]) for n in range(2)])
+    message = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.SEND_WITH_IMM, imm_data=1)
+    with client.qp.prepare_send(message) as post:
+        post.execute().patch(imm_data=0xFFFFFFFF).execute()
+        assert [wc.imm_data for wc in await completions(server, 2)] == [1, 0xFFFFFFFF]
+        await numbers(client, 2)
+
+
+async def test_a_wrong_patch_changes_nothing(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    client.mr.view[:4] = b"same"
+    server.qp.post_recv([RecvWR(n, [SGE(server.mr, 0, 64)]) for n in range(3)])
+    send = client.qp.prepare_send(SendWR(4, [SGE(client.mr, 0, 4)]))
+    receive = server.qp.prepare_recv(RecvWR(4, [SGE(server.mr, 0, 4)]))
+    inline = client.qp.prepare_send(SendWR(4, [SGE(client.mr, 0, 4)], send_flags=SendFlags.INLINE))
+    changes: list[dict[str, int]] = [
+        {"wr_id": 1 << 64}, {"wr_id": -1}, {"offset": -1}, {"length": -1}, {"offset": 4093},
+        {"length": 4097}, {"offset": 1 << 64}, {"wr_id": 5, "length": 4097},
+        {"wr_id": 5, "rkey": 1}, {"remote_addr": 8}, {"imm_data": 1}, {"swap": 1},
+        {"compare_add": 1},
+    ]  # fmt: skip
+    for change in changes:
+        for post in (send, receive):
+            with pytest.raises(ValueError, match=r"64 bits|not inside|has no"):
+                post.patch(**change)
+    most = client.qp.limits.max_inline_data
+    with pytest.raises(ValueError, match=r"limits\.max_inline_data"):
+        inline.patch(length=most + 1)
+    for where in ({"request": 1}, {"request": -1}, {"piece": 1}, {"piece": -1}):
+        with pytest.raises(IndexError, match="there is no"):
+            send.patch(**where, offset=0)
+    with pytest.raises(TypeError, match="whole number"):
+        send.patch(wr_id=1.5)  # type: ignore[arg-type]
+    send.execute()
+    assert await numbers(client, 1) == [4]
+    (got,) = await completions(server, 1)
+    assert got.byte_len == 4
+    assert bytes(server.mr.view[:4]) == b"same"
+
+
+async def test_later_changes_of_the_request_have_no_effect(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    server.qp.post_recv(RecvWR(1, [SGE(server.mr, 0, 64)]))
+    pieces = [SGE(client.mr, 0, 4)]
+    request = SendWR(9, pieces)
+    with client.qp.prepare_send(request) as send:
+        request.wr_id = 10
+        request.opcode = Opcode.RDMA_WRITE
+        pieces[0] = SGE(client.mr, 100, 50)
+        send.execute()
+        assert await numbers(client, 1) == [9]
+        assert (await completions(server, 1))[0].byte_len == 4
+        with pytest.raises(ValueError, match="SEND has no rkey"):
+            send.patch(rkey=1)
+
+
+# Refused
+
+
+async def test_what_cannot_be_prepared(ends: Ends) -> None:
+    client = ends.client
+    piece = SGE(client.mr, 0, 1)
+    with pytest.raises(ValueError, match="1 to 8"):
+        client.qp.prepare_send([])
+    with pytest.raises(ValueError, match="1 to 8"):
+        client.qp.prepare_recv([])
+    with pytest.raises(ValueError, match="1 to 8"):
+        client.qp.prepare_send([SendWR(1, [piece])] * 9)
+    with pytest.raises(ValueError, match=r"limits\.max_send_sge"):
+        client.qp.prepare_send(SendWR(1, [piece] * 99))
+    with pytest.raises(aiordma.NotSupportedError):
+        client.qp.prepare_send(SendWR(1, [piece], Opcode.TSO))
+    assert len(client.channel.table) == 0
+
+
+async def test_unsignaled_executions_cannot_fill_the_queue(ends: Ends) -> None:
+    client = ends.client
+    addr, rkey = ends.server.mr.addr, ends.server.mr.rkey
+    write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, NO_FLAGS, 0, addr, rkey)
+    with client.qp.prepare_send(write) as quiet:
+        for _ in range(3):
+            for _ in range(DEPTH - 1):
+                quiet.execute()
+            with pytest.raises(ValueError, match="could never complete"):
+                quiet.execute()
+            assert not quiet.is_success
+            await client.qp.write(SGE(client.mr, 0, 1), addr, rkey)
+            assert client.qp.outstanding == 0
+        never = client.qp.prepare_send([write] * DEPTH)
+        with pytest.raises(ValueError, match="could never complete"):
+            never.execute()
+    assert client.cq.poll() == []
+
+
+# Failures
+
+
+async def test_an_unsignaled_execution_that_fails(ends: Ends, is_siw: bool) -> None:
+    client, server = ends.client, ends.server
+    read = SendWR(
+        0, [SGE(client.mr, 0, 1)], Opcode.RDMA_READ, NO_FLAGS, 0, server.mr.addr, server.mr.rkey
+    )
+    with client.qp.prepare_send(read) as quiet:
+        # The fourth of seven equal requests fails; each failure tells the number of its own.
+        for number in range(7):
+            key = server.mr.rkey ^ (0x5A00 if number == 3 else 0)
+            quiet.patch(wr_id=number, rkey=key).execute()
+        got = await completions(client, 4)
+        assert [wc.wr_id for wc in got] == [3, 4, 5, 6]
+        statuses = [wc.status for wc in got]
+        assert statuses[1:] == [WCStatus.WR_FLUSH_ERR] * 3
+        if not is_siw:  # which gives no reason, and does not flush everything
+            assert statuses[0] == WCStatus.REM_ACCESS_ERR
+            assert client.qp.outstanding == 0
+        assert client.qp.state == QPState.ERR
+        # Later ones are flushed without the adapter, as those of ordinary posts.
+        assert quiet.patch(wr_id=50).execute().is_success
+        (late,) = await completions(client, 1)
+        assert late.wr_id == 50
+        assert late.status == WCStatus.WR_FLUSH_ERR
+
+
+async def test_a_post_that_fails(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ends.client
+    send = client.qp.prepare_send(SendWR(1, [SGE(client.mr, 0, 1)]))
+
+    class Failing:
+        def aio_execute(self, post: object) -> int:
+            send._c.executions += 1
+            return 22
+
+    monkeypatch.setattr(prepared, "lib", Failing())
+    with pytest.raises(OSError, match="ibv_post_send: EINVAL"):
+        send.execute()
+    assert not send.is_success
+    # It may have been queued all the same: the memory stays until the queue pair is gone.
+    assert client.qp.state == QPState.ERR
+    assert client.qp.outstanding == 1
+    assert send.execute().is_success  # flushed without the adapter
+    assert (await completions(client, 1))[0].status == WCStatus.WR_FLUSH_ERR
+    send.free()
+    client.mr.close()
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await client.mr.wait_closed(0.05)
+    client.qp.close()
+    await client.mr.wait_closed(10)
+
+
+# Life
+
+
+async def test_free_lets_executions_under_way_go_on(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    region = server.region(64)
+    receive = server.qp.prepare_recv(RecvWR(3, [SGE(region, 0, 8)]))
+    receive.execute()
+    receive.execute()
+    receive.free()
+    receive.free()
+    for use in (receive.execute, receive.patch):
+        with pytest.raises(aiordma.ResourceClosedError, match="was freed"):
+            use()
+    assert not receive.is_success
+    region.close()  # under the adapter's hands: it stays registered
+    with pytest.raises(TimeoutError):
+        await region.wait_closed(0.05)
+    client.mr.view[:3] = b"abc"
+    for _ in range(2):
+        await client.qp.send(SGE(client.mr, 0, 3))
+        assert await numbers(server, 1) == [3]
+    await region.wait_closed(10)
+    assert len(server.channel.table) == 0
+
+
+async def test_memory_is_pinned_until_it_is_freed(ends: Ends) -> None:
+    client = ends.client
+    region = client.region(64)
+    with client.qp.prepare_send(SendWR(1, [SGE(region, 0, 8)])) as send:
+        region.close()
+        with pytest.raises(TimeoutError):
+            await region.wait_closed(0.05)
+        with pytest.raises(aiordma.ResourceClosedError, match="MemoryRegion is closed"):
+            send.execute()
+        assert not send.is_success
+        assert client.qp.outstanding == 0
+    await region.wait_closed(10)
+
+
+@pytest.mark.parametrize("under_way", [0, 2])
+async def test_closing_the_queue_pair_frees(ends: Ends, under_way: int) -> None:
+    server = ends.server
+    region = server.region(64)
+    receive = server.qp.prepare_recv(RecvWR(3, [SGE(region, 0, 8)]))
+    for _ in range(under_way):
+        receive.execute()
+    server.qp.close()
+    with pytest.raises(aiordma.ResourceClosedError):
+        receive.execute()
+    region.close()
+    await region.wait_closed(10)
+    receive.free()
+    await server.qp.wait_closed(10)
+    await asyncio.sleep(0)
+    assert len(server.channel.table) == 0
+
+
+async def test_freed_by_the_garbage_of_nobody(ends: Ends) -> None:
+    """A prepared post that nobody holds lives as long as its queue pair."""
+    client, server = ends.client, ends.server
+    receive: PreparedPost | None = server.qp.prepare_recv(RecvWR(8, [SGE(server.mr, 0, 8)]))
+    assert receive is not None
+    receive.execute()
+    receive = None
+    gc.collect()
+    await client.qp.send(SGE(client.mr, 0, 3))
+    assert await numbers(server, 1) == [8]
+
+
+async def test_an_execution_keeps_no_object(ends: Ends) -> None:
+    client, server = ends.client, ends.server
+    addr, rkey = server.mr.addr, server.mr.rkey
+    write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, SendFlags.SIGNALED, 0, addr, rkey)
+    with client.qp.prepare_send(write) as send:
+        for _ in range(20):
+            send.execute()
+            await numbers(client, 1)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            send.execute()
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            for _ in range(DEPTH - 1):
+                send.execute()
+            after, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before < 100
+        assert peak - before < 1000
+        await numbers(client, DEPTH)
