@@ -1,9 +1,10 @@
 """Every exception of aiordma, and the tables that turn C's numbers into words and hints.
 
 Theory of operation
-    Three sources report failure: `errno` of a C call, the status of a work completion, and the
-    status of a connection-management event.  Each has a function here that builds the exception
-    (`os_error`, `completion_error`, `cm_error`); nobody else writes such texts.
+    Four sources report failure: `errno` of a C call, the status of a work completion, the status
+    of a connection-management event, and an asynchronous event of the device.  Each has a function
+    here that builds the exception (`os_error`, `completion_error`, `cm_error`, `queue_error`);
+    nobody else writes such texts.
 
     Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
     a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
@@ -18,6 +19,8 @@ from __future__ import annotations
 import errno
 import os
 
+from aiordma.error_words import EVENT_HINTS, SERVICE_REASONS, WC_HINTS, WC_STATUS
+
 __all__ = [
     "AddressError",
     "CompletionError",
@@ -27,16 +30,21 @@ __all__ = [
     "ConnectionLostError",
     "ConnectionRejectedError",
     "DeviceNotFoundError",
+    "DeviceRemovedError",
     "FlushedError",
     "ForkedError",
     "LibraryMissingError",
     "LocalAccessError",
+    "LocalLengthError",
     "MessageTooLargeError",
+    "MulticastError",
     "NotSupportedError",
     "ProtocolError",
+    "QueueError",
     "RdmaError",
     "ReceiverNotReadyError",
     "RemoteAccessError",
+    "RemoteInvalidRequestError",
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
@@ -44,6 +52,7 @@ __all__ = [
     "cm_error",
     "completion_error",
     "os_error",
+    "queue_error",
 ]
 
 
@@ -67,6 +76,11 @@ class ForkedError(RdmaError, RuntimeError):
 
 class ResourceClosedError(RdmaError, ConnectionAbortedError):
     """The local program closed the object and then used it, or waited on it while closing it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        if self.errno is None:
+            self.errno = errno.ECONNABORTED  # what its class stands for
 
 
 class ResourceBusyError(RdmaError, OSError):
@@ -105,6 +119,10 @@ class AddressError(ConnectionFailedError):
 
 class RouteError(ConnectionFailedError):
     """The path to the resolved address could not be found."""
+
+
+class MulticastError(ConnectionFailedError):
+    """The network did not let the program join a multicast group."""
 
 
 class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
@@ -148,6 +166,10 @@ class ConnectionEndedError(RdmaError, EOFError):
     """The peer ended the stream in good order; everything that it sent was delivered."""
 
 
+class DeviceRemovedError(ConnectionLostError):
+    """The RDMA device was removed, or its driver unloaded (errno ENODEV)."""
+
+
 class ProtocolError(ConnectionLostError):
     """The peer broke the wire protocol; only this connection is affected."""
 
@@ -161,7 +183,10 @@ class CompletionError(RdmaError, OSError):
         operation: What was posted, such as `send`.
         qp_num: Number of the local queue pair.
         vendor_err: The adapter's own code, for its maker's support.
+        index: Place of the request in the list that was awaited, from 0; None if there was none.
     """
+
+    index: int | None = None
 
     def __init__(
         self, text: str, *, status: int, operation: str = "", qp_num: int = 0, vendor_err: int = 0
@@ -172,12 +197,13 @@ class CompletionError(RdmaError, OSError):
         self.operation = operation
         self.qp_num = qp_num
         self.vendor_err = vendor_err
-        self.hint = _WC_HINTS.get(self.status_name, "")
+        self.index = None
+        self.hint = WC_HINTS.get(self.status_name, "")
 
     def __reduce__(self) -> tuple[object, ...]:
         # OSError's own way would call the class with (errno, text).
         details = (self.status, self.operation, self.qp_num, self.vendor_err)
-        return _rebuild, (type(self), self.args[1], *details)
+        return _rebuild, (type(self), self.args[1], *details), {"index": self.index}
 
 
 def _rebuild(
@@ -198,6 +224,14 @@ class RemoteAccessError(CompletionError):
     """The peer's adapter refused the access: key, range, permission or an ended lease."""
 
 
+class LocalLengthError(LocalAccessError):
+    """A message was longer than the receive that was posted for it."""
+
+
+class RemoteInvalidRequestError(RemoteAccessError):
+    """The peer's adapter cannot do it: too long for its receive, unaligned, or not allowed."""
+
+
 class ReceiverNotReadyError(CompletionError):
     """The peer posted no receive for a message, and the retries were used up."""
 
@@ -206,42 +240,24 @@ class TransportRetryError(CompletionError):
     """The peer's adapter did not acknowledge: dead peer, lost link or wrong path."""
 
 
-# ibv_wc_status, in order; the name is what people search for.
-_WC_STATUS = (
-    "SUCCESS",
-    "LOC_LEN_ERR",
-    "LOC_QP_OP_ERR",
-    "LOC_EEC_OP_ERR",
-    "LOC_PROT_ERR",
-    "WR_FLUSH_ERR",
-    "MW_BIND_ERR",
-    "BAD_RESP_ERR",
-    "LOC_ACCESS_ERR",
-    "REM_INV_REQ_ERR",
-    "REM_ACCESS_ERR",
-    "REM_OP_ERR",
-    "RETRY_EXC_ERR",
-    "RNR_RETRY_EXC_ERR",
-    "LOC_RDD_VIOL_ERR",
-    "REM_INV_RD_REQ_ERR",
-    "REM_ABORT_ERR",
-    "INV_EECN_ERR",
-    "INV_EEC_STATE_ERR",
-    "FATAL_ERR",
-    "RESP_TIMEOUT_ERR",
-    "GENERAL_ERR",
-    "TM_ERR",
-    "TM_RNDV_INCOMPLETE",
-)
+class QueueError(RdmaError, OSError):
+    """The device reported, by an event and not by a completion, that a queue has failed.
+
+    Attributes:
+        event: The event's name, such as `CQ_ERR`.
+    """
+
+    event: str = ""
+
 
 _WC_CLASSES: dict[str, type[CompletionError]] = {
     "WR_FLUSH_ERR": FlushedError,
-    "LOC_LEN_ERR": LocalAccessError,
+    "LOC_LEN_ERR": LocalLengthError,
     "LOC_QP_OP_ERR": LocalAccessError,
     "LOC_PROT_ERR": LocalAccessError,
     "LOC_ACCESS_ERR": LocalAccessError,
     "MW_BIND_ERR": LocalAccessError,
-    "REM_INV_REQ_ERR": RemoteAccessError,
+    "REM_INV_REQ_ERR": RemoteInvalidRequestError,
     "REM_ACCESS_ERR": RemoteAccessError,
     "REM_OP_ERR": RemoteAccessError,
     "RETRY_EXC_ERR": TransportRetryError,
@@ -249,23 +265,9 @@ _WC_CLASSES: dict[str, type[CompletionError]] = {
     "RNR_RETRY_EXC_ERR": ReceiverNotReadyError,
 }
 
-_WC_HINTS = {
-    "LOC_LEN_ERR": "the message is longer than the posted receive",
-    "LOC_QP_OP_ERR": "the queue pair could not carry out its own request; on Soft-RoCE also: "
-    "a message longer than the posted receive, or the network device is down",
-    "LOC_PROT_ERR": "the buffer is not registered in the queue pair's protection domain",
-    "WR_FLUSH_ERR": "the queue pair was already in error; look for the first failed request",
-    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation, "
-    "or its posted receive was too small",
-    "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease has ended",
-    "REM_OP_ERR": "the peer's adapter could not complete the request",
-    "RETRY_EXC_ERR": "no acknowledgement from the peer's adapter: is the peer alive, "
-    "is UDP port 4791 (RoCE) open, do GID, VLAN and MTU match on the path?",
-    "RNR_RETRY_EXC_ERR": "the peer has no receive posted",
-}
-
 _ERRNO_HINTS: dict[tuple[str, int], str] = {
-    ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`",
+    ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
+    "registers at most 1 GiB at a time",
     ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
     ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
     ("rdma_create_event_channel", errno.ENODEV): "there is no RDMA device; run `aiordma doctor`",
@@ -274,11 +276,18 @@ _ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
     ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
+    ("rdma_resolve_addr", errno.EADDRINUSE): "another id has the local port: reuse_address for both",
+    ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address",
     ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
     "address does not fit: `rdma link`",
     ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
     "`aiordma devices`",
 }
+for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
+    # libsiw takes one page for an invalid one, and says nothing: tests/device/test_siw_limits.py.
+    _ERRNO_HINTS[_queue, errno.EIO] = (
+        "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
+    )
 _ERRNO_HINTS_ANY: dict[int, str] = {
     errno.ENETUNREACH: "no route to the network: `ip route get ADDRESS`",
     errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",
@@ -304,7 +313,7 @@ _REJECT_REASONS: dict[int, tuple[str, str]] = {
 
 def wc_status_name(status: int) -> str:
     """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for one that is not known."""
-    return _WC_STATUS[status] if 0 <= status < len(_WC_STATUS) else f"UNKNOWN_{status}"
+    return WC_STATUS[status] if 0 <= status < len(WC_STATUS) else f"UNKNOWN_{status}"
 
 
 def reject_reason(status: int) -> str:
@@ -351,10 +360,23 @@ def completion_error(
     """Build the exception for a completion whose status is not success."""
     name = wc_status_name(status)
     what = operation or "work request"
-    text = _with_hint(f"{what} failed: {name} (status {status})", _WC_HINTS.get(name, ""))
+    text = _with_hint(f"{what} failed: {name} (status {status})", WC_HINTS.get(name, ""))
     return _WC_CLASSES.get(name, CompletionError)(
         text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
     )
+
+
+def queue_error(event: str, queue: str) -> QueueError:
+    """Build the exception for an event that ends a queue.
+
+    Args:
+        event: Its name, such as `QP_FATAL`.
+        queue: What has failed, such as `queue pair 17`.
+    """
+    hint = EVENT_HINTS.get(event, "")
+    error = QueueError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))
+    error.event, error.hint = event, hint
+    return error
 
 
 def _failed_errno(event: str, status: int) -> tuple[int, str]:
@@ -374,8 +396,11 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         status: Its status: negative errno, or a positive reject reason.
         private_data: Bytes that came with a REJECTED event.
     """
-    if event == "REJECTED":
-        reason, hint = _REJECT_REASONS.get(status, (reject_reason(status), ""))
+    # A datagram service that says no is reported as UNREACHABLE, with its reason as the status.
+    service = event == "UNREACHABLE" and status > 0
+    if event == "REJECTED" or service:
+        reasons = SERVICE_REASONS if service else _REJECT_REASONS
+        reason, hint = reasons.get(status, (reject_reason(status), ""))
         if status == -errno.ECONNREFUSED:
             hint = _REJECT_REASONS[8][1]
         text = _with_hint(f"connection rejected: {reason} (status {status})", hint)
@@ -385,11 +410,10 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         )
         error.hint = hint
         return error
-    if event in ("DISCONNECTED", "DEVICE_REMOVAL", "TIMEWAIT_EXIT"):
-        words = {"DEVICE_REMOVAL": "the RDMA device was removed"}
-        return ConnectionLostError(
-            errno.ECONNRESET, words.get(event, "the connection was closed by the peer")
-        )
+    if event == "DEVICE_REMOVAL":
+        return DeviceRemovedError(errno.ENODEV, "the RDMA device was removed")
+    if event in ("DISCONNECTED", "TIMEWAIT_EXIT"):
+        return ConnectionLostError(errno.ECONNRESET, "the connection was closed by the peer")
     code, text = _failed_errno(event, status)
     if code == errno.ENODEV:
         gone = DeviceNotFoundError(code, text)
@@ -402,7 +426,11 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         )
         error.hint = hint
         return error
-    classes = {"ADDR_ERROR": AddressError, "ROUTE_ERROR": RouteError}
+    classes = {
+        "ADDR_ERROR": AddressError,
+        "ROUTE_ERROR": RouteError,
+        "MULTICAST_ERROR": MulticastError,
+    }
     error = classes.get(event, ConnectionFailedError)(code, text, event=event, status=status)
     error.hint = _ERRNO_HINTS_ANY.get(code, "")
     return error

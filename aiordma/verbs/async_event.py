@@ -3,17 +3,23 @@
 All users of a device in one loop share one reader of its descriptor (`DeviceEvents`).  librdmacm's
 context belongs to the whole process: with two event loops, whichever reads an event hands it to
 the subscribers of both.
+
+An event about a queue goes to the object of that queue as well, so that whoever waits for its
+completions learns that they will not come.  It is found by a number that the C object carries
+(`next_token`, `enroll`), never by its address, which may be another queue's by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import os_error
@@ -22,7 +28,7 @@ from aiordma.loop.pump import FdPump
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import AsyncEventType
 
-__all__ = ["AsyncEvent", "DeviceEvents", "subscribe"]
+__all__ = ["AsyncEvent", "DeviceEvents", "Queue", "enroll", "next_token", "subscribe", "watch"]
 
 _log = logging.getLogger("aiordma")
 
@@ -42,6 +48,27 @@ class AsyncEvent:
     port: int
     element: int
     context: Context
+
+
+class Queue(Protocol):
+    """A completion queue, queue pair or shared receive queue, as the reader sees it."""
+
+    def _on_async_event(self, event: AsyncEvent) -> None:
+        """The device says something about it; called in any loop that reads the device."""
+
+
+_tokens = itertools.count(1)
+_queues: weakref.WeakValueDictionary[int, Queue] = weakref.WeakValueDictionary()
+
+
+def next_token() -> int:
+    """A number for a C object that is about to be made, for its context field."""
+    return next(_tokens)
+
+
+def enroll(token: int, queue: Queue) -> None:
+    """Have the events of the C object with this number go to `queue`, as long as it lives."""
+    _queues[token] = queue
 
 
 class _Subscription:
@@ -80,14 +107,14 @@ class _Reader:
                 continue
             if code:
                 raise os_error(-code, "ibv_get_async_event")
-            _publish(
-                AsyncEvent(
-                    AsyncEventType(self._event.type),
-                    self._event.port,
-                    self._event.element,
-                    self._context,
-                )
+            event = AsyncEvent(
+                AsyncEventType(self._event.type),
+                self._event.port,
+                self._event.element,
+                self._context,
             )
+            _tell_queue(self._event.token, event)
+            _publish(event)
         return True
 
     def _failed(self, exc: BaseException) -> None:
@@ -98,6 +125,25 @@ class _Reader:
     def close(self) -> None:
         self._pump.close()
         self._context._let_go()
+
+
+def _tell_queue(token: int, event: AsyncEvent) -> None:
+    queue = _queues.get(token) if token else None
+    if queue is not None:
+        try:
+            queue._on_async_event(event)
+        except Exception:
+            # The reader serves everybody else on the device.
+            _log.exception("device %s: handling %s failed", event.context, event.type.name)
+
+
+def watch(context: Context) -> Callable[[], None]:
+    """Have the running loop read the device's events for the sake of its queues.
+
+    Returns:
+        A function that ends it.
+    """
+    return registry.acquire(("async_events", id(context)), lambda: _Reader(context))[1]
 
 
 def _publish(event: AsyncEvent) -> None:

@@ -9,24 +9,28 @@ Theory of operation
     Dispatch never runs user code and never raises: it completes futures and calls sinks of this
     library.  A sink that raises is reported to the loop and the drain goes on.
 
+    Receives of a shared receive queue complete in the CQ of whichever queue pair took them, so
+    that their ids name the shared queue, not an entry of a channel's table.
+
     A CQ that nobody awaits is only reported (`get_cq_event`): its owner polls it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
-from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable
+from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.waiters import Waiters
+from aiordma.verbs import async_event
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WC_STRUCT, WCRecord
@@ -34,7 +38,7 @@ from aiordma.verbs.wc import WC_STRUCT, WCRecord
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
 
-__all__ = ["CompletionChannel", "Sink"]
+__all__ = ["SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route", "shared_queues"]
 
 
 class Sink(Protocol):
@@ -47,10 +51,41 @@ class Sink(Protocol):
         """None will arrive any more: the device is gone."""
 
 
+class SharedSink(Protocol):
+    """A shared receive queue."""
+
+    def _complete(self, record: WCRecord, cq: CompletionQueue | None, /) -> None:
+        """One of its receives has completed, in this CQ."""
+
+
+# First byte of the ids of shared receives; their sub-index is the number of the shared queue.
+SHARED_TAG = TAG + 1
+shared_queues: weakref.WeakValueDictionary[int, SharedSink] = weakref.WeakValueDictionary()
+
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 _MAX_SEGMENTS = 64
 _SAFETY_S = 1.0
+
+
+def _poll(reference: weakref.ref[CompletionChannel]) -> None:
+    channel = reference()
+    if channel is not None:
+        channel._safety_poll()
+
+
+def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
+    """Hand a completion to whoever posted the request; nobody is left for a stale one."""
+    wr_id = record[0]
+    tag = wr_id >> TAG_SHIFT
+    if tag == TAG:
+        if (sink := table.get(wr_id)) is not None:
+            sink(record)
+    elif tag == SHARED_TAG:
+        if (shared := shared_queues.get(sub_index(wr_id))) is not None:
+            shared._complete(record, cq)
+    elif cq is not None:
+        cq._deliver(record)
 
 
 class CompletionChannel(Resource):
@@ -65,7 +100,7 @@ class CompletionChannel(Resource):
 
     __slots__ = (
         "_bytes", "_cqs", "_drain", "_failure", "_notified", "_pump", "_safety", "_segments",
-        "_tokens", "_unacked", "_waiters", "_wcs", "context", "lost_events", "table",
+        "_unacked", "_unwatch", "_waiters", "_wcs", "context", "lost_events", "table",
     )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
@@ -79,7 +114,6 @@ class CompletionChannel(Resource):
         #: loses events.
         self.lost_events = 0
         self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = weakref.WeakValueDictionary()
-        self._tokens = itertools.count(1)
         self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
         self._bytes = memoryview(ffi.buffer(self._wcs))
         # A field of a C struct keeps nothing alive; the attribute does.
@@ -89,6 +123,7 @@ class CompletionChannel(Resource):
         self._drain.segments = self._segments
         self._drain.max_segments = _MAX_SEGMENTS
         self._pump: FdPump | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._safety: asyncio.TimerHandle | None = None
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = Waiters()
@@ -107,6 +142,8 @@ class CompletionChannel(Resource):
             raise self._failure
         if self._pump is None:
             self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
+            # Queues that fail say so on the device's own descriptor, not on this one.
+            self._unwatch = async_event.watch(self.context)
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
             raise RuntimeError(msg)
@@ -136,17 +173,23 @@ class CompletionChannel(Resource):
         return more
 
     def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
-        get = self.table.get
         for record in records:
-            wr_id = record[0]
-            sink = get(wr_id) if wr_id >> TAG_SHIFT == TAG else None
-            if sink is not None:
-                try:
-                    sink(record)
-                except Exception as exc:
-                    self._report(exc)
-            elif cq is not None:
-                cq._deliver(record)
+            try:
+                route(record, self.table, cq)
+            except Exception as exc:
+                self._report(exc)
+
+    def _in_loop(self, function: Callable[[], None]) -> None:
+        """Run `function` in the channel's loop; at once if that is this one, or if it has none."""
+        loop = self._pump.loop if self._pump is not None else None
+        try:
+            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if loop is None or loop is running:
+            function()
+        elif not loop.is_closed():
+            loop.call_soon_threadsafe(function)
 
     def _report(self, exc: BaseException) -> None:
         loop = self._pump.loop if self._pump is not None else None
@@ -172,9 +215,8 @@ class CompletionChannel(Resource):
         self._waiters.fail(exc)
 
     def _forget_resumed(self) -> None:
-        """Give back the event that an unfinished drain holds; nobody will finish it."""
-        if self._drain.resume != ffi.NULL:
-            lib.aio_drain_forget(self._drain, self._drain.resume)
+        """Give back the events that an unfinished drain holds; nobody will finish it."""
+        lib.aio_drain_forget(self._drain, ffi.NULL)
 
     def _sweep(self, cq: CompletionQueue) -> int:
         """Poll one managed CQ without an event; returns what it found.
@@ -197,18 +239,26 @@ class CompletionChannel(Resource):
 
     def _watch(self) -> None:
         if self._safety is None and self._pump is not None and self._pump.loop is not None:
-            self._safety = self._pump.loop.call_later(_SAFETY_S, self._safety_poll)
+            self._safety = self._pump.loop.call_later(_SAFETY_S, _poll, weakref.ref(self))
 
     def _safety_poll(self) -> None:
         self._safety = None
         managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
-        if managed:
-            self._watch()
+        if not managed:
+            return
+        self._watch()
+        if self._pump is not None:
+            # Under load this timer is as late as everything else: what the descriptor still has to
+            # tell is not lost.
+            self._pump.kick()
+        if self._drain.n_pending or self._failure is not None:
+            return
         for cq in managed:
             found = self._sweep(cq)
             if found and not cq.closed:
-                self.lost_events += found
-                code = lib.ibv_req_notify_cq(cq._handle, 0)
+                # One that is woken by solicited completions only has the others lie there.
+                self.lost_events += 0 if cq._aio.solicited else found
+                code = lib.ibv_req_notify_cq(cq._handle, cq._aio.solicited)
                 if code:
                     self._report(os_error(code, "ibv_req_notify_cq"))
                 self._sweep(cq)
@@ -249,6 +299,10 @@ class CompletionChannel(Resource):
 
     # Life
 
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return None if self._pump is None else self._pump.loop
+
     def _before_close(self) -> None:
         if self._unacked:
             msg = f"{self._unacked} completion events are not acknowledged"
@@ -278,6 +332,8 @@ class CompletionChannel(Resource):
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self._pump.close()
             self._forget_resumed()
+            if self._unwatch is not None:
+                self._unwatch()
 
     def _destroy(self, handle: Any) -> None:
         check_errno(lib.ibv_destroy_comp_channel(handle), "ibv_destroy_comp_channel")

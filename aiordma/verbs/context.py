@@ -15,12 +15,14 @@ from aiordma.verbs.enums import (
     DeviceCapFlags,
     GIDType,
     LinkLayer,
+    ODPGeneralCaps,
+    ODPTransportCaps,
     PortState,
     TransportType,
 )
 from aiordma.verbs.resource import Resource
 
-__all__ = ["Context", "DeviceAttributes", "GidEntry", "PortAttributes"]
+__all__ = ["Context", "DeviceAttributes", "GidEntry", "ODPCaps", "PortAttributes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,17 @@ class GidEntry:
         return socket.inet_ntop(socket.AF_INET6, self.gid)
 
 
+@dataclass(frozen=True, slots=True)
+class ODPCaps:
+    """What a device can do with on-demand memory (`ibv_odp_caps`, same names)."""
+
+    general_caps: ODPGeneralCaps
+    rc_odp_caps: ODPTransportCaps
+    uc_odp_caps: ODPTransportCaps
+    ud_odp_caps: ODPTransportCaps
+    xrc_odp_caps: ODPTransportCaps
+
+
 _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
 
 
@@ -103,7 +116,7 @@ class Context(Resource):
 
     @classmethod
     def borrow(cls, handle: Any) -> Context:
-        """The one Context object for a `struct ibv_context` that librdmacm owns."""
+        """The one Context object for `handle`, a `struct ibv_context` that librdmacm owns."""
         address = int(ffi.cast("uintptr_t", handle))
         context = _borrowed_contexts.get(address)
         if context is None or context.closed:
@@ -115,7 +128,7 @@ class Context(Resource):
 
     @property
     def name(self) -> str:
-        """The device's name."""
+        """The device's name (`ibv_get_device_name(3)`)."""
         return str(ffi.string(lib.ibv_get_device_name(self._require().device)).decode())
 
     @property
@@ -163,6 +176,24 @@ class Context(Resource):
         plain: dict[str, Any] = {name: getattr(attr, name) for name in names}
         return DeviceAttributes(**plain, **special)
 
+    def query_odp(self) -> ODPCaps:
+        """Ask whether memory can be registered without pinning it (`ibv_query_device_ex(3)`).
+
+        Raises:
+            OSError: The device is gone.
+        """
+        attr = ffi.new("struct ibv_device_attr_ex *")
+        result = lib.ibv_query_device_ex(self._require(), ffi.NULL, attr)
+        check_errno(result, "ibv_query_device_ex")
+        transports = attr.odp_caps.per_transport_caps
+        return ODPCaps(
+            general_caps=ODPGeneralCaps(attr.odp_caps.general_caps),
+            rc_odp_caps=ODPTransportCaps(transports.rc_odp_caps),
+            uc_odp_caps=ODPTransportCaps(transports.uc_odp_caps),
+            ud_odp_caps=ODPTransportCaps(transports.ud_odp_caps),
+            xrc_odp_caps=ODPTransportCaps(attr.xrc_odp_caps),
+        )
+
     def query_port(self, port: int = 1) -> PortAttributes:
         """Ask for the state of a port, counted from 1 (`ibv_query_port(3)`).
 
@@ -186,7 +217,7 @@ class Context(Resource):
         )
 
     def query_gid(self, port: int = 1, index: int = 0) -> GidEntry:
-        """One GID of a port, with its type (`ibv_query_gid_ex(3)`).
+        """The GID number `index` of a `port`, with its type (`ibv_query_gid_ex(3)`).
 
         Raises:
             OSError: The entry is empty (ENODATA) or does not exist (EINVAL).
@@ -197,7 +228,11 @@ class Context(Resource):
         return _gid_entry(entry[0])
 
     def gid_table(self) -> list[GidEntry]:
-        """All GIDs of all ports (`ibv_query_gid_table(3)`)."""
+        """All GIDs of all ports (`ibv_query_gid_table(3)`).
+
+        Raises:
+            OSError: The device is gone.
+        """
         ports = range(1, self.attributes.phys_port_cnt + 1)
         room = max(1, sum(self.query_port(port).gid_tbl_len for port in ports))
         entries = ffi.new("struct ibv_gid_entry[]", room)

@@ -1,21 +1,46 @@
-"""CompletionQueue: where finished work requests land."""
+"""CompletionQueue: where finished work requests land.
+
+An overrun loses completions, and with them whatever waited for them.  So the queue counts what
+could arrive: each queue pair promises the depths that it was made with, and a shared receive queue
+its own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
+the queue, or is refused.  Whoever overruns it all the same (a device may have faults) finds the
+queue, and every queue pair on it, failed.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import threading
+import weakref
 from collections import deque
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.errors import ResourceBusyError, os_error, queue_error
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
-from aiordma.verbs.comp_channel import CompletionChannel, Sink
+from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
+from aiordma.verbs.comp_channel import CompletionChannel, Sink, route
 from aiordma.verbs.context import Context
+from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WC_STRUCT, WCRecord, WorkCompletion
 
 __all__ = ["CompletionQueue"]
+
+
+# Queue pairs take their promises back where they are destroyed, in other threads.
+_promises = threading.Lock()
+
+
+class Dependent(Protocol):
+    """A queue pair that completes here."""
+
+    def _broken(self, cause: BaseException) -> None:
+        """The completion queue has failed; completions may be missing."""
 
 
 class CompletionQueue(Resource):
@@ -30,19 +55,21 @@ class CompletionQueue(Resource):
 
     Args:
         context: The device.
-        cqe: Least number of completions that it has room for.  The sum of the send and receive
-            depths of its queue pairs may not exceed it: an overrun loses completions.
+        cqe: Least number of completions that it has room for.  The send and receive depths of its
+            queue pairs, and the depths of their shared receive queues, must fit: it grows for
+            them where the device can do that.
         channel: Completion channel; without one the queue can only be polled.
-        comp_vector: Completion vector, 0 to `context.num_comp_vectors - 1`.
+        comp_vector: Completion vector, 0 to `context.num_comp_vectors - 1`: which of the
+            adapter's interrupts its events use.
 
     Raises:
-        ValueError: `cqe` is not positive.
+        ValueError: `cqe` is not positive, or there is no such completion vector.
         OSError: Above the device's limit (EINVAL).
     """
 
     __slots__ = (
-        "_aio", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_waiters",
-        "channel", "context", "table",
+        "_aio", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
+        "_waiters", "channel", "context", "table",
     )  # fmt: skip
 
     def __init__(
@@ -55,12 +82,19 @@ class CompletionQueue(Resource):
         if cqe <= 0:
             msg = f"a completion queue needs room for at least one completion, not {cqe}"
             raise ValueError(msg)
+        if not 0 <= comp_vector < context.num_comp_vectors:
+            msg = f"completion vector {comp_vector} is not in 0..{context.num_comp_vectors - 1}"
+            raise ValueError(msg)
+        if cqe > context.attributes.max_cqe:
+            detail = f"({cqe} is above the device's limit of {context.attributes.max_cqe})"
+            raise os_error(errno.EINVAL, "ibv_create_cq", detail=detail)
         self.context = context
         self.channel = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
         self._aio = ffi.new("struct aio_cq *")
-        self._token = self._aio.token = 0 if channel is None else next(channel._tokens)
+        self._token = self._aio.token = next_token()
         channel_handle = ffi.NULL if channel is None else channel._require()
+        ffi.errno = 0  # not every driver gives a reason
         handle = lib.ibv_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
         check_pointer(handle, "ibv_create_cq")
         self._queue: deque[WorkCompletion] = deque()
@@ -68,10 +102,13 @@ class CompletionQueue(Resource):
         self._scratch: Any = None
         self._promised = 0
         self._unacked = 0
-        self._error: BaseException | None = None
+        # Makes the exception that ended it: one object raised many times would collect tracebacks.
+        self._error: Callable[[], BaseException] | None = None
+        self._users: weakref.WeakSet[Dependent] = weakref.WeakSet()
         super().__init__(handle, (context,) if channel is None else (context, channel))
         if channel is not None:
             channel._cqs[self._token] = self
+        enroll(self._token, self)
 
     @property
     def cqe(self) -> int:
@@ -83,8 +120,13 @@ class CompletionQueue(Resource):
         """Whether the loop drains the queue."""
         return bool(self._aio.managed)
 
-    def manage(self) -> None:
+    def manage(self, *, solicited_only: bool = False) -> None:
         """Have the running loop drain the queue from now on.  Idempotent; not undone.
+
+        Args:
+            solicited_only: Wake the loop only for messages whose sender asked for it
+                (`SendFlags.SOLICITED`).  What else has completed is found with them, or within a
+                second.  For queues of receives: one's own sends ask for nothing.
 
         Raises:
             ValueError: The queue has no completion channel.
@@ -96,8 +138,8 @@ class CompletionQueue(Resource):
             msg = "only a completion queue with a channel can be awaited"
             raise ValueError(msg)
         self.channel._attach()
-        self._aio.managed = 1
-        check_errno(lib.ibv_req_notify_cq(handle, 0), "ibv_req_notify_cq")
+        self._aio.managed, self._aio.solicited = 1, int(solicited_only)
+        check_errno(lib.ibv_req_notify_cq(handle, self._aio.solicited), "ibv_req_notify_cq")
         # Completions from before the arming raise no event.
         self.channel._sweep(self)
         self.channel._watch()
@@ -111,7 +153,9 @@ class CompletionQueue(Resource):
         after arming.
 
         Args:
-            solicited_only: Only for messages whose sender asked for it, and for failures.
+            solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),
+                and for failures.  Soft-RoCE says nothing of failures, and software iWARP
+                nothing at all.
         """
         if self.channel is not None:
             self.channel._attach()
@@ -124,6 +168,9 @@ class CompletionQueue(Resource):
 
         Raises:
             ValueError: `n` is not positive.
+            QueueError: The queue has failed, and what it still had was returned before.  Known
+                only while a loop reads the device: after `req_notify`, `get_cq_event` or an
+                awaited operation, or with `DeviceEvents`.
         """
         if n <= 0:
             msg = f"cannot poll for {n} completions"
@@ -134,6 +181,8 @@ class CompletionQueue(Resource):
             self.channel._sweep(self)
         elif len(self._queue) < n:
             self._poll_hardware(handle, n - len(self._queue))
+        if not self._queue and self._error is not None:
+            raise self._error()
         return [self._queue.popleft() for _ in range(min(n, len(self._queue)))]
 
     def _poll_hardware(self, handle: Any, n: int) -> None:
@@ -143,11 +192,7 @@ class CompletionQueue(Resource):
         if count < 0:
             raise os_error(5, "ibv_poll_cq")
         for record in WC_STRUCT.iter_unpack(ffi.buffer(self._scratch)[: count * WC_STRUCT.size]):
-            sink = self.table.get(record[0])
-            if sink is not None:
-                sink(record)
-            else:
-                self._deliver(record)
+            route(record, self.table, self)
 
     def ack_events(self, n: int = 1) -> None:
         """Acknowledge `n` events that `get_cq_event` gave (`ibv_ack_cq_events(3)`).
@@ -169,8 +214,29 @@ class CompletionQueue(Resource):
         self._waiters.wake()
 
     def _fail(self, exc: BaseException) -> None:
-        self._error = exc
+        self._end(lambda: exc)
+
+    def _end(self, error: Callable[[], BaseException]) -> None:
+        if self._error is None:
+            self._error = error
         self._waiters.wake_all()
+
+    def _on_async_event(self, event: AsyncEvent) -> None:
+        if event.type != AsyncEventType.CQ_ERR:
+            return
+        if self.channel is None:
+            self._overrun()
+        else:
+            self.channel._in_loop(self._overrun)
+
+    def _overrun(self) -> None:
+        """The device says that it has failed: nothing that is awaited here may hang."""
+        name = AsyncEventType.CQ_ERR.name
+        self._end(lambda: queue_error(name, "completion queue"))
+        if self.channel is not None and not self.managed and not self.closed:
+            self.channel._notify(self)  # who waits for an event polls, and finds out
+        for user in list(self._users):
+            user._broken(queue_error(name, "completion queue"))
 
     def __aiter__(self) -> Self:
         return self
@@ -178,13 +244,18 @@ class CompletionQueue(Resource):
     async def __anext__(self) -> WorkCompletion:
         """The next completion of a request that was posted with the caller's own id.
 
-        Ends when the queue is closed.  Cancellation: safe; no completion is lost.
+        Ends when the queue is closed.
+
+        Raises:
+            QueueError: The queue has failed; what had arrived was returned before.
+
+        Cancellation: safe; no completion is lost.
         """
         if not self.closed:
             self.manage()
         while not self._queue:
             if self._error is not None:
-                raise self._error
+                raise self._error()
             if self.closed:
                 raise StopAsyncIteration
             await self._waiters.wait()
@@ -193,25 +264,35 @@ class CompletionQueue(Resource):
     # Room
 
     def _promise(self, depth: int) -> None:
-        """Reserve room for a queue pair's work requests; grow, or refuse.
+        """Reserve room for `depth` more completions; grow, or refuse.
 
         Raises:
             ValueError: There is not enough room and the device cannot grow the queue.
+            QueueError: The queue has failed.
         """
-        needed = self._promised + depth
-        if needed > self.cqe:
-            try:
-                self.resize(needed)
-            except OSError as exc:
-                msg = (
-                    f"the completion queue has room for {self.cqe} completions, {needed} could "
-                    "arrive; make it larger or the queue pair smaller"
-                )
-                raise ValueError(msg) from exc
-        self._promised = needed
+        if self._error is not None:
+            raise self._error()
+        with _promises:
+            needed = self._promised + depth
+            if needed > self.cqe:
+                self._grow(needed)
+            self._promised = needed
+
+    def _grow(self, needed: int) -> None:
+        most = self.context.attributes.max_cqe
+        try:
+            # By half as much again at least: each growth makes a new ring.
+            self._resize(needed if needed > most else min(max(needed, self.cqe * 3 // 2), most))
+        except OSError as exc:
+            msg = (
+                f"the completion queue has room for {self.cqe} completions, {needed} could "
+                "arrive; make it larger or the queue pair smaller"
+            )
+            raise ValueError(msg) from exc
 
     def _unpromise(self, depth: int) -> None:
-        self._promised -= depth
+        with _promises:
+            self._promised -= depth
 
     def resize(self, cqe: int) -> None:
         """Change the room to at least `cqe` completions (`ibv_resize_cq(3)`).
@@ -220,12 +301,20 @@ class CompletionQueue(Resource):
             ValueError: Less than what its queue pairs may produce.
             OSError: The device cannot do it.
         """
-        if cqe < max(1, self._promised):
-            msg = f"{self._promised} completions could arrive; {cqe} is too small"
-            raise ValueError(msg)
+        with _promises:
+            if cqe < max(1, self._promised):
+                msg = f"{self._promised} completions could arrive; {cqe} is too small"
+                raise ValueError(msg)
+            self._resize(cqe)
+
+    def _resize(self, cqe: int) -> None:
         check_errno(lib.ibv_resize_cq(self._require(), cqe), "ibv_resize_cq")
 
     # Life
+
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return None if self.channel is None else self.channel._home
 
     def _before_close(self) -> None:
         if self._unacked:
@@ -235,8 +324,7 @@ class CompletionQueue(Resource):
     def _on_close(self) -> None:
         if self.channel is not None:
             self.channel._forget(self)
-        self._fail(ResourceClosedError("the completion queue was closed"))
-        self._error = None
+        self._waiters.wake_all()
 
     def _destroy(self, handle: Any) -> None:
         check_errno(lib.ibv_destroy_cq(handle), "ibv_destroy_cq")

@@ -22,9 +22,12 @@ __all__ = [
     "DeviceCapFlags",
     "GIDType",
     "LinkLayer",
+    "MRAdvice",
     "MWType",
     "MigState",
     "NodeType",
+    "ODPGeneralCaps",
+    "ODPTransportCaps",
     "Opcode",
     "OpenIntEnum",
     "OpenIntFlag",
@@ -229,6 +232,32 @@ class MWType(OpenIntEnum):
 
     TYPE_1 = 1
     TYPE_2 = 2
+
+
+class MRAdvice(OpenIntEnum):
+    """What to do with pages of on-demand memory (`ibv_advise_mr_advice`)."""
+
+    PREFETCH = 0
+    PREFETCH_WRITE = 1
+    PREFETCH_NO_FAULT = 2
+
+
+class ODPGeneralCaps(OpenIntFlag):
+    """Whether a device does on-demand paging at all (`ibv_odp_general_caps`)."""
+
+    SUPPORT = 1 << 0
+    SUPPORT_IMPLICIT = 1 << 1
+
+
+class ODPTransportCaps(OpenIntFlag):
+    """Operations that may use on-demand memory (`ibv_odp_transport_cap_bits`)."""
+
+    SEND = 1 << 0
+    RECV = 1 << 1
+    WRITE = 1 << 2
+    READ = 1 << 3
+    ATOMIC = 1 << 4
+    SRQ_RECV = 1 << 5
 
 
 # ---- queue pair ----------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""Words and hints for what adapters report: completion statuses and events of queues.
+
+Data only; `aiordma.errors` makes exceptions of it.
+"""
+
+from __future__ import annotations
+
+__all__ = ["EVENT_HINTS", "SERVICE_REASONS", "WC_HINTS", "WC_STATUS"]
+
+# ibv_wc_status, in order; the name is what people search for.
+WC_STATUS = (
+    "SUCCESS",
+    "LOC_LEN_ERR",
+    "LOC_QP_OP_ERR",
+    "LOC_EEC_OP_ERR",
+    "LOC_PROT_ERR",
+    "WR_FLUSH_ERR",
+    "MW_BIND_ERR",
+    "BAD_RESP_ERR",
+    "LOC_ACCESS_ERR",
+    "REM_INV_REQ_ERR",
+    "REM_ACCESS_ERR",
+    "REM_OP_ERR",
+    "RETRY_EXC_ERR",
+    "RNR_RETRY_EXC_ERR",
+    "LOC_RDD_VIOL_ERR",
+    "REM_INV_RD_REQ_ERR",
+    "REM_ABORT_ERR",
+    "INV_EECN_ERR",
+    "INV_EEC_STATE_ERR",
+    "FATAL_ERR",
+    "RESP_TIMEOUT_ERR",
+    "GENERAL_ERR",
+    "TM_ERR",
+    "TM_RNDV_INCOMPLETE",
+)
+
+_RD = "belongs to the reliable datagram service, which no adapter has"
+
+WC_HINTS = {
+    "LOC_LEN_ERR": "the message is longer than the posted receive",
+    "LOC_QP_OP_ERR": "the queue pair could not carry out its own request; on Soft-RoCE also: "
+    "a message longer than the posted receive, or the network device is down",
+    "LOC_EEC_OP_ERR": _RD,
+    "LOC_PROT_ERR": "the buffer is not registered in the queue pair's protection domain",
+    "WR_FLUSH_ERR": "the queue pair was already in error; look for the first failed request",
+    "MW_BIND_ERR": "the window could not be bound: was the region registered with "
+    "Access.MW_BIND, is the window in the same protection domain?",
+    "BAD_RESP_ERR": "the peer's adapter answered with something unexpected: a fault of an "
+    "adapter, or of the network",
+    "LOC_ACCESS_ERR": "the receive's region does not allow local writing: register it with "
+    "Access.LOCAL_WRITE",
+    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation (has the lease "
+    "ended?), its posted receive was too small, or an atomic is not aligned",
+    "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease has ended",
+    "REM_OP_ERR": "the peer's adapter could not complete the request; on Soft-RoCE also: the "
+    "message is longer than the posted receive",
+    "RETRY_EXC_ERR": "no acknowledgement from the peer's adapter: is the peer alive, "
+    "is UDP port 4791 (RoCE) open, do GID, VLAN and MTU match on the path?",
+    "RNR_RETRY_EXC_ERR": "the peer has no receive posted",
+    "LOC_RDD_VIOL_ERR": _RD,
+    "REM_INV_RD_REQ_ERR": _RD,
+    "REM_ABORT_ERR": "the peer's adapter gave the operation up",
+    "INV_EECN_ERR": _RD,
+    "INV_EEC_STATE_ERR": _RD,
+    "FATAL_ERR": "the adapter itself failed: see the kernel's log (`dmesg`)",
+    "RESP_TIMEOUT_ERR": "the peer's adapter took the request and did not answer in time",
+    "GENERAL_ERR": "an error of the transport that has no status of its own: vendor_err and the "
+    "adapter's documentation tell more",
+    "TM_ERR": "tag matching failed; aiordma posts no tagged receives",
+    "TM_RNDV_INCOMPLETE": "the peer's tag-matching rendezvous was not completed by the adapter",
+}
+
+EVENT_HINTS = {
+    "CQ_ERR": "most likely an overrun: more completions than the completion queue has room for",
+    "QP_FATAL": "the adapter could not report the failure through a completion",
+    "QP_REQ_ERR": "the peer sent a request that its queue pair must not send",
+    "QP_ACCESS_ERR": "the peer used a wrong key, a wrong range, or a right that it was not given",
+    "SRQ_ERR": "no queue pair can receive through the shared receive queue any more",
+}
+
+# ib_cm_sidr_status: how a datagram service answers a request; reason, hint.
+SERVICE_REASONS = {
+    1: ("no such service", "nobody listens for datagrams on that port"),
+    2: ("consumer defined", "the peer's program refused the request"),
+    3: ("no queue pair", ""),
+    4: ("redirected", "the service is elsewhere"),
+    5: ("unsupported version", ""),
+}

@@ -1,0 +1,491 @@
+"""SharedReceiveQueue: receives that serve many queue pairs.
+
+Theory of operation
+    A receive that is posted here is taken by whichever queue pair's message comes next, and
+    completes in the CQ of that queue pair.  So nothing completes in the order of the posts, and the
+    in-order bookkeeping of a queue pair's own queue cannot be used: every receive has an entry of
+    its own, which its completion finds by number.
+
+    What is known to be posted is what has not been seen to complete: a little more than what the
+    adapter still has, never less.  That number limits the posts to the queue's depth, is promised
+    to every CQ in which the receives could complete, and is one of the two signs of the low-water
+    mark.  The other is the adapter's own event, which also counts messages that have begun and
+    not completed.  Either suffices, so that neither a lost event nor a late completion makes the
+    wait hang.
+
+    A queue pair that fails in the middle of a message may keep the receive that it had taken
+    (Soft-RoCE of Linux 6.12 does).  The receive stays posted for this file, with its memory, until
+    the shared queue itself is destroyed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import itertools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_errno, check_pointer
+from aiordma.errors import (
+    ResourceBusyError,
+    ResourceClosedError,
+    completion_error,
+    os_error,
+    queue_error,
+)
+from aiordma.loop.credits import Credits
+from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable
+from aiordma.verbs import async_event
+from aiordma.verbs.async_event import AsyncEvent
+from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import AsyncEventType
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.wr import SGE, RecvWR, build_recv, sge_list
+
+__all__ = ["SRQAttributes", "SharedReceiveQueue"]
+
+# Queue pairs leave where they are destroyed, in other threads.
+_lock = threading.Lock()
+_numbers = itertools.count()
+_MAX_QUEUES = 1 << 16
+_ID_MASK = (1 << TAG_SHIFT) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SRQAttributes:
+    """Attributes of a shared receive queue (`ibv_query_srq(3)`, same names)."""
+
+    max_wr: int
+    max_sge: int
+    srq_limit: int
+
+
+class Taker(Protocol):
+    """A queue pair that takes its receives here."""
+
+    def _receive_failed(self, record: WCRecord) -> None:
+        """One of its receives has completed with an error."""
+
+
+class _Receive:
+    """One posted receive."""
+
+    __slots__ = ("caller_id", "future", "regions")
+
+    def __init__(self, regions: tuple[MemoryRegion, ...], caller_id: int | None) -> None:
+        self.regions = regions
+        self.caller_id = caller_id
+        self.future: asyncio.Future[WorkCompletion] | None = None
+
+
+def _closed() -> BaseException:
+    return ResourceClosedError("the shared receive queue was closed")
+
+
+class SharedReceiveQueue(Resource):
+    """A shared receive queue (`ibv_create_srq(3)`).
+
+    Queue pairs are made with it (`QPInitAttr.srq`) and then have no receives of their own.  All of
+    them, and the memory of the receives, belong to the same protection domain.
+
+    Args:
+        pd: Protection domain.
+        max_wr: Receives that may be posted at a time, at least 1.
+        max_sge: Pieces per receive.
+
+    Raises:
+        ValueError: A size is not positive.
+        OSError: Above the device's limits (EINVAL), or out of resources.
+
+    Ownership: the memory of a receive stays registered until its completion has been seen, or the
+    queue is destroyed, which is after its last queue pair.
+
+    Attributes:
+        limits: What the device really gave, at least what was asked for.
+        room: Places for posts; counts what was asked for, not what the device gave.
+    """
+
+    __slots__ = (
+        "_armed", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
+        "_unwatch", "limits", "max_wr", "pd", "room",
+    )  # fmt: skip
+
+    def __init__(self, pd: ProtectionDomain, max_wr: int = 128, max_sge: int = 1) -> None:
+        device = pd.context.attributes
+        for name, value, most in (
+            ("max_wr", max_wr, device.max_srq_wr),
+            ("max_sge", max_sge, device.max_srq_sge),
+        ):
+            if value <= 0:
+                msg = f"{name} has to be positive, not {value}"
+                raise ValueError(msg)
+            if value > most:
+                detail = f"({name} {value} is above the device's limit of {most})"
+                raise os_error(errno.EINVAL, "ibv_create_srq", detail=detail)
+        self._number = _free_number()
+        self._token = async_event.next_token()
+        c_attr = ffi.new("struct ibv_srq_init_attr *")
+        c_attr.srq_context = ffi.cast("void *", self._token)
+        c_attr.attr.max_wr = max_wr
+        c_attr.attr.max_sge = max_sge
+        ffi.errno = 0  # not every driver gives a reason
+        handle = check_pointer(lib.ibv_create_srq(pd._require(), c_attr), "ibv_create_srq")
+        self.pd = pd
+        self.max_wr = max_wr
+        self.limits = SRQAttributes(c_attr.attr.max_wr, c_attr.attr.max_sge, 0)
+        self.room = Credits(max_wr)
+        self._table: SlotTable[_Receive] = SlotTable()
+        self._takers: weakref.WeakValueDictionary[int, Taker] = weakref.WeakValueDictionary()
+        self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
+        self._marks: list[tuple[int, asyncio.Future[None]]] = []
+        self._armed = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unwatch: Callable[[], None] | None = None
+        self._error: Callable[[], BaseException] | None = None
+        super().__init__(handle, (pd,))
+        shared_queues[self._number] = self
+        async_event.enroll(self._token, self)
+
+    # Queue pairs
+
+    def _admit(self, cq: CompletionQueue) -> None:
+        """A queue pair that completes in `cq` is about to be made: any receive may land there."""
+        with _lock:
+            if not self._cqs[cq]:
+                cq._promise(self.max_wr)
+            self._cqs[cq] += 1
+
+    def _dismiss(self, cq: CompletionQueue) -> None:
+        """It is gone; in whatever thread."""
+        with _lock:
+            self._cqs[cq] -= 1
+            if not self._cqs[cq]:
+                del self._cqs[cq]
+                cq._unpromise(self.max_wr)
+
+    # Posting
+
+    @property
+    def outstanding(self) -> int:
+        """Posted receives whose completion has not been seen."""
+        return len(self._table)
+
+    def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
+        """Post one receive or a list (`ibv_post_srq_recv(3)`).
+
+        The completion of each comes out of the receive CQ of the queue pair that took it, with the
+        caller's `wr_id` and the number of that queue pair.
+
+        Raises:
+            ResourceBusyError: There are not enough free places; nothing was posted.
+            ValueError: A number is out of range, or a receive has more pieces than `max_sge`.
+            QueueError: The device has reported the queue as failed.
+            OSError: The post failed; those in front of the one that failed are posted.
+        """
+        self._require()
+        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
+        if self.room.free < len(chain):
+            msg = f"the queue has {self.room.free} free places, {len(chain)} are needed"
+            raise ResourceBusyError(errno.EAGAIN, msg)
+        first, keep = self._build(chain)
+        for _ in chain:
+            self.room.try_acquire()
+        self._post(chain, first, [request.wr_id for request in chain])
+        del keep
+
+    def _build(self, chain: Sequence[RecvWR]) -> tuple[Any, list[Any]]:
+        if self._error is not None:
+            raise self._error()
+        for request in chain:
+            if len(request.sg_list) > self.limits.max_sge:
+                msg = f"a receive has {len(request.sg_list)} pieces, max_sge {self.limits.max_sge}"
+                raise ValueError(msg)
+        return build_recv(chain)
+
+    def _post(
+        self, chain: Sequence[RecvWR], first: Any, caller_ids: Sequence[int | None]
+    ) -> list[_Receive]:
+        """Hand a list to the adapter; its places were taken from `room` before."""
+        entered: list[_Receive] = []
+        numbers: list[int] = []
+        for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
+            receive = _Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
+            for region in receive.regions:
+                region._retain()  # open: _build has just seen to that
+            number = self._table.add(receive)
+            entered.append(receive)
+            numbers.append(number)
+            first[i].wr_id = number & _ID_MASK | SHARED_TAG << TAG_SHIFT | self._number << SUB_SHIFT
+        bad = ffi.new("struct ibv_recv_wr **")
+        code = lib.ibv_post_srq_recv(self._require(), first, bad) if entered else 0
+        if code:
+            # What stands in front of the one that failed is posted; without a name all may be.
+            refused = bad[0] - first if bad[0] != ffi.NULL else len(entered)
+            for number in numbers[refused:]:
+                self._take_out(number)
+            raise os_error(code, "ibv_post_srq_recv")
+        return entered
+
+    async def recv(
+        self, buffers: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
+    ) -> WorkCompletion:
+        """Post a receive and await the message that takes it, from whichever queue pair.
+
+        Returns:
+            The completion; `qp_num` tells the queue pair, `byte_len` the length.
+
+        Waits for a free place first.  Without limit, as a peer need not send.
+
+        Raises:
+            ValueError: A receive CQ of a queue pair has no channel, so that nobody can await it.
+            CompletionError: The queue pair that took it failed; the subclass names the reason.
+            ResourceClosedError: The queue or a region is closed.
+            QueueError: The device has reported the queue as failed.
+
+        Cancellation: ends the wait.  The receive stays posted and takes a message, which nobody
+        sees; its memory stays registered until then.
+        """
+        self._require()
+        for cq in list(self._cqs):
+            cq.manage()
+        self._loop = asyncio.get_running_loop()
+        await self.room.acquire()
+        try:
+            self._require()
+            request = RecvWR(sg_list=sge_list(buffers))
+            first, keep = self._build([request])
+        except BaseException:
+            self.room.release()
+            raise
+        (receive,) = self._post([request], first, [None])
+        del keep
+        future = receive.future = self._loop.create_future()
+        completion: WorkCompletion = await future
+        return completion
+
+    # Completions
+
+    def _take_out(self, number: int) -> _Receive | None:
+        receive = self._table.remove(number)
+        if receive is not None:
+            for region in receive.regions:
+                region._let_go()
+            self.room.release()
+        return receive
+
+    def _complete(self, record: WCRecord, cq: CompletionQueue | None) -> None:
+        """One of the receives has completed, in this CQ."""
+        receive = self._take_out(record[0])
+        if receive is None:
+            return
+        if record[1] and (taker := self._takers.get(record[6])) is not None:
+            taker._receive_failed(record)
+        future = receive.future
+        if receive.caller_id is not None:
+            if cq is not None:
+                cq._deliver(record, receive.caller_id)
+        elif future is not None and not future.done():
+            if record[1] == 0:
+                future.set_result(WorkCompletion.from_record(record))
+            else:
+                details = {"vendor_err": record[3], "qp_num": record[6]}
+                future.set_exception(completion_error(record[1], operation="recv", **details))
+        if self._marks:
+            self._reached(self.outstanding)
+
+    # Low-water mark
+
+    async def low_water(self, limit: int) -> int:
+        """Wait until fewer than `limit` receives are posted; the number of free places.
+
+        Args:
+            limit: 1 to `max_wr`.
+
+        Returns at once if that is so already.  Otherwise arms the device's limit
+        (`ibv_modify_srq(3)`, IBV_EVENT_SRQ_LIMIT_REACHED) and watches the completions as well, so
+        that a lost event delays nothing.  With CQs that are polled by hand it can return before
+        the completions were polled; the places are free after that.  It can also return early, for
+        the event of an earlier, canceled call.
+
+        Without limit of its own: a peer need not send.  Use `asyncio.timeout`.
+
+        Raises:
+            ValueError: `limit` is out of range.
+            OSError: The device has no limit to arm.
+            QueueError: The device has reported the queue as failed.
+            ResourceClosedError: The queue was closed.
+
+        Cancellation: safe; nothing is lost, as the next call looks for itself.
+        """
+        self._require()
+        if not 1 <= limit <= self.max_wr:
+            msg = f"limit {limit} is not in 1..{self.max_wr}"
+            raise ValueError(msg)
+        if self._error is not None:
+            raise self._error()
+        if self.outstanding >= limit:
+            loop = self._loop = asyncio.get_running_loop()
+            if self._unwatch is None:
+                self._unwatch = async_event.watch(self.pd.context)
+            mark = (limit, loop.create_future())
+            self._marks.append(mark)
+            try:
+                self._arm()
+                await mark[1]
+            finally:
+                if mark in self._marks:
+                    self._marks.remove(mark)
+        return self.room.free
+
+    async def refills(self, limit: int) -> AsyncIterator[int]:
+        """Iterate over the moments at which fewer than `limit` receives are posted.
+
+        Each step gives the number of free places; the body of the loop posts that many, or is
+        told again at once.  Ends when the queue is closed.  Raises and cancellation: as
+        `low_water`.
+        """
+        while not self.closed:
+            try:
+                free = await self.low_water(limit)
+            except ResourceClosedError:
+                return
+            yield free
+            # Others have a turn even if the body posted nothing.
+            await asyncio.sleep(0)
+
+    def _arm(self) -> None:
+        """Have the device say when its own count falls below the highest mark."""
+        highest = max((limit for limit, _ in self._marks), default=0)
+        if highest and highest != self._armed:
+            self.modify(limit=highest)
+
+    def _reached(self, below: int) -> None:
+        """Fewer receives than any mark above `below` are posted."""
+        for limit, future in list(self._marks):
+            if limit > below and not future.done():
+                future.set_result(None)
+
+    def _on_async_event(self, event: AsyncEvent) -> None:
+        if self._loop is None or self._loop is asyncio.get_running_loop():
+            self._told(event.type)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._told, event.type)
+
+    def _told(self, kind: AsyncEventType) -> None:
+        if kind == AsyncEventType.SRQ_LIMIT_REACHED:
+            armed, self._armed = self._armed, 0
+            if armed:
+                self._reached(armed - 1)
+            self._marks = [mark for mark in self._marks if not mark[1].done()]
+            if not self.closed:
+                self._arm()
+        elif kind == AsyncEventType.SRQ_ERR:
+            name = kind.name
+            self._fail(lambda: queue_error(name, "shared receive queue"))
+
+    def _fail(self, error: Callable[[], BaseException]) -> None:
+        """Nothing will be received any more: nobody may go on waiting."""
+        if self._error is None:
+            self._error = error
+        self.room.fail(error)
+        futures: list[asyncio.Future[Any]] = [future for _, future in self._marks]
+        futures += [r.future for r in self._table.entries() if r.future is not None]
+        for future in futures:
+            if not future.done():
+                future.set_exception(error())
+
+    # Attributes
+
+    def query(self) -> SRQAttributes:
+        """Ask the device for the current attributes (`ibv_query_srq(3)`).
+
+        `srq_limit` is 0 once the limit was reached.
+
+        Raises:
+            OSError: The device or its driver cannot tell.
+        """
+        attr = ffi.new("struct ibv_srq_attr *")
+        check_errno(lib.ibv_query_srq(self._require(), attr), "ibv_query_srq")
+        return SRQAttributes(attr.max_wr, attr.max_sge, attr.srq_limit)
+
+    def modify(self, *, max_wr: int | None = None, limit: int | None = None) -> None:
+        """Change the depth or arm the limit (`ibv_modify_srq(3)`).
+
+        Args:
+            max_wr: New depth; every CQ of its queue pairs has to have room for it.
+            limit: The device raises SRQ_LIMIT_REACHED, once, when it takes a receive and fewer than
+                this many are left; 0 disarms.  `low_water` does this by itself.
+
+        Raises:
+            ValueError: Fewer places than receives are posted, or a CQ cannot grow.
+            OSError: The device cannot do it, or the number is beyond its limits (EINVAL).
+        """
+        attr = ffi.new("struct ibv_srq_attr *")
+        mask = 0
+        if limit is not None:
+            if not 0 <= limit <= self.limits.max_wr:
+                msg = f"limit {limit} is not in 0..{self.limits.max_wr}"
+                raise ValueError(msg)
+            attr.srq_limit, mask = limit, mask | lib.IBV_SRQ_LIMIT
+        if max_wr is not None:
+            if max_wr < max(1, self.outstanding):
+                msg = f"{self.outstanding} receives are posted; {max_wr} places are too few"
+                raise ValueError(msg)
+            attr.max_wr, mask = max_wr, mask | lib.IBV_SRQ_MAX_WR
+        more = 0 if max_wr is None else max_wr - self.max_wr
+        with _lock, contextlib.ExitStack() as undo:
+            for cq in list(self._cqs):
+                cq._promise(max(0, more))
+                undo.callback(cq._unpromise, max(0, more))
+            check_errno(lib.ibv_modify_srq(self._require(), attr, mask), "ibv_modify_srq")
+            undo.pop_all()
+            for cq in list(self._cqs):
+                cq._unpromise(max(0, -more))
+            self.max_wr += more
+        if limit is not None:
+            self._armed = limit
+        if max_wr is not None:
+            self.room.release(more)
+            self.limits = SRQAttributes(max(max_wr, attr.max_wr), self.limits.max_sge, 0)
+
+    # Life
+
+    def _on_close(self) -> None:
+        self._fail(_closed)
+        if self._unwatch is not None:
+            self._unwatch()
+        # The adapter forgets the memory when the queue is destroyed: so the queue keeps it from
+        # now on, in place of the receives.
+        receives = self._table.entries()
+        self._hold(region for receive in receives for region in receive.regions)
+        for receive in receives:
+            regions, receive.regions = receive.regions, ()
+            for region in regions:
+                region._let_go()
+
+    def _destroy(self, handle: Any) -> None:
+        check_errno(lib.ibv_destroy_srq(handle), "ibv_destroy_srq")
+
+    def __repr__(self) -> str:
+        return (
+            f"<SharedReceiveQueue {self._state.value} posted={self.outstanding} of {self.max_wr}>"
+        )
+
+
+def _free_number() -> int:
+    """A number that no living shared queue has; ids have 16 bits for it."""
+    for number in itertools.islice(_numbers, _MAX_QUEUES):
+        if number % _MAX_QUEUES not in shared_queues:
+            return number % _MAX_QUEUES
+    raise os_error(errno.ENOMEM, "ibv_create_srq", detail="(65,536 shared receive queues)")
