@@ -1,1 +1,8 @@
-"""Registered memory that is ours: page-aligned, never part of Python's own heap."""
+"""Registered memory: arenas and pools of our own, and registrations of callers' buffers."""
+
+from aiordma.memory.arena import Arena
+from aiordma.memory.cache import CacheStats, RegistrationCache
+from aiordma.memory.pool import BufferPool
+from aiordma.memory.remote import RemoteRegion
+
+__all__ = ["Arena", "BufferPool", "CacheStats", "RegistrationCache", "RemoteRegion"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from aiordma.loop.workers import call_blocking
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -10,7 +9,6 @@ from aiordma.verbs.pd import ProtectionDomain
 __all__ = ["BufferPool"]
 
 _SMALLEST = 64 * 1024
-_INLINE = 1 << 20  # registering more than this takes long enough to go to a thread
 
 
 class BufferPool:
@@ -50,12 +48,8 @@ class BufferPool:
         if shelf:
             self._kept -= room
             region = shelf.pop()
-        elif room <= _INLINE:
-            region = MemoryRegion(self._pd, room, self._access)
         else:
-            region = await call_blocking(
-                lambda: MemoryRegion(self._pd, room, self._access), undo=MemoryRegion.close
-            )
+            region = await MemoryRegion.register(self._pd, room, self._access)
         self._out.add(region)
         return region
 

@@ -1,18 +1,45 @@
-"""MemoryRegion: memory that the adapter may read or write."""
+"""MemoryRegion: memory that the adapter may read or write.
+
+Theory of operation
+    A region keeps what it names alive: the buffer stays exported, so that Python can neither free
+    nor resize it, until the adapter has forgotten it.  That also holds when the region is closed
+    early, or when C refuses to deregister.
+
+    `addr` is where the adapter finds the first byte: the buffer's own address, or the `iova`.
+    Scatter/gather elements and remote accesses count from there.
+
+    What a device cannot do is refused with the name of the capability.  Some are asked for before
+    (on-demand paging), others have no question in libibverbs and show when it is tried (dmabuf).
+    A device that takes a wish and ignores it is treated as one that cannot.
+"""
 
 from __future__ import annotations
 
+import errno
 import mmap
-from typing import Any
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, Self
 
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.errors import os_error
-from aiordma.verbs.enums import Access
+from aiordma.errors import NotSupportedError, os_error
+from aiordma.loop.workers import call_blocking
+from aiordma.verbs.context import Context
+from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 
-__all__ = ["MemoryRegion"]
+__all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of"]
+
+_REMOTE_WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
+_ADDRESSES = 1 << 64
+_MAX_SGE_LENGTH = (1 << 32) - 1
+# Above this many bytes registering takes long enough to be noticed by a loop.
+INLINE_BYTES = 1 << 20
+# Software iWARP takes an iova and goes on using the buffer's own address.
+_IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
 
 
 class MemoryRegion(Resource):
@@ -20,70 +47,246 @@ class MemoryRegion(Resource):
 
     Args:
         pd: Protection domain; only its queue pairs can use the memory.
-        buffer: Any object with the buffer protocol, which stays exported (so that it cannot be
-            resized) until the region is destroyed; or a number of bytes, for fresh page-aligned
-            zeroed memory of the region's own.
-        access: What the adapter may do; local read is always allowed.
+        buffer: Any object with the buffer protocol, whatever its shape and format, that lies in
+            memory in C order without gaps: bytearray, memoryview, array, mmap, ctypes, numpy.  It
+            stays exported, so that it cannot be resized, until the region is destroyed.  Or a
+            number of bytes, for fresh page-aligned zeroed memory of the region's own.
+        access: What the adapter may do; local read is always allowed.  RELAXED_ORDERING is a
+            wish: a device that does not know it ignores it, and nothing tells whether it did.
+        iova: Address by which the adapter, and the peer, are to know the first byte, 64 bits; None
+            for the buffer's own.  Both have the same offset within a page.
 
-    Registering pins the pages and takes time with the size; above about 1 MiB do it off the loop
-    (`aiordma.loop.workers.call_blocking`).
+    Registering pins the pages and takes time with the size; `await register(...)` keeps that from
+    the loop.
 
     Raises:
-        ValueError: The buffer is empty or not contiguous.
+        TypeError: No buffer.
+        ValueError: The buffer is empty or not contiguous, or access flags or iova do not fit.
         BufferError: Write access to a read-only buffer.
-        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+        NotSupportedError: The device cannot do what a flag or the iova asks for; the text names
+            both.
+        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  Soft-RoCE cannot register
+            more than 1 GiB at a time, although its `max_mr_size` says otherwise.
+
+    Attributes:
+        addr: Address of the first byte for work requests and for the peer.
+        length: Bytes.
+        lkey: Key for local use.
+        rkey: Key for the peer.
     """
 
+    _use = "unfinished work request"
     __slots__ = ("_keep", "_view", "access", "addr", "length", "lkey", "pd", "rkey")
 
     def __init__(
-        self, pd: ProtectionDomain, buffer: Any, access: Access = Access.LOCAL_WRITE
+        self,
+        pd: ProtectionDomain,
+        buffer: Any,
+        access: Access = Access.LOCAL_WRITE,
+        *,
+        iova: int | None = None,
     ) -> None:
-        if isinstance(buffer, int):
-            if buffer <= 0:
-                msg = f"a memory region needs at least one byte, not {buffer}"
-                raise ValueError(msg)
-            buffer = mmap.mmap(-1, buffer, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        _check_access(pd.context, access)
+        if isinstance(buffer, Integral):
+            buffer = _fresh(int(buffer), access)
         view = memoryview(buffer)
-        if not view.c_contiguous:
-            msg = "a memory region needs a contiguous buffer"
-            raise ValueError(msg)
-        if not view.nbytes:
-            msg = "a memory region needs at least one byte"
-            raise ValueError(msg)
-        writes = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
-        if view.readonly and access & writes:
-            msg = "the buffer is read-only: register it without write access"
-            raise BufferError(msg)
-        self._keep: CData | None = ffi.from_buffer(view)
-        self._view: memoryview | None = view.cast("B")
-        memory = self._keep
+        memory = bytes_of(view, access)
+        own = int(ffi.cast("uintptr_t", memory))
+        where = own if iova is None else iova
+        _check_iova(pd.context, where, own, view.nbytes)
+        # Not view.cast("B"), which knows neither ctypes' formats nor numpy's structures.
+        data = memoryview(ffi.buffer(memory, view.nbytes))
+        self._keep: CData | None = memory
+        self._view: memoryview | None = data.toreadonly() if view.readonly else data
+        try:
+            self._register(
+                pd, "ibv_reg_mr", access, where, view.nbytes,
+                lambda: lib.ibv_reg_mr_iova(pd._handle, memory, view.nbytes, where, int(access)),
+            )  # fmt: skip
+        except BaseException:
+            # The exception holds this frame; it must not hold the caller's buffer.
+            del memory, data
+            self._keep = self._view = None
+            view.release()
+            raise
+
+    def _register(
+        self,
+        pd: ProtectionDomain,
+        verb: str,
+        access: Access,
+        addr: int,
+        length: int,
+        call: Callable[[], Any],
+    ) -> None:
         self.pd = pd
         self.access = access
-        self.addr = int(ffi.cast("uintptr_t", memory))
-        self.length = view.nbytes
+        self.addr = addr
+        self.length = length
         # May run in a worker thread while the loop gives up and closes the domain: it has to
         # outlive the call.
         pd._retain()
         try:
-            handle = lib.ibv_reg_mr(pd._handle, memory, self.length, int(access))
+            handle = call()
             if handle == ffi.NULL:
-                raise os_error(ffi.errno, "ibv_reg_mr", detail=f"({self.length} bytes)")
+                raise _refusal(ffi.errno, verb, pd.context, access, length)
             self.lkey = int(handle.lkey)
             self.rkey = int(handle.rkey)
             super().__init__(handle, (pd,))
         finally:
             pd._let_go()
 
+    @classmethod
+    async def register(
+        cls,
+        pd: ProtectionDomain,
+        buffer: Any,
+        access: Access = Access.LOCAL_WRITE,
+        *,
+        iova: int | None = None,
+    ) -> Self:
+        """Register without holding up the loop: above 1 MiB it is done in a thread.
+
+        Args, raises: as the class.
+
+        Cancellation: ends the wait; what is registered in the end is deregistered by the thread,
+        and until then the buffer stays exported.
+        """
+        if isinstance(buffer, Integral):
+            size = int(buffer)
+        else:
+            with memoryview(buffer) as view:
+                size = view.nbytes
+        if size <= INLINE_BYTES:
+            return cls(pd, buffer, access, iova=iova)
+        return await call_blocking(lambda: cls(pd, buffer, access, iova=iova), undo=cls.close)
+
+    @classmethod
+    def from_dmabuf(
+        cls,
+        pd: ProtectionDomain,
+        fd: int,
+        length: int,
+        access: Access = Access.LOCAL_WRITE,
+        *,
+        offset: int = 0,
+        iova: int | None = None,
+    ) -> Self:
+        """Register memory of another device, such as a GPU's (`ibv_reg_dmabuf_mr(3)`).
+
+        Args:
+            pd: Protection domain.
+            fd: Descriptor of the dmabuf; it may be closed afterwards.
+            length: Bytes.
+            access: As for the class.
+            offset: First byte, from the start of the dmabuf.
+            iova: Address for work requests and for the peer; None for `offset`.  Both have the
+                same offset within a page.
+
+        Returns:
+            A region without a `view`: the processor may not be able to reach the memory.
+
+        Raises:
+            ValueError: A number is out of range.
+            NotSupportedError: The device or its driver takes no dmabuf.
+            OSError: No such descriptor (EBADF), or it is no dmabuf.
+        """
+        where = offset if iova is None else iova
+        _check_access(pd.context, access)
+        if length <= 0 or offset < 0 or offset + length > _ADDRESSES:
+            msg = f"{length} bytes at offset {offset} are no part of a dmabuf"
+            raise ValueError(msg)
+        _check_iova(pd.context, where, offset, length)
+        self = cls.__new__(cls)
+        self._keep = self._view = None
+        self._register(
+            pd, "ibv_reg_dmabuf_mr", access, where, length,
+            lambda: lib.ibv_reg_dmabuf_mr(pd._handle, offset, length, where, fd, int(access)),
+        )  # fmt: skip
+        return self
+
+    @classmethod
+    def implicit(cls, pd: ProtectionDomain, access: Access = Access.LOCAL_WRITE) -> Self:
+        """Register all memory of the process, now and later, by on-demand paging.
+
+        Nothing is pinned, and nothing kept alive: a piece of it is `SGE(region, address, length)`,
+        and the caller sees to it that the memory exists.  With remote rights it opens the whole
+        process to the peer.
+
+        Args:
+            pd: Protection domain.
+            access: As for the class; ON_DEMAND is added.
+
+        Raises:
+            NotSupportedError: The device has no implicit on-demand paging.
+            OSError: Out of resources.
+        """
+        access |= Access.ON_DEMAND
+        _check_access(pd.context, access)
+        if not pd.context.query_odp().general_caps & ODPGeneralCaps.SUPPORT_IMPLICIT:
+            raise _unsupported("ibv_reg_mr", pd.context, "implicit on-demand paging")
+        self = cls.__new__(cls)
+        self._keep = self._view = None
+        everything = _ADDRESSES - 1
+        self._register(
+            pd, "ibv_reg_mr", access, 0, everything,
+            lambda: lib.ibv_reg_mr(pd._handle, ffi.NULL, everything, int(access)),
+        )  # fmt: skip
+        return self
+
+    async def advise(self, advice: MRAdvice, offset: int = 0, length: int | None = None) -> None:
+        """Bring in pages of on-demand memory before they are needed (`ibv_advise_mr(3)`).
+
+        Args:
+            advice: PREFETCH for reading, PREFETCH_WRITE, or PREFETCH_NO_FAULT for what is there.
+            offset: First byte, from the region's start.
+            length: Bytes; None for all from `offset` on.
+
+        Returns when the pages are there; a thread waits for it.
+
+        Raises:
+            ValueError: The piece is not inside the region.
+            NotSupportedError: The device has no on-demand paging.
+            OSError: The region is not ON_DEMAND, or its memory is gone (EFAULT).
+
+        Cancellation: ends the wait only.
+        """
+        end = self.length if length is None else offset + length
+        if not 0 <= offset <= end <= self.length:
+            msg = f"bytes {offset} to {end} are not inside a region of {self.length} bytes"
+            raise ValueError(msg)
+        _check_access(self.pd.context, Access.ON_DEMAND, "ibv_advise_mr")
+        starts = range(offset, end, _MAX_SGE_LENGTH)
+        pieces = ffi.new("struct ibv_sge[]", len(starts))
+        for piece, start in zip(pieces, starts, strict=True):
+            piece.addr = self.addr + start
+            piece.length = min(end - start, _MAX_SGE_LENGTH)
+            piece.lkey = self.lkey
+        flags = lib.IBV_ADVISE_MR_FLAG_FLUSH
+        self._retain()
+
+        def run() -> None:
+            try:
+                handle = self.pd._handle
+                result = lib.ibv_advise_mr(handle, int(advice), flags, pieces, len(starts))
+                check_errno(result, "ibv_advise_mr")
+            finally:
+                self._let_go()
+
+        await call_blocking(run, undo=lambda _: None)
+
     @property
     def view(self) -> memoryview:
-        """The registered bytes.
+        """The registered bytes, as a flat writable (or read-only) view.
 
         Raises:
             ResourceClosedError: The region is closed.
+            BufferError: It has no memory of this process: dmabuf, implicit.
         """
         self._require()
-        assert self._view is not None
+        if self._view is None:
+            msg = "the region was not made from a buffer of this process"
+            raise BufferError(msg)
         return self._view
 
     def _destroy(self, handle: Any) -> None:
@@ -100,6 +303,9 @@ class MemoryRegion(Resource):
     def __len__(self) -> int:
         return self.length
 
+    def __bool__(self) -> bool:
+        return True  # by len() it would fail above sys.maxsize
+
     def __repr__(self) -> str:
         return (
             f"<MemoryRegion {self._state.value} length={self.length} lkey={self.lkey:#x} "
@@ -108,3 +314,72 @@ class MemoryRegion(Resource):
 
 
 _leaked: list[object] = []
+
+
+def bytes_of(view: memoryview, access: Access) -> CData:
+    """What a view shows, as C sees it; holds the export.
+
+    Raises:
+        ValueError: It is empty or not contiguous.
+        BufferError: Write access to a read-only buffer.
+    """
+    if not view.c_contiguous:
+        msg = "a memory region needs a contiguous buffer in C order"
+        raise ValueError(msg)
+    if not view.nbytes:
+        msg = "a memory region needs at least one byte"
+        raise ValueError(msg)
+    if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
+        msg = "the buffer is read-only: register it without write access"
+        raise BufferError(msg)
+    return ffi.from_buffer(view)
+
+
+def _fresh(size: int, access: Access) -> mmap.mmap:
+    if size <= 0:
+        msg = f"a memory region needs at least one byte, not {size}"
+        raise ValueError(msg)
+    if access & Access.HUGETLB:
+        msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
+        raise ValueError(msg)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:
+    if access & _REMOTE_WRITES and not access & Access.LOCAL_WRITE:
+        msg = "remote write and atomic access need LOCAL_WRITE, too"
+        raise ValueError(msg)
+    if access & Access.ZERO_BASED:
+        # Soft-RoCE refuses it, software iWARP takes and ignores it.
+        msg = "register with iova=0 instead of ZERO_BASED"
+        raise ValueError(msg)
+    if access & Access.ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
+        raise _unsupported(verb, context, "on-demand paging (ODP)")
+
+
+def _check_iova(context: Context, iova: int, own: int, length: int) -> None:
+    if iova == own:
+        return
+    if not 0 <= iova <= _ADDRESSES - length:
+        msg = f"{length} bytes from iova {iova:#x} on do not fit into 64-bit addresses"
+        raise ValueError(msg)
+    if (iova - own) % mmap.PAGESIZE:
+        msg = f"iova {iova:#x} has another offset within its page than the memory, {own:#x}"
+        raise ValueError(msg)
+    if context.attributes.vendor_id in _IGNORES_IOVA:
+        raise _unsupported("ibv_reg_mr_iova", context, "addresses other than the memory's own")
+
+
+def _refusal(code: int, verb: str, context: Context, access: Access, length: int) -> OSError:
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        special = access & ~_EVERYWHERE
+        what = f"the access flags {special!r}" if special else "this kind of memory"
+        if verb == "ibv_reg_dmabuf_mr":
+            what = "dmabuf memory"
+        return _unsupported(verb, context, what)
+    return os_error(code or errno.EIO, verb, detail=f"({length} bytes)")
+
+
+def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
+    text = f"{verb}: the device {context.name} does not support {what}"
+    return NotSupportedError(errno.EOPNOTSUPP, text)

@@ -1,0 +1,145 @@
+"""SlotBudget: how many slots of registered memory the connections of a pool may have, all together.
+
+Theory of operation
+    Counting only: the memory itself belongs to each connection, in its own protection domain.
+
+    Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
+    of the guarantees never exceeds the total; so whoever got in can always work, whatever the
+    others do.  What nobody is guaranteed goes to who asks for it.  When that is used up, those
+    who were refused stand in a line, and members above the fair share (the total by the number of
+    members) are told to give slots back as they become free (`pressed`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+__all__ = ["Share", "SlotBudget"]
+
+
+class Share:
+    """What one member of the pool has.
+
+    Attributes:
+        guaranteed: Slots that it can have at any time.
+        used: Slots that it has.
+    """
+
+    __slots__ = ("_budget", "guaranteed", "used")
+
+    def __init__(self, budget: SlotBudget, guaranteed: int) -> None:
+        self._budget = budget
+        self.guaranteed = guaranteed
+        self.used = 0
+
+    def take(self, slots: int) -> bool:
+        """Take slots, or none; always succeeds within the guarantee."""
+        return self._budget._take(self, slots)
+
+    def give(self, slots: int) -> None:
+        """Give slots back."""
+        self._budget._give(self, slots)
+
+    def want(self, function: Callable[[], None]) -> None:
+        """Have `function` called, once and from the loop, when a refused `take` may succeed."""
+        self._budget._waiting[function] = self
+
+    @property
+    def pressed(self) -> bool:
+        """Whether others wait for slots and this member has more than its fair share."""
+        return self._budget._pressed(self)
+
+    def leave(self) -> None:
+        """The member is gone, and its slots with it.  Idempotent."""
+        self._budget._leave(self)
+
+
+class SlotBudget:
+    """The slots of a pool.
+
+    Args:
+        total: Slots.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._loop = asyncio.get_running_loop()
+        self._members: set[Share] = set()
+        self._committed = 0  # the larger of what is guaranteed and what is used, summed up
+        self._waiting: dict[Callable[[], None], Share] = {}
+        self._serving: asyncio.Handle | None = None
+
+    def __len__(self) -> int:
+        """Members."""
+        return len(self._members)
+
+    @property
+    def free(self) -> int:
+        """Slots that are neither used nor guaranteed."""
+        return self.total - self._committed
+
+    @property
+    def used(self) -> int:
+        """Slots that the members have."""
+        return sum(share.used for share in self._members)
+
+    def join(self, guaranteed: int) -> Share:
+        """A new member.
+
+        Raises:
+            OSError: ENOBUFS, the pool cannot guarantee so much.
+        """
+        if guaranteed > self.free:
+            text = (
+                f"the pool of {self.total} slots has {self.free} left for {len(self)} + 1 "
+                f"connections, {guaranteed} are needed (raise shared_slots)"
+            )
+            raise OSError(errno.ENOBUFS, text)
+        share = Share(self, guaranteed)
+        self._members.add(share)
+        self._committed += guaranteed
+        return share
+
+    def close(self) -> None:
+        """The last user is gone."""
+        if self._serving is not None:
+            self._serving.cancel()
+
+    def _take(self, share: Share, slots: int) -> bool:
+        more = max(share.used + slots, share.guaranteed) - max(share.used, share.guaranteed)
+        if more and (more > self.free or share not in self._members or self._pressed(share, slots)):
+            return False
+        share.used += slots
+        self._committed += more
+        return True
+
+    def _give(self, share: Share, slots: int) -> None:
+        less = max(share.used, share.guaranteed) - max(share.used - slots, share.guaranteed)
+        share.used -= slots
+        self._freed(less)
+
+    def _leave(self, share: Share) -> None:
+        if share in self._members:
+            self._members.discard(share)
+            self._waiting = {f: waiting for f, waiting in self._waiting.items() if waiting != share}
+            self._freed(max(share.used, share.guaranteed))
+
+    def _freed(self, slots: int) -> None:
+        self._committed -= slots
+        if self._waiting and self._serving is None and not self._loop.is_closed():
+            self._serving = self._loop.call_soon(self._serve)
+
+    def _serve(self) -> None:
+        """Have those who were refused try again, in the order in which they came."""
+        self._serving = None
+        for function in list(self._waiting):
+            # Those behind it are still in the line, so that it cannot take more than is fair.
+            if self._waiting.pop(function, None) is not None:
+                function()
+
+    def _pressed(self, share: Share, more: int = 0) -> bool:
+        if share.used + more <= max(share.guaranteed, self.total // max(1, len(self))):
+            return False
+        return any(waiting is not share for waiting in self._waiting.values())

@@ -1,0 +1,365 @@
+"""RegistrationCache: buffers of callers stay registered, so that using one again costs no syscall.
+
+Theory of operation
+    An entry is found by address, length and rights.  An address says nothing about who owns the
+    memory: once freed, it is given to the next object, and a registration that is still there
+    would name pages which nobody sees any more.  So every entry holds its buffer's export for as
+    long as it is registered; Python then can neither free the memory nor move it.
+
+    That is the price, too: a cached bytearray or array cannot be resized, an mmap or a received
+    message not be closed, and what the program has forgotten lives on, up to the limits.  Weak
+    references do not help: what is exported is referenced, and without the export the address may
+    be somebody else's before the weak reference tells.  `drop` gives one buffer back.
+
+    Entries that are in use are never evicted.  The others leave in the order of their last use, as
+    soon as a limit is exceeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Self
+
+from aiordma._ffi import ffi
+from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, bytes_of
+from aiordma.verbs.pd import ProtectionDomain
+
+__all__ = ["CacheStats", "RegistrationCache"]
+
+_Key = tuple[int, int, Access]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """Counters of a `RegistrationCache`.
+
+    Attributes:
+        hits: Buffers that were registered already, or just being registered.
+        misses: Buffers that had to be registered.
+        evictions: Entries that a limit has ended.
+        entries: Entries now.
+        in_use: Those that somebody has taken.
+        bytes: Registered bytes now.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    entries: int
+    in_use: int
+    bytes: int
+
+
+class _Entry:
+    __slots__ = ("key", "region", "registering", "users")
+
+    def __init__(self, key: _Key) -> None:
+        self.key = key
+        self.users = 1
+        self.region: MemoryRegion | None = None
+        self.registering: asyncio.Task[MemoryRegion] | None = None
+
+
+class _Use:
+    """What `get` returns: takes and gives back."""
+
+    __slots__ = ("_access", "_buffer", "_cache", "_region")
+
+    def __init__(self, cache: RegistrationCache, buffer: Any, access: Access) -> None:
+        self._cache = cache
+        self._buffer = buffer
+        self._access = access
+        self._region: MemoryRegion | None = None
+
+    async def __aenter__(self) -> MemoryRegion:
+        self._region = region = await self._cache.take(self._buffer, self._access)
+        return region
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._region is not None
+        self._cache.give(self._region)
+
+
+class RegistrationCache:
+    """Registrations of callers' buffers, kept for the next use.
+
+    ```python
+    async with cache.get(array) as region:
+        await qp.write(region, remote.addr, remote.rkey)
+    ```
+
+    While an entry lives its buffer stays exported: resizing it raises BufferError, and its memory
+    is not freed.  `drop(buffer)` ends that; so do the limits, `close()`, and the end of the
+    protection domain.  numpy's `resize(refcheck=False)` moves memory in spite of an export: drop
+    the buffer before.  Belongs to one event loop.
+
+    Args:
+        pd: Protection domain of all regions.
+        max_bytes: Registered bytes that are kept; what is in use may exceed it, and a buffer that
+            exceeds it by itself is not kept.
+        max_entries: Entries that are kept, likewise.
+
+    Raises:
+        ValueError: A limit is negative.
+    """
+
+    def __init__(
+        self, pd: ProtectionDomain, *, max_bytes: int = 256 << 20, max_entries: int = 1024
+    ) -> None:
+        for name, value in (("max_bytes", max_bytes), ("max_entries", max_entries)):
+            if value < 0:
+                msg = f"{name} is negative: {value}"
+                raise ValueError(msg)
+        self._pd = pd
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._entries: dict[_Key, _Entry] = {}
+        self._idle: OrderedDict[_Key, _Entry] = OrderedDict()  # the one that rests longest first
+        self._taken: dict[MemoryRegion, _Entry] = {}
+        self._registering: set[asyncio.Task[MemoryRegion]] = set()
+        self._leaving: list[MemoryRegion] = []
+        self._bytes = self._kept = 0
+        self._hits = self._misses = self._evictions = 0
+        self._closed = False
+
+    @property
+    def stats(self) -> CacheStats:
+        """Counters, as they are now."""
+        return CacheStats(
+            hits=self._hits, misses=self._misses, evictions=self._evictions,
+            entries=len(self._entries), in_use=len(self._entries) - len(self._idle),
+            bytes=self._bytes,
+        )  # fmt: skip
+
+    def get(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> _Use:
+        """`take` and `give` as an `async with` block, which names the region.
+
+        Args:
+            buffer: As for `take`.
+            access: As for `take`.
+
+        Raises and cancellation: as `take`.
+        """
+        return _Use(self, buffer, access)
+
+    async def take(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """The region over a buffer, registered now or before; the caller gives it back.
+
+        Whoever takes one buffer at a time with others gets one and the same region.  A large buffer
+        is registered in a thread (see `MemoryRegion.register`).
+
+        Args:
+            buffer: As for `MemoryRegion`, but no number of bytes.
+            access: As for `MemoryRegion`; other rights are another entry.
+
+        Raises:
+            ResourceClosedError: The cache is closed.
+            TypeError, ValueError, BufferError, NotSupportedError, OSError: As `MemoryRegion`.
+
+        Cancellation: ends the wait; a registration under way goes on, for the others that wait
+        for it and for the next one.
+        """
+        self._require()
+        with memoryview(buffer) as view:
+            where = int(ffi.cast("uintptr_t", bytes_of(view, access)))
+            key = (where, view.nbytes, access)
+        entry = self._entries.get(key)
+        if entry is not None and entry.region is not None and entry.region.closed:
+            self._remove(entry)  # by somebody else, or with its domain
+            entry = None
+        if entry is None:
+            self._misses += 1
+            entry = self._enter(key, buffer)
+        else:
+            self._hits += 1
+            self._idle.pop(key, None)
+            entry.users += 1
+        if entry.region is None:
+            assert entry.registering is not None
+            try:
+                return await asyncio.shield(entry.registering)
+            except BaseException:
+                self._return(entry)
+                raise
+        return entry.region
+
+    def _enter(self, key: _Key, buffer: Any) -> _Entry:
+        entry = _Entry(key)
+        # Room first: what is pinned at a time should stay below the limit, too.
+        self._shrink(self._max_entries - 1, self._max_bytes - self._counted(key))
+        if key[1] <= INLINE_BYTES:
+            self._ready(entry, MemoryRegion(self._pd, buffer, key[2]))
+        else:
+            loop = asyncio.get_running_loop()
+            entry.registering = task = loop.create_task(self._register(entry, buffer))
+            self._registering.add(task)
+            task.add_done_callback(self._registered)
+        self._entries[key] = entry
+        self._bytes += key[1]
+        self._kept += self._counted(key)
+        return entry
+
+    def _counted(self, key: _Key) -> int:
+        """Bytes that count against the limit: nobody has to go for what cannot stay anyway."""
+        return key[1] if key[1] <= self._max_bytes else 0
+
+    async def _register(self, entry: _Entry, buffer: Any) -> MemoryRegion:
+        try:
+            region = await MemoryRegion.register(self._pd, buffer, entry.key[2])
+        except BaseException:
+            self._remove(entry)
+            raise
+        if self._closed:
+            self._let_go(region)
+            self._require()
+        self._ready(entry, region)
+        return region
+
+    def _registered(self, task: asyncio.Task[MemoryRegion]) -> None:
+        self._registering.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever waits has it; perhaps nobody does any more
+
+    def _ready(self, entry: _Entry, region: MemoryRegion) -> None:
+        entry.region = region
+        entry.registering = None
+        self._taken[region] = entry
+        if not entry.users:
+            self._rest(entry)  # everybody who waited for it was canceled
+
+    def give(self, region: MemoryRegion) -> None:
+        """Give back what `take` returned, once for each time.
+
+        Requests under way keep the region registered, whatever happens to its entry.
+
+        Raises:
+            ValueError: It was not taken from this cache, or given back already.
+        """
+        entry = self._taken.get(region)
+        if entry is None or not entry.users:
+            if self._closed or region.closed:
+                return  # its entry has gone meanwhile
+            msg = f"not taken from this cache: {region!r}"
+            raise ValueError(msg)
+        self._return(entry)
+
+    def _return(self, entry: _Entry) -> None:
+        entry.users -= 1
+        if not entry.users and entry.region is not None and not self._closed:
+            self._rest(entry)
+
+    def _rest(self, entry: _Entry) -> None:
+        if not self._counted(entry.key):
+            self._evictions += 1
+            self._remove(entry)
+            return
+        self._idle[entry.key] = entry
+        self._shrink(self._max_entries, self._max_bytes)
+
+    def _shrink(self, entries: int, size: int) -> None:
+        """Evict until the limits are kept, or everything left is in use."""
+        while self._idle and (len(self._entries) > entries or self._kept > size):
+            self._evictions += 1
+            self._remove(next(iter(self._idle.values())))
+
+    def _remove(self, entry: _Entry) -> None:
+        if self._entries.get(entry.key) is not entry:
+            return
+        del self._entries[entry.key]
+        self._idle.pop(entry.key, None)
+        self._bytes -= entry.key[1]
+        self._kept -= self._counted(entry.key)
+        if entry.region is not None:
+            del self._taken[entry.region]
+            self._let_go(entry.region)
+
+    def _let_go(self, region: MemoryRegion) -> None:
+        region.close()
+        self._leaving = [left for left in self._leaving if not left._gone.done()]
+        self._leaving.append(region)
+
+    def _overlapping(self, start: int, stop: int) -> list[_Entry]:
+        return [
+            entry for entry in self._entries.values()
+            if entry.key[0] < stop and start < entry.key[0] + entry.key[1]
+        ]  # fmt: skip
+
+    async def drop(self, buffer: Any) -> int:
+        """Deregister a buffer, so that it can be resized, closed or freed.
+
+        Args:
+            buffer: The object, or any part of it: every entry that shares a byte with it goes.
+
+        Returns:
+            The number of entries that were dropped, when their memory is free.
+
+        Raises:
+            ResourceBusyError: One of them is in use; nothing was dropped.
+            ValueError: The part is not contiguous.
+            TimeoutError: The adapter has not let go of the memory within a minute.
+
+        Cancellation: ends the wait only.
+        """
+        with memoryview(buffer) as view:
+            if not view.nbytes:
+                return 0
+            start = int(ffi.cast("uintptr_t", bytes_of(view, Access(0))))
+            stop = start + view.nbytes
+        while True:
+            found = self._overlapping(start, stop)
+            if any(entry.users for entry in found):
+                msg = "the buffer is in use: give its region back first"
+                raise ResourceBusyError(errno.EBUSY, msg)
+            pending = [entry.registering for entry in found if entry.registering is not None]
+            if not pending:
+                break
+            await asyncio.wait(pending)
+        regions = [entry.region for entry in found]
+        for entry in found:
+            self._remove(entry)
+        for region in regions:
+            if region is not None:
+                await region.wait_closed()
+        return len(found)
+
+    def close(self) -> None:
+        """Deregister everything, what is in use included.  Idempotent.
+
+        Requests under way keep their regions registered until they are done.
+        """
+        self._closed = True
+        for entry in list(self._entries.values()):
+            self._remove(entry)
+
+    async def wait_closed(self) -> None:
+        """Wait until no buffer is held any more.
+
+        Raises:
+            TimeoutError: A region is not deregistered after a minute; it goes on.
+
+        Cancellation: ends the wait only.
+        """
+        while self._registering:
+            await asyncio.wait(list(self._registering))
+        for region in list(self._leaving):
+            await region.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.close()
+        await self.wait_closed()
+
+    def _require(self) -> None:
+        if self._closed:
+            msg = "the registration cache is closed"
+            raise ResourceClosedError(msg)
+
+    def __repr__(self) -> str:
+        return f"<RegistrationCache{' closed' if self._closed else ''} {self.stats!r}>"
