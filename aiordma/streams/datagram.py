@@ -1,0 +1,224 @@
+"""create_datagram_endpoint: asyncio's, over RDMA."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aiordma.cm.address import Address
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import PortSpace
+from aiordma.cm.multicast import group_host
+from aiordma.endpoint.connect import shared_channel, warm_up
+from aiordma.loop.workers import call_blocking
+from aiordma.streams.datagram_config import DatagramConfig
+from aiordma.streams.datagram_port import DatagramPort
+from aiordma.streams.datagram_transport import RdmaDatagramTransport
+from aiordma.verbs.ah import host_of
+from aiordma.verbs.device import devices
+from aiordma.verbs.enums import GIDType, TransportType
+
+__all__ = ["create_datagram_endpoint"]
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+_FAMILIES = (0, socket.AF_INET, socket.AF_INET6)
+_PROTOCOLS = (0, socket.IPPROTO_UDP)
+
+
+async def create_datagram_endpoint(
+    protocol_factory: Callable[[], P],
+    local_addr: tuple[str | None, int] | None = None,
+    remote_addr: tuple[str, int] | None = None,
+    *,
+    family: int = 0,
+    proto: int = 0,
+    flags: int = 0,
+    reuse_port: bool | None = None,
+    allow_broadcast: bool | None = None,
+    sock: Any = None,
+    group: str | Address | None = None,
+    config: DatagramConfig | None = None,
+) -> tuple[RdmaDatagramTransport, P]:
+    """An endpoint for datagrams, as `loop.create_datagram_endpoint` makes it, over RDMA.
+
+    Datagrams are RDMA's own (queue pairs of type UD), not UDP's: both ends speak RDMA, and the
+    largest datagram is the port's MTU.  An address (host, port) names a service, which the
+    connection manager resolves when the first datagram goes there; any program of librdmacm's
+    port space UDP can be at the other end.
+
+    Args:
+        protocol_factory: Makes the `asyncio.DatagramProtocol`.
+        local_addr: (host, port) where others find the endpoint; port 0 lets the kernel choose.
+            The host may be empty or a wildcard if the machine has one RDMA device for datagrams.
+        remote_addr: (host, port) to send to, and the only one to hear; or a multicast group, to
+            send to.  It is resolved before the call returns.
+        family: AF_INET, AF_INET6, or 0, for the look-up of names; proto and flags likewise.
+        proto: 0 or IPPROTO_UDP.
+        flags: Of getaddrinfo.
+        reuse_port: Not possible: a port belongs to one endpoint.
+        allow_broadcast: Not possible: RDMA has no broadcast, only multicast.
+        sock: Not possible: there is no socket.
+        group: Multicast group to receive from; see also `RdmaDatagramTransport.join_group`.
+        config: Depths and times.
+
+    Returns:
+        The transport and the protocol, whose `connection_made` has been called.
+
+    Raises:
+        ValueError: An argument that RDMA cannot honor, or neither address nor group.
+        socket.gaierror: A name does not resolve.
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
+            has the address.
+        NotSupportedError: The device speaks iWARP, which has no datagrams.
+        ConnectionRejectedError: Nobody listens at `remote_addr`, or the program refused.
+        ConnectTimeoutError: No answer from there.
+        OSError: The local port is taken (EADDRINUSE), or out of resources.
+
+    Cancellation: what was begun is undone.
+    """
+    _refuse(family, proto, reuse_port, allow_broadcast, sock)
+    if local_addr is None and remote_addr is None and group is None:
+        msg = "a datagram endpoint needs local_addr, remote_addr or group"
+        raise ValueError(msg)
+    groups = group_host(group) if group is not None else None
+    config = config or DatagramConfig()
+    if not isinstance(config, DatagramConfig):
+        msg = f"not a DatagramConfig: {config!r}"
+        raise TypeError(msg)
+    await warm_up()
+    look_up = (family, proto, flags)
+    remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
+    local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
+    async with asyncio.timeout(2 * config.resolve_timeout_s):
+        host = await _own_host(local, remote, groups, config)
+        port = await DatagramPort.open(host, local, config)
+    transport = RdmaDatagramTransport(asyncio.get_running_loop(), port, config)
+    try:
+        if remote is not None:
+            await transport._connect(remote)
+        if groups is not None:
+            await transport.join_group(groups, timeout=config.resolve_timeout_s)
+        protocol = protocol_factory()
+        await transport._start(protocol)
+    except BaseException:
+        transport.abort()
+        raise
+    return transport, protocol
+
+
+def _refuse(
+    family: int, proto: int, reuse_port: bool | None, allow_broadcast: bool | None, sock: Any
+) -> None:
+    """Refuse what belongs to sockets alone."""
+    if sock is not None:
+        msg = "sock is not possible: an RDMA endpoint has no socket"
+        raise ValueError(msg)
+    if reuse_port:
+        msg = "reuse_port is not possible: an RDMA port belongs to one endpoint"
+        raise ValueError(msg)
+    if allow_broadcast:
+        msg = "allow_broadcast is not possible: RDMA has multicast groups, and no broadcast"
+        raise ValueError(msg)
+    if family not in _FAMILIES:
+        msg = f"family is AF_INET, AF_INET6 or 0, not {family!r}"
+        raise ValueError(msg)
+    if proto not in _PROTOCOLS:
+        msg = f"proto is IPPROTO_UDP or 0, not {proto!r}"
+        raise ValueError(msg)
+
+
+async def _numeric(
+    address: tuple[str | None, int], name: str, family: int, proto: int, flags: int
+) -> Address:
+    """The address with a numeric host; "" for none."""
+    if not isinstance(address, tuple) or len(address) < 2:
+        msg = f"{name} is a tuple (host, port), not {address!r}"
+        raise TypeError(msg)
+    host, port = address[:2]
+    if not isinstance(port, int) or isinstance(port, bool):
+        msg = f"the port of {name} is an int, not {port!r}"
+        raise TypeError(msg)
+    if not 0 <= port <= 0xFFFF:
+        msg = f"the port of {name} is not in 0..65535: {port}"
+        raise ValueError(msg)
+    if not host:
+        return "::" if family == socket.AF_INET6 else "0.0.0.0", port
+    try:
+        version = ipaddress.ip_address(host.partition("%")[0]).version
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(
+            host, port, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
+        )
+        sockaddr = found[0][4]
+        scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
+        return f"{sockaddr[0]}{scope}", port
+    if family and (family == socket.AF_INET) != (version == 4):
+        msg = f"{name} {host} is not of the family {socket.AddressFamily(family).name}"
+        raise ValueError(msg)
+    return host, port
+
+
+def _is_wildcard(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+
+
+async def _own_host(
+    local: Address | None, remote: Address | None, group: str | None, config: DatagramConfig
+) -> str:
+    """The local address of the device that the endpoint belongs to."""
+    if local is not None and not _is_wildcard(local[0]):
+        return local[0]
+    if remote is not None:
+        return await _source_for(remote, config)
+    if local is not None:
+        wildcard = local[0]
+        return await call_blocking(lambda: _only_host(wildcard), undo=lambda _: None)
+    assert group is not None
+    return await _source_for((group, 0), config)
+
+
+async def _source_for(target: Address, config: DatagramConfig) -> str:
+    """The local address that the routing takes to go to `target`."""
+    channel, release = shared_channel()
+    try:
+        asking = ConnectionId(channel, PortSpace.UDP)
+        asking._sink = lambda _: True
+        try:
+            await asking.resolve_addr((target[0], target[1] or 1), timeout=config.resolve_timeout_s)
+            source = asking.source_address
+            assert source is not None
+            return source
+        finally:
+            asking.close()
+    finally:
+        release()
+
+
+def _only_host(wildcard: str) -> str:
+    """The address of the one device that could be meant by a wildcard.
+
+    Raises:
+        ValueError: There are several.
+    """
+    version = ipaddress.ip_address(wildcard).version
+    hosts: dict[str, list[str]] = {}
+    for device in devices():
+        if device.transport == TransportType.IWARP:
+            continue
+        with device.open() as context:
+            for entry in context.gid_table():
+                ip = ipaddress.ip_address(host_of(entry.gid))
+                if entry.type == GIDType.ROCE_V2 and ip.version == version and not ip.is_link_local:
+                    hosts.setdefault(device.name, []).append(str(ip))
+    if len(hosts) != 1:
+        found = ", ".join(f"{name}: {', '.join(ips)}" for name, ips in hosts.items()) or "none"
+        msg = (
+            f"local_addr {wildcard!r} has to name a device by its address, because a datagram "
+            f"endpoint belongs to one; devices with such addresses: {found}"
+        )
+        raise ValueError(msg)
+    return next(iter(hosts.values()))[0]

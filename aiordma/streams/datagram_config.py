@@ -1,0 +1,116 @@
+"""DatagramConfig: every number of a datagram endpoint, with its unit; and what names a peer."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+__all__ = ["DatagramAddress", "DatagramConfig", "Key", "key_of"]
+
+# What a destination is, and its parts: ("service", host, port), ("group", host, 0),
+# ("queue", host, qpn).
+Key = tuple[str, str, int]
+
+
+class DatagramAddress(NamedTuple):
+    """Where a datagram came from, as `datagram_received` gets it and `sendto` takes it.
+
+    The port is known if this endpoint has asked for the service that answered; then
+    `address[:2]` is what was asked for.  A datagram carries no port, so it is 0 otherwise.
+
+    Attributes:
+        host: The sender's IP address.
+        port: Its port, or 0.
+        qpn: The number of its queue pair, which is what an answer goes to.
+    """
+
+    host: str
+    port: int
+    qpn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatagramConfig:
+    """Settings of a datagram endpoint.
+
+    Attributes:
+        recv_depth: Datagrams that can arrive ahead of the program, 1 to 16,000.  Each takes 40
+            bytes and the MTU of registered memory; what finds no room is lost.
+        send_depth: Datagrams that the adapter has at a time, 1 to 16,000.
+        max_buffer_size: Bytes that wait to be sent, in all; a datagram beyond them is dropped,
+            and reported to `error_received` as ENOBUFS.
+        max_destinations: Destinations that are kept, 1 to 65,536; the one not used for longest
+            goes first.
+        resolve_timeout_s: Seconds in which a destination has to be found.
+        refresh_s: Seconds after which a service that is still used is asked for again: one that
+            was restarted has another queue pair, and nothing else would tell.  None: never.
+        close_timeout_s: Seconds that `close()` waits for what was sent to leave.
+    """
+
+    recv_depth: int = 256
+    send_depth: int = 64
+    max_buffer_size: int = 4 << 20
+    max_destinations: int = 1024
+    resolve_timeout_s: float = 5.0
+    refresh_s: float | None = 30.0
+    close_timeout_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("recv_depth", 1, 16_000),
+            ("send_depth", 1, 16_000),
+            ("max_buffer_size", 1, 1 << 50),
+            ("max_destinations", 1, 1 << 16),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                msg = f"{name} is an int, not {value!r}"
+                raise TypeError(msg)
+            if not low <= value <= high:
+                msg = f"{name} is {low} to {high}, not {value}"
+                raise ValueError(msg)
+        for name in ("resolve_timeout_s", "refresh_s", "close_timeout_s"):
+            value = getattr(self, name)
+            if value is None and name == "refresh_s":
+                continue
+            if not isinstance(value, int | float) or not 0 < value < math.inf:
+                msg = f"{name} is a positive number of seconds, not {value!r}"
+                raise ValueError(msg)
+
+
+def key_of(address: Any) -> Key:
+    """The destination that an address of `sendto` names.
+
+    Raises:
+        TypeError: Not a tuple of a str and ints.
+        ValueError: The host is not numeric, or a number is out of range.
+    """
+    if not isinstance(address, tuple) or not 2 <= len(address) <= 4:
+        msg = f"an address is (host, port) or a DatagramAddress, not {address!r}"
+        raise TypeError(msg)
+    host, port, *rest = address
+    if not isinstance(host, str) or not all(isinstance(n, int) for n in (port, *rest)):
+        msg = f"an address is a str and ints, not {address!r}"
+        raise TypeError(msg)
+    if not 0 <= port <= 0xFFFF:
+        msg = f"port {port} is not in 0..65535"
+        raise ValueError(msg)
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        msg = f"sendto() takes numeric addresses, not {host!r}: getaddrinfo() finds them"
+        raise ValueError(msg) from None
+    if ip.is_multicast:
+        return ("group", str(ip), 0)
+    if len(rest) == 1 and rest[0]:
+        if not 0 < rest[0] < 1 << 24:
+            msg = f"queue pair {rest[0]} is not in 1..16777215"
+            raise ValueError(msg)
+        return ("queue", str(ip), rest[0])
+    if not port:
+        msg = f"{address!r} has neither a port nor a queue pair"
+        raise ValueError(msg)
+    scope = f"%{rest[1]}" if len(rest) == 2 and rest[1] and "%" not in host else ""
+    return ("service", f"{ip}{scope}", port)

@@ -1,0 +1,426 @@
+"""DatagramPort: the adapter's side of a datagram endpoint.
+
+Theory of operation
+    One queue pair of type UD serves the endpoint, whoever it speaks with.  Three kinds of ids stand
+    around it:
+
+    - the home id, bound to the local address, gives the queue pair its port and its key, and is
+      the member of multicast groups;
+    - the listener, if the endpoint has an address of its own, answers each request with the number
+      of the queue pair, and forgets it: no request costs anything afterwards;
+    - destinations ask with ids of their own (streams.destinations).
+
+    As with connections, one entry of the channel's slot table serves all; the 16-bit sub-index of a
+    wr_id tells what completed: 0x8000 + n is receive slot n, and n alone send slot n.
+
+    A receive slot belongs to the endpoint until it has looked at the datagram, and only then goes
+    back to the adapter.  So what waits for the program is bounded, and what finds no receive posted
+    is dropped by the adapter, as it is the way of datagrams.
+
+    A send that cannot leave, because the network device is down or the route is gone, puts the
+    queue pair into the error state.  A datagram endpoint does not end with a datagram: when
+    everything posted has come back, the queue pair is reset, and begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aiordma._ffi import ffi, lib
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import EventType, PortSpace
+from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.connect import shared_channel
+from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error
+from aiordma.loop import fork, registry
+from aiordma.loop.slots import SUB_SHIFT
+from aiordma.loop.workers import call_blocking
+from aiordma.memory.arena import Arena
+from aiordma.streams.datagram_config import DatagramConfig
+from aiordma.verbs.ah import GRH, AddressHandle
+from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.context import Context
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Opcode, QPAttrMask, QPState, QPType, SendFlags
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.wc import WCRecord
+
+__all__ = ["DatagramPort"]
+
+_log = logging.getLogger("aiordma")
+_RECV = 0x8000
+_DESTROY_S = 5.0
+_FLUSH_GRACE_S = 0.5
+
+
+async def _arena(pd: ProtectionDomain, count: int, slot_size: int) -> Arena:
+    """Pinning takes time with the size, so it is done off the loop."""
+    return await call_blocking(lambda: Arena(pd, count, slot_size), undo=Arena.close)
+
+
+class DatagramPort:
+    """Queue pair, slots and ids of one endpoint; made by `open`.
+
+    Attributes:
+        channel: The event channel of its ids.
+        home: The id that is bound to the local address.
+        mtu: Bytes that a datagram may have.
+        sending: Datagrams that the adapter has.
+    """
+
+    __slots__ = (
+        "__weakref__", "_bad", "_base", "_cause", "_completions", "_cq", "_free", "_lent",
+        "_listener", "_loop", "_numbers", "_on_failed", "_on_received", "_on_restarted",
+        "_on_sent", "_pins", "_qp_handle", "_recv", "_releases", "_returned", "_send", "_sge",
+        "_timer", "_wr", "channel", "closed", "context", "home", "mtu", "pd", "qp", "sending",
+    )  # fmt: skip
+
+    def __init__(self, channel: EventChannel, home: ConnectionId, context: Context) -> None:
+        self.channel = channel
+        self.home = home
+        self.context = context
+        self.closed = False
+        self.sending = 0
+        self._base = 0
+        self._listener: ConnectionId | None = None
+        self._loop = asyncio.get_running_loop()
+        self._pins: dict[int, AddressHandle] = {}  # by send slot
+        self._lent: set[int] = set()  # receive slots that the adapter has
+        self._returned: list[int] = []  # receive slots that wait for the new beginning
+        self._cause: OSError | None = None  # why there has to be one
+        self._timer: asyncio.TimerHandle | None = None
+        self._releases: list[Callable[[], None]] = []
+        self.mtu = context.query_port(home.port_num).active_mtu.in_bytes
+
+    # What `open` sets.
+    pd: ProtectionDomain
+    qp: QueuePair
+    _completions: CompletionChannel
+    _cq: CompletionQueue
+    _recv: Arena
+    _send: Arena
+
+    @classmethod
+    async def open(
+        cls, host: str, listen_on: Address | None, config: DatagramConfig
+    ) -> DatagramPort:
+        """Allocate everything on the device that has the address `host`.
+
+        Args:
+            host: Numeric local address of a device.
+            listen_on: Where clients can ask for the endpoint; None for nowhere.
+            config: Depths.
+
+        Raises:
+            NotSupportedError: The device speaks iWARP.
+            OSError: No device has the address, the port is taken, or out of resources.
+
+        Cancellation: what was made is destroyed.
+        """
+        with contextlib.ExitStack() as undo:
+            channel, release = shared_channel()
+            undo.callback(release)
+            home = ConnectionId(channel, PortSpace.UDP)
+            undo.callback(home.close)
+            home.bind_addr((host, 0))
+            context = home.context
+            assert context is not None
+            if context.is_iwarp:
+                msg = f"{context.name} speaks iWARP, which has no datagrams"
+                raise NotSupportedError(errno.EOPNOTSUPP, msg)
+            port = cls(channel, home, context)
+            await port._build(config, undo)
+            if listen_on is not None:
+                port._listener = ConnectionId(channel, PortSpace.UDP)
+                undo.callback(port._listener.close)
+                port._listener._sink = port._on_request
+                port._listener.bind_addr(listen_on)
+            undo.pop_all()
+        port._releases.append(release)
+        fork.guard(port)
+        return port
+
+    async def _build(self, config: DatagramConfig, undo: contextlib.ExitStack) -> None:
+        context = self.context
+        self._completions, release = registry.acquire(
+            ("completions", id(context)), lambda: CompletionChannel(context)
+        )
+        undo.callback(release)
+        self._releases.append(release)
+        self.pd = ProtectionDomain(context)
+        undo.callback(self.pd.close)
+        self._recv = await _arena(self.pd, config.recv_depth, GRH.SIZE + self.mtu)
+        undo.callback(self._recv.close)
+        self._send = await _arena(self.pd, config.send_depth, self.mtu)
+        undo.callback(self._send.close)
+        depth = config.recv_depth + config.send_depth
+        self._cq = CompletionQueue(context, depth, self._completions)
+        undo.callback(self._cq.close)
+        attr = QPInitAttr(
+            send_cq=self._cq, max_send_wr=config.send_depth, max_recv_wr=config.recv_depth,
+            qp_type=QPType.UD,
+        )  # fmt: skip
+        self.qp = self.home.create_qp(self.pd, attr, (self._recv.mr, self._send.mr))
+        undo.callback(self.qp.close)
+        self._qp_handle = self.qp._require()
+        self._free = list(range(config.send_depth))
+        self._numbers = ffi.new("uint16_t[]", config.recv_depth)
+        # One request is filled in again and again: the adapter copies it when it is posted.
+        self._sge = ffi.new("struct ibv_sge *")
+        self._sge.lkey = self._send.lkey
+        self._wr = ffi.new("struct ibv_send_wr *")
+        self._wr.sg_list = self._sge
+        self._wr.num_sge = 1
+        self._wr.opcode = int(Opcode.SEND)
+        self._wr.send_flags = int(SendFlags.SIGNALED)
+        self._bad = ffi.new("struct ibv_send_wr **")
+
+    def start(
+        self,
+        on_received: Callable[[int, WCRecord], None],
+        on_sent: Callable[[], None],
+        on_restarted: Callable[[OSError], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """Set the handlers; from now on datagrams can be sent."""
+        self._on_received = on_received
+        self._on_sent = on_sent
+        self._on_restarted = on_restarted
+        self._on_failed = on_failed
+        self._base = self._completions.table.add(self)
+        self.home._sink = self._on_home_event
+        self._cq.manage()
+
+    def receive(self) -> None:
+        """Post all receives, and let clients ask."""
+        self.post_recv(range(self._recv.count))
+        if self._listener is not None:
+            self._listener.listen(0)
+
+    @property
+    def sockname(self) -> Address:
+        """Local (address, port); the port can be asked for if the endpoint has its own address."""
+        bound = self._listener or self.home
+        source = bound.source
+        assert source is not None
+        return source
+
+    # Completions
+
+    def __call__(self, record: WCRecord) -> None:
+        """One of its requests has completed."""
+        sub = (record[0] >> SUB_SHIFT) & 0xFFFF
+        good = not record[1]
+        if sub & _RECV:
+            slot = sub & ~_RECV
+            self._lent.discard(slot)
+            if good:
+                self._on_received(slot, record)
+            else:
+                self._returned.append(slot)
+        else:
+            self.sending -= 1
+            self._free.append(sub)
+            self._pins.pop(sub)._let_go()
+            if good:
+                self._on_sent()
+        if not good:
+            self._break(sub, record)
+        if self._cause is not None and not self._lent and not self.sending:
+            self._loop.call_soon(self._restart)
+
+    def _break(self, sub: int, record: WCRecord) -> None:
+        """The queue pair is in the error state, and all that is posted comes back."""
+        if self._cause is not None or self.closed:
+            return
+        operation = "receive" if sub & _RECV else "send"
+        first = completion_error(
+            record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
+        )
+        # Soft-RoCE flushes even the request that failed, so that the status tells little.
+        text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
+        self._cause = OSError(errno.ENETDOWN, text)
+        self._cause.__cause__ = first
+        self._timer = self._loop.call_later(_FLUSH_GRACE_S, self._restart)
+
+    def _restart(self) -> None:
+        cause, self._cause = self._cause, None
+        if cause is None or self.closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self.qp.modify(QPAttrMask.STATE, qp_state=QPState.RESET)
+            self.home._start_qp(self.qp)
+        except OSError as exc:
+            self.fail(exc)
+            return
+        # Completions from before the reset that arrive late belong to nobody.
+        self._completions.table.remove(self._base)
+        self._base = self._completions.table.add(self)
+        for slot, ah in self._pins.items():
+            self._free.append(slot)
+            ah._let_go()
+        self._pins.clear()
+        self.sending = 0
+        slots = [*self._lent, *self._returned]
+        self._returned.clear()
+        self.post_recv(slots)
+        self._on_restarted(cause)
+
+    def fail(self, cause: BaseException) -> None:
+        """The queue pair can do nothing more."""
+        if not self.closed:
+            self._on_failed(cause)
+
+    # Posting
+
+    def post_send(self, data: Any, ah: AddressHandle, qpn: int, qkey: int) -> bool:
+        """Copy a datagram and send it; False if no send slot is free.
+
+        Args:
+            data: Contiguous bytes, at most `mtu`.
+            ah: The way to the receiver.
+            qpn: Its queue pair.
+            qkey: Its key.
+        """
+        if not self._free or self.closed or self._cause is not None:
+            return False
+        slot = self._free.pop()
+        arena = self._send
+        start = slot * arena.slot_size
+        length = len(data)
+        arena.view[start : start + length] = data
+        self._sge.addr = arena.addr + start
+        self._sge.length = length
+        wr = self._wr
+        wr.wr_id = self._base + (slot << SUB_SHIFT)
+        ud = wr.wr.ud
+        ud.ah = ah._require()
+        ud.remote_qpn = qpn
+        ud.remote_qkey = qkey
+        ah._retain()
+        self._pins[slot] = ah
+        self.sending += 1
+        code = lib.ibv_post_send(self._qp_handle, wr, self._bad)
+        if code:
+            # The slot stays taken: the adapter may have queued the request all the same.
+            self.fail(os_error(code, "ibv_post_send"))
+        return True
+
+    def post_recv(self, slots: Iterable[int]) -> None:
+        """Give receive slots to the adapter, in one chain."""
+        if self.closed:
+            return
+        if self._cause is not None:
+            self._returned += slots
+            return
+        count = 0
+        for slot in slots:
+            self._numbers[count] = slot
+            self._lent.add(slot)
+            count += 1
+        arena = self._recv
+        code = lib.aio_post_recv_slots(
+            self._qp_handle, self._base + (_RECV << SUB_SHIFT), arena.addr, arena.slot_size,
+            arena.lkey, self._numbers, count,
+        )  # fmt: skip
+        if code:
+            self.fail(os_error(code, "ibv_post_recv"))
+
+    def received(self, slot: int, length: int) -> memoryview:
+        """Header and datagram in a receive slot."""
+        start = slot * self._recv.slot_size
+        return self._recv.view[start : start + length]
+
+    # Events
+
+    def _on_request(self, event: ConnectionEvent) -> bool:
+        """A client asks for the endpoint."""
+        if event.type != EventType.CONNECT_REQUEST:
+            return self._on_home_event(event)
+        asking = event.connection_id
+        assert asking is not None
+        try:
+            if asking.context is self.context:
+                asking._answer_service(b"", self.qp)
+            else:
+                asking.reject()
+        except OSError as exc:
+            _log.debug("a client that asked for %s has gone: %s", self.sockname, exc)
+        asking.close()
+        return True
+
+    def _on_home_event(self, event: ConnectionEvent) -> bool:
+        if event.type == EventType.DEVICE_REMOVAL:
+            self.fail(cm_error(event.type.name, event.status))
+        return True
+
+    # End
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        self.closed = True
+        self._qp_handle = None
+
+    def close(self) -> None:
+        """Give everything back; the C calls run in the reaper.  Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        pins = list(self._pins.values())
+        self._pins.clear()
+
+        def let_go(_: object) -> None:
+            for ah in pins:
+                ah._let_go()
+
+        self.qp._gone.add_done_callback(let_go)
+        if self._base:
+            self._completions.table.remove(self._base)
+        for resource in self._resources():
+            resource.close()
+        for release in self._releases:
+            release()
+
+    def _resources(self) -> list[Resource]:
+        listener = [] if self._listener is None else [self._listener]
+        memory = [self._recv.mr, self._send.mr]
+        return [*listener, self.qp, self._cq, *memory, self.pd, self.home]
+
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing any more, for a bounded time."""
+        try:
+            async with asyncio.timeout(_DESTROY_S):
+                for resource in self._resources():
+                    try:
+                        await resource.wait_closed()
+                    except OSError as exc:
+                        _log.warning("%r: %s", resource, exc)
+        except TimeoutError:
+            _log.warning("queue pair %d: destroying it takes long", self.qp.num)
+
+    def describe(self) -> dict[str, Any]:
+        """Device, port, GID and so on, as `get_extra_info` tells them."""
+        number = self.home.port_num
+        return {
+            "device": self.context.name,
+            "port": number,
+            "gid": self.home.local_gid,
+            "link_layer": self.context.query_port(number).link_layer.name,
+            "transport": self.context.transport.name,
+            "mtu": self.mtu,
+            "qpn": self.qp.num,
+            "backend": "rdma",
+        }

@@ -1,0 +1,454 @@
+"""RdmaDatagramTransport: asyncio's DatagramTransport over a queue pair of type UD.
+
+Theory of operation
+    `sendto` copies: into a send slot if the destination is known, nothing waits before it and a
+    slot is free, else into the buffer.  The buffer is flushed as sends complete and destinations
+    are found; its water marks pause the protocol, and beyond `max_buffer_size` a datagram is
+    dropped and reported.
+
+    What arrives stays in its receive slot until the loop's next turn, at most `_BUDGET` datagrams a
+    turn, so that other tasks run in between.  Then it is copied, the slot goes back to the adapter,
+    and the protocol is called, outside of the dispatch of completions: it may close what it likes.
+
+    The end, by close(), abort() or a failure, is reached once.  `connection_lost` follows in a
+    turn of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aiordma.cm.address import Address
+from aiordma.cm.multicast import group_host
+from aiordma.errors import MessageTooLargeError
+from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
+from aiordma.streams.datagram_port import DatagramPort
+from aiordma.streams.destinations import Destination, Destinations, Groups
+from aiordma.streams.flow import FlowControl
+from aiordma.verbs.ah import GRH
+from aiordma.verbs.wc import WCRecord
+
+__all__ = ["RdmaDatagramTransport"]
+
+_log = logging.getLogger("aiordma")
+_BUDGET = 64  # datagrams that the program is given before other tasks have a turn
+_HEADER = 8  # bytes that a datagram in the buffer counts beside its own, so that empty ones count
+_WARN_AFTER = 5  # calls of sendto() after the end
+_MOST_KEYS = 4096
+
+
+class RdmaDatagramTransport(asyncio.DatagramTransport):
+    """An endpoint for datagrams; made by `create_datagram_endpoint`.
+
+    As with UDP, a datagram arrives whole and sound, or not at all.  It is lost without a word when
+    the receiver has no room or has gone, or on the way; the network may also double it, or have
+    another overtake it.
+
+    `get_extra_info` knows `sockname`, `peername`, `device`, `port` (of the device), `gid`,
+    `link_layer`, `transport`, `mtu`, `qpn` and `backend`.
+    """
+
+    __slots__ = (
+        "__weakref__", "_buffer", "_closing", "_config", "_default", "_destinations", "_ended",
+        "_flow", "_groups", "_info", "_keys", "_loop", "_lost", "_over", "_peername", "_port",
+        "_protocol", "_received", "_scheduled", "_timer",
+    )  # fmt: skip
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, port: DatagramPort, config: DatagramConfig
+    ) -> None:
+        self._info = {**port.describe(), "sockname": port.sockname, "peername": None}
+        super().__init__(self._info)
+        self._loop = loop
+        self._port = port
+        self._config = config
+        self._groups = Groups(port)
+        self._destinations = Destinations(
+            port, self._groups, config, self._on_found, self._on_not_found
+        )
+        self._default: Key | None = None  # where datagrams without an address go
+        self._peername: Address | None = None
+        self._protocol: Any = None
+        self._flow: FlowControl = FlowControl(loop, self, None)
+        self._buffer: deque[tuple[bytes, Destination]] = deque()
+        self._received: deque[tuple[int, WCRecord]] = deque()
+        self._scheduled = False
+        self._keys: dict[Any, Key] = {}
+        self._closing = False
+        self._ended = False
+        self._lost = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._over: asyncio.Future[None] = loop.create_future()
+        port.start(self._on_received, self._on_sent, self._on_restarted, self._on_failed)
+
+    # Set-up, by create_datagram_endpoint
+
+    async def _connect(self, address: Address) -> None:
+        """Send to this address alone, and to nobody without it."""
+        key = key_of(address)
+        await self._destinations.find(key)
+        self._default = key
+        self._peername = (key[1], address[1])
+        self._info["peername"] = self._peername
+
+    async def _start(self, protocol: Any) -> None:
+        """Begin: connection_made first, then datagrams."""
+        self.set_protocol(protocol)
+        started = self._loop.create_future()
+        self._loop.call_soon(protocol.connection_made, self)
+        self._loop.call_soon(self._listen, started)
+        await started
+
+    def _listen(self, started: asyncio.Future[None]) -> None:
+        try:
+            if not self._closing:
+                self._port.receive()
+        except OSError as exc:
+            if not started.done():
+                started.set_exception(exc)
+            return
+        if not started.done():
+            started.set_result(None)
+
+    # Sending
+
+    def sendto(self, data: Any, addr: Any = None) -> None:
+        """Send a datagram; never blocks.
+
+        Args:
+            data: Bytes, at most `get_extra_info("mtu")`; copied before the call returns.
+            addr: (host, port) of a service or a multicast group, numeric; or the address that
+                came with a datagram, to answer it; None on a connected endpoint.
+
+        What cannot be sent at once waits in the buffer: see `get_write_buffer_size` and the
+        protocol's `pause_writing`.  Failures that are found later, such as a port on which nobody
+        listens, are reported to the protocol's `error_received`.
+
+        Raises:
+            TypeError: `data` is not bytes-like, or `addr` no address.
+            ValueError: No address, or not the one that the endpoint is connected to.
+            MessageTooLargeError: A ValueError: longer than the port's MTU.
+        """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
+            raise TypeError(msg)
+        key = self._key(addr)
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if size > self._port.mtu:
+            msg = f"a datagram of {size} bytes is longer than the port's MTU of {self._port.mtu}"
+            raise MessageTooLargeError(msg)
+        if self._closing:
+            self._lost += 1
+            if self._lost == _WARN_AFTER:
+                _log.warning("sendto() on a closed datagram transport")
+            return
+        try:
+            destination = self._destinations.get(key)
+        except OSError as exc:
+            self._loop.call_soon(self._error, exc)
+            return
+        if isinstance(data, memoryview):
+            data = data.cast("B") if data.c_contiguous else bytes(data)
+        if not self._buffer and self._post(data, destination):
+            return
+        if self._flow.size + size + _HEADER > self._config.max_buffer_size:
+            full = OSError(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
+            self._loop.call_soon(self._error, full)
+            return
+        if destination.ah is None:
+            destination.pending.append(bytes(data))
+        else:
+            self._buffer.append((bytes(data), destination))
+        self._flow.add(size + _HEADER)
+
+    def _key(self, addr: Any) -> Key:
+        if self._peername is not None:
+            if addr is not None and tuple(addr)[:2] != self._peername:
+                msg = f"Invalid address: must be None or {self._peername}"
+                raise ValueError(msg)
+            assert self._default is not None
+            return self._default
+        if addr is None:
+            msg = "the endpoint is not connected: sendto() needs an address"
+            raise ValueError(msg)
+        try:
+            return self._keys[addr]
+        except (KeyError, TypeError):
+            key = key_of(addr)
+        if len(self._keys) >= _MOST_KEYS:
+            self._keys.clear()
+        self._keys[addr] = key
+        return key
+
+    def _post(self, data: Any, destination: Destination) -> bool:
+        ah = destination.ah
+        if ah is None:
+            return False
+        return self._port.post_send(data, ah, destination.qpn, destination.qkey)
+
+    def _on_sent(self) -> None:
+        if self._buffer:
+            self._flush()
+        if self._closing:
+            self._end_if_done()
+
+    def _on_restarted(self, cause: OSError) -> None:
+        """What the adapter had was lost; the endpoint goes on."""
+        self._error(cause)
+        self._on_sent()
+
+    def _flush(self) -> None:
+        """Send what waits, in order, as long as there are slots."""
+        while self._buffer:
+            data, destination = self._buffer[0]
+            if destination.ah is None:
+                # Forgotten meanwhile; it is looked for again, and this waits for it.
+                self._buffer.popleft()
+                self._wait_again(data, destination.key)
+                continue
+            if not self._post(data, destination):
+                return
+            self._buffer.popleft()
+            self._flow.remove(len(data) + _HEADER)
+
+    def _wait_again(self, data: bytes, key: Key) -> None:
+        try:
+            destination = self._destinations.get(key)
+        except OSError as exc:
+            self._flow.remove(len(data) + _HEADER)
+            self._error(exc)
+            return
+        if destination.ah is None:
+            destination.pending.append(data)
+        else:
+            self._buffer.append((data, destination))
+
+    def _on_found(self, destination: Destination) -> None:
+        while destination.pending:
+            self._buffer.append((destination.pending.popleft(), destination))
+        self._flush()
+        if self._closing:
+            self._end_if_done()
+
+    def _on_not_found(self, destination: Destination, exc: OSError) -> None:
+        """Its datagrams are lost."""
+        while destination.pending:
+            self._flow.remove(len(destination.pending.popleft()) + _HEADER)
+        if not self._ended:
+            self._error(exc)
+        if self._closing:
+            self._end_if_done()
+
+    def _error(self, exc: OSError) -> None:
+        if not self._ended:
+            self._call("error_received", exc)
+
+    # Receiving
+
+    def _on_received(self, slot: int, record: WCRecord) -> None:
+        """By the dispatch of completions; the protocol is called in the loop's next turn."""
+        self._received.append((slot, record))
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        self._scheduled = False
+        if self._closing:
+            return
+        batch = [self._received.popleft() for _ in range(min(_BUDGET, len(self._received)))]
+        datagrams = []
+        for slot, record in batch:
+            view = self._port.received(slot, record[4])
+            grh = GRH.parse(view)
+            datagrams.append((bytes(view[GRH.SIZE :]), grh, record))
+        self._port.post_recv([slot for slot, _ in batch])
+        if self._received:
+            self._scheduled = True
+            self._loop.call_soon(self._deliver)
+        for data, grh, record in datagrams:
+            source = self._destinations.source(grh, record)
+            if self._closing:
+                return
+            if self._is_for_us(grh, source):
+                self._call("datagram_received", data, source)
+
+    def _is_for_us(self, grh: GRH, source: Any) -> bool:
+        # A group's datagrams from before it was left may still be here.
+        if grh.is_multicast and not self._groups.receives(grh.dgid):
+            return False
+        # As with UDP, a connected endpoint hears its peer and no other.
+        if self._default is not None and self._default[0] == "service":
+            return bool(source[:2] == self._default[1:])
+        return True
+
+    def _call(self, name: str, *args: Any) -> None:
+        """Call the protocol; what it raises is the loop's to report, as with asyncio."""
+        try:
+            getattr(self._protocol, name)(*args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._loop.call_exception_handler({
+                "message": f"protocol.{name}() failed",
+                "exception": exc,
+                "transport": self,
+                "protocol": self._protocol,
+            })  # fmt: skip
+
+    # Groups
+
+    async def join_group(
+        self, group: str | Address, *, send_only: bool = False, timeout: float = 5.0
+    ) -> None:
+        """Receive what is sent to a multicast group; what this endpoint sends to it, too.
+
+        Sending to a group needs no call: `sendto` joins as a member that only sends.
+
+        Args:
+            group: Numeric IPv4 address of the group.
+            send_only: Be a member that only sends; an endpoint that is a full one stays it.
+            timeout: Seconds.
+
+        Raises:
+            ValueError: Not a multicast address.
+            NotSupportedError: An IPv6 group on RoCE v2.
+            MulticastError: The network said no.  TimeoutError: It did not answer.
+
+        Cancellation: the group is left again.
+        """
+        self._refuse_if_closing()
+        await self._groups.join(group_host(group), send_only=send_only, timeout=timeout)
+
+    async def leave_group(self, group: str | Address, *, timeout: float = 5.0) -> None:
+        """Receive nothing more of a multicast group, from the call on.
+
+        Raises:
+            ValueError: Not a multicast address.
+            OSError: EADDRNOTAVAIL if the endpoint is no member.
+
+        Cancellation: ends the wait; the group is left all the same.
+        """
+        self._refuse_if_closing()
+        host = group_host(group)
+        self._destinations.drop(("group", host, 0))
+        await self._groups.leave(host, timeout=timeout)
+
+    def _refuse_if_closing(self) -> None:
+        if self._closing:
+            msg = "the datagram transport is closed"
+            raise OSError(errno.EBADF, msg)
+
+    # Flow control, as of asyncio.WriteTransport
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait to be sent, 8 for each datagram beside its own."""
+        return self._flow.size
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        """The water marks (low, high), bytes."""
+        return self._flow.low, self._flow.high
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the water marks for `pause_writing` and `resume_writing`, bytes.
+
+        Raises:
+            ValueError: Not 0 <= low <= high.
+        """
+        self._flow.set_limits(high, low)
+
+    def set_protocol(self, protocol: Any) -> None:
+        """Call another protocol from now on."""
+        self._protocol = protocol
+        self._flow.set_protocol(protocol)
+
+    def get_protocol(self) -> Any:
+        """The protocol that is called."""
+        return self._protocol
+
+    # End
+
+    def is_closing(self) -> bool:
+        """Whether the end has begun."""
+        return self._closing
+
+    def close(self) -> None:
+        """Receive nothing more, send what waits, then end; idempotent.
+
+        `connection_lost(None)` follows.  What has not left after `close_timeout_s` is lost.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._timer = self._loop.call_later(self._config.close_timeout_s, self._end, None)
+        self._end_if_done()
+
+    def _end_if_done(self) -> None:
+        if not self._buffer and not self._port.sending and not self._destinations.busy:
+            self._end(None)
+
+    def abort(self) -> None:
+        """End at once; what waits to be sent is lost.  `connection_lost(None)` follows."""
+        self._closing = True
+        self._end(None)
+
+    def _on_failed(self, cause: BaseException) -> None:
+        """The queue pair or the device has failed."""
+        if self._ended:
+            return
+        if not isinstance(cause, OSError):
+            self._loop.call_exception_handler(
+                {"message": "datagram endpoint failed", "exception": cause, "transport": self}
+            )
+        self._closing = True
+        self._end(cause)
+
+    def _end(self, cause: BaseException | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._buffer.clear()
+        self._received.clear()
+        self._destinations.close()
+        self._loop.call_soon(self._report_end, cause)
+
+    def _report_end(self, cause: BaseException | None) -> None:
+        try:
+            if self._protocol is not None:
+                self._call("connection_lost", cause)
+        finally:
+            self._port.close()
+            if not self._over.done():
+                self._over.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing of the endpoint any more; bounded after the end.
+
+        asyncio's transports have no such method: their descriptors are closed at once.
+
+        Cancellation: ends the wait.
+        """
+        await asyncio.shield(self._over)
+        await self._port.wait_closed()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._ended else "closing" if self._closing else "open"
+        peer = f" to {self._peername}" if self._peername else ""
+        return f"<RdmaDatagramTransport {state} {self.get_extra_info('sockname')}{peer}>"
+
+    def __del__(
+        self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
+    ) -> None:
+        if getattr(self, "_ended", True) or _gone():
+            return
+        _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+        self._port.close()

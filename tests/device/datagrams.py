@@ -1,0 +1,147 @@
+"""What the tests of datagrams share: one end at the native level, and a protocol that records."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, PortSpace
+from aiordma.verbs import (
+    GRH,
+    SGE,
+    CompletionChannel,
+    CompletionQueue,
+    MemoryRegion,
+    ProtectionDomain,
+    QPInitAttr,
+    QPType,
+    WorkCompletion,
+)
+from aiordma.verbs.resource import Resource
+
+DEPTH = 16
+
+
+class UDEnd:
+    """A UD queue pair of an id, with one region to send from and one to receive into."""
+
+    def __init__(self, cm_id: ConnectionId) -> None:
+        context = cm_id.context
+        assert context is not None
+        self.cm_id = cm_id
+        self.pd = ProtectionDomain(context)
+        self.channel = CompletionChannel(context)
+        self.cq = CompletionQueue(context, 2 * DEPTH, self.channel)
+        attr = QPInitAttr(
+            send_cq=self.cq, max_send_wr=DEPTH, max_recv_wr=DEPTH, qp_type=QPType.UD, max_send_sge=2
+        )
+        self.qp = cm_id.create_qp(self.pd, attr)
+        self.outgoing = MemoryRegion(self.pd, 16 * 1024)
+        self.incoming = MemoryRegion(self.pd, 16 * 1024)
+
+    def parts(self) -> list[Resource]:
+        return [self.qp, self.cq, self.channel, self.outgoing, self.incoming, self.pd, self.cm_id]
+
+    def close(self) -> None:
+        for part in self.parts():
+            part.close()
+
+    async def receiving(self, size: int = 8192) -> asyncio.Task[tuple[bytes, GRH, WorkCompletion]]:
+        """A receive that is posted; its task gives datagram, header and completion."""
+
+        async def receive() -> tuple[bytes, GRH, WorkCompletion]:
+            wc = await self.qp.recv(SGE(self.incoming, 0, size))
+            view = self.incoming.view
+            return bytes(GRH.payload(view, wc)), GRH.parse(view), wc
+
+        task = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        return task
+
+    def put(self, data: bytes) -> SGE:
+        """The bytes, ready to be sent."""
+        self.outgoing.view[: len(data)] = data
+        return SGE(self.outgoing, 0, len(data))
+
+
+def bound(channel: EventChannel, address: str) -> ConnectionId:
+    """An id for datagrams, bound to the device."""
+    cm_id = ConnectionId(channel, PortSpace.UDP)
+    cm_id.bind_addr((address, 0))
+    return cm_id
+
+
+async def routed(channel: EventChannel, address: str, port: int) -> ConnectionId:
+    """An id for datagrams with a resolved route."""
+    cm_id = ConnectionId(channel, PortSpace.UDP)
+    await cm_id.resolve_addr((address, port), timeout=5)
+    await cm_id.resolve_route(timeout=5)
+    return cm_id
+
+
+async def next_request(channel: EventChannel) -> tuple[ConnectionId, ConnectionEvent]:
+    """The id of the next request, and its event, acknowledged."""
+    event = await channel.get_event(10)
+    assert event is not None
+    assert event.type == EventType.CONNECT_REQUEST
+    assert event.connection_id is not None
+    event.ack()
+    return event.connection_id, event
+
+
+class Recorder(asyncio.DatagramProtocol):
+    """Keeps all that it is told, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.got: list[tuple[bytes, Any]] = []
+        self.errors: list[Exception] = []
+        self.lost: BaseException | None = None
+        self.transport: Any = None
+        self.changed = asyncio.Event()
+
+    def connection_made(self, transport: Any) -> None:
+        self.calls.append("made")
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        if not self.got:
+            self.calls.append("received")
+        self.got.append((data, addr))
+        self.changed.set()
+
+    def error_received(self, exc: Exception) -> None:
+        self.calls.append("error")
+        self.errors.append(exc)
+        self.changed.set()
+
+    def pause_writing(self) -> None:
+        self.calls.append("pause")
+
+    def resume_writing(self) -> None:
+        self.calls.append("resume")
+        self.changed.set()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.calls.append("lost")
+        self.lost = exc
+        self.changed.set()
+
+    @property
+    def data(self) -> list[bytes]:
+        return [data for data, _ in self.got]
+
+    async def until(self, condition: Any, seconds: float = 20.0) -> None:
+        """Wait until `condition()` is true; looked at after each call."""
+        async with asyncio.timeout(seconds):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+class Echo(Recorder):
+    """Sends each datagram back to where it came from."""
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        super().datagram_received(data, addr)
+        self.transport.sendto(data, addr)

@@ -1,0 +1,116 @@
+"""Datagrams over a wire: between two devices, with losses, and to hosts that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import aiordma
+from aiordma import DatagramAddress, DatagramConfig, create_datagram_endpoint
+from tests.device.datagrams import Echo, Recorder
+
+pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
+
+GROUP = "239.80.2.1"
+PATIENT = DatagramConfig(resolve_timeout_s=60)
+
+
+@pytest.fixture
+def other() -> str:
+    """Address of the second device."""
+    return os.environ["AIORDMA_SOFTROCE_ADDR2"]
+
+
+@pytest.fixture
+def faults() -> Iterator[Callable[..., None]]:
+    """A netem qdisc on both cards; the function sets its faults."""
+
+    def tc(verb: str, *words: str) -> None:
+        for card in ("veth0", "veth1"):
+            subprocess.run(["tc", "qdisc", verb, "dev", card, "root", *words], check=True)
+
+    tc("add", "netem", "limit", "100000")
+    yield lambda *words: tc("change", "netem", "limit", "100000", *words)
+    tc("del")
+
+
+async def test_a_group_with_members_on_both_ends(address: str, other: str) -> None:
+    members = []
+    for host in (address, other, other):
+        _, member = await create_datagram_endpoint(Recorder, (host, 0), group=GROUP)
+        members.append(member)
+    for n, sender in enumerate(members):
+        for i in range(20):
+            sender.transport.sendto(bytes([n, i]), (GROUP, 1))
+        for member in members:
+            await member.until(lambda m=member, n=n: len(m.got) >= 20 * (n + 1))
+    expected = [
+        (bytes([n, i]), host) for n, host in enumerate((address, other, other)) for i in range(20)
+    ]
+    for member in members:
+        assert [(data, addr.host) for data, addr in member.got] == expected
+        member.transport.close()
+    for member in members:
+        await member.transport.wait_closed()
+
+
+async def test_a_wire_that_loses_and_doubles(
+    address: str, other: str, faults: Callable[..., None]
+) -> None:
+    """Some are lost and some come twice; none is damaged, and every answer finds its way."""
+    _, server = await create_datagram_endpoint(Echo, (address, 0), config=PATIENT)
+    place = server.transport.get_extra_info("sockname")
+    faults("loss", "20%", "duplicate", "10%")
+    _, client = await create_datagram_endpoint(Recorder, (other, 0), place, config=PATIENT)
+    mtu = client.transport.get_extra_info("mtu")
+    rng = random.Random(7)
+    sent = [n.to_bytes(4, "big") + rng.randbytes(rng.randrange(mtu - 4)) for n in range(500)]
+    for data in sent:
+        client.transport.sendto(data)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(1)  # the wire is empty
+    arrived, came_back = len(set(server.data)), len(set(client.data))
+    print(f"sent 500, arrived {len(server.data)} ({arrived} different), back {came_back}")
+    assert 300 < arrived < 480
+    assert 150 < came_back < arrived
+    assert set(server.data) <= set(sent)
+    assert set(client.data) <= set(server.data)
+    assert len(server.data) > arrived, "netem has doubled none: the test shows nothing"
+    assert not server.errors + client.errors
+    for end in (client, server):
+        end.transport.close()
+        await end.transport.wait_closed()
+
+
+async def test_a_host_that_is_not_there(address: str) -> None:
+    """The kernel asks the network for a neighbor, and blocks; the loop does not."""
+    nobody = "10.80.0.99"
+    _, one = await create_datagram_endpoint(Recorder, (address, 0))
+    began = time.monotonic()
+    gaps = []
+
+    async def tick() -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.01)
+            gaps.append(time.monotonic() - before)
+
+    ticking = asyncio.create_task(tick())
+    one.transport.sendto(b"x", DatagramAddress(nobody, 0, 17))
+    one.transport.sendto(b"y", (nobody, 7000))
+    await one.until(lambda: len(one.errors) >= 2, 60)
+    ticking.cancel()
+    print([repr(exc) for exc in one.errors], f"{time.monotonic() - began:.1f} s")
+    assert all(isinstance(exc, OSError) for exc in one.errors)
+    assert max(gaps) < 0.5
+    assert one.transport.get_write_buffer_size() == 0
+    with pytest.raises((aiordma.AddressError, aiordma.ConnectTimeoutError)):
+        await create_datagram_endpoint(Recorder, remote_addr=(nobody, 7000))
+    one.transport.close()
+    await one.transport.wait_closed()
