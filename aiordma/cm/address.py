@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 from typing import Any
 
 from aiordma._ffi import ffi
 
-__all__ = ["Address", "from_sockaddr", "look_up", "to_sockaddr"]
+__all__ = [
+    "Address",
+    "check_address",
+    "check_port",
+    "from_sockaddr",
+    "is_local",
+    "look_up",
+    "to_sockaddr",
+]
 
 Address = tuple[str, int]
+_ANY = ("0.0.0.0", "::")
 
 
 def to_sockaddr(address: Address) -> Any:
     """A `struct sockaddr_storage` for a numeric IPv4 or IPv6 address.
 
+    An IPv4 address in IPv6 form (`::ffff:10.0.0.1`) becomes IPv4, as which alone RDMA knows it.
+
     Raises:
-        ValueError: The host is not numeric, or the port is not in 0..65535.
+        ValueError: The host is not numeric, is link-local and names no interface, or the port is
+            not in 0..65535.
         TypeError: Not a pair of str and int.
+        OSError: ENODEV, there is no interface of the name after the `%`.
     """
+    check_address(address)
     host, port = address
-    if not isinstance(host, str) or not isinstance(port, int):
-        msg = f"an address is a pair of str and int, not {address!r}"
-        raise TypeError(msg)
-    if not 0 <= port <= 0xFFFF:
-        msg = f"port {port} is not in 0..65535"
-        raise ValueError(msg)
     name, _, scope = host.partition("%")
     ip = ipaddress.ip_address(name or "0.0.0.0")
+    ip = getattr(ip, "ipv4_mapped", None) or ip
     storage = ffi.new("struct sockaddr_storage *")
     if ip.version == 4:
         sin = ffi.cast("struct sockaddr_in *", storage)
@@ -42,8 +52,63 @@ def to_sockaddr(address: Address) -> Any:
         sin6.sin6_port = socket.htons(port)
         ffi.memmove(ffi.addressof(sin6, "sin6_addr"), ip.packed, 16)
         if scope:
-            sin6.sin6_scope_id = int(scope) if scope.isdecimal() else socket.if_nametoindex(scope)
+            sin6.sin6_scope_id = _scope_id(scope)
+        elif ip.is_link_local:
+            msg = f"{host} is link-local: name its interface, as in {host}%eth0"
+            raise ValueError(msg)
     return storage
+
+
+def check_address(address: Address) -> None:
+    """Refuse what is not a pair of host and port.
+
+    Raises:
+        TypeError: Not a pair of str and int.
+        ValueError: The port is not in 0..65535.
+    """
+    pair = isinstance(address, tuple | list) and len(address) == 2
+    if not pair or not isinstance(address[0], str) or not isinstance(address[1], int):
+        msg = f"an address is a pair of str and int, not {address!r}"
+        raise TypeError(msg)
+    check_port(address[1])
+
+
+def check_port(port: int, lowest: int = 0) -> None:
+    """Refuse what is not a port.
+
+    Raises:
+        TypeError: Not an int.
+        ValueError: Not in `lowest`..65535.
+    """
+    if not isinstance(port, int) or isinstance(port, bool):
+        msg = f"a port is an int, not {port!r}"
+        raise TypeError(msg)
+    if not lowest <= port <= 0xFFFF:
+        msg = f"port {port} is not in {lowest}..65535"
+        raise ValueError(msg)
+
+
+def _scope_id(scope: str) -> int:
+    if scope.isdecimal():
+        return int(scope)
+    try:
+        return socket.if_nametoindex(scope)
+    except OSError:
+        raise OSError(errno.ENODEV, f"there is no network interface {scope!r}") from None
+
+
+def is_local(address: Address) -> bool:
+    """Whether a numeric address is a wildcard, or an interface of this machine has it."""
+    host = address[0] or "0.0.0.0"
+    if host in _ANY:
+        return True
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
 
 
 def from_sockaddr(pointer: Any) -> Address | None:
@@ -66,27 +131,27 @@ def from_sockaddr(pointer: Any) -> Address | None:
 async def look_up(host: str | None, port: int, *, passive: bool = False) -> list[Address]:
     """Numeric addresses for a name, by the loop's resolver; numeric hosts need no resolver.
 
-    rdma_getaddrinfo is not used: it blocks, without a bound if ibacm hangs.
+    rdma_getaddrinfo is not used: it blocks, without a bound if ibacm hangs.  Nor has this a bound
+    of its own: the caller's deadline ends the wait, in a thread the resolver may go on.
+
+    Returns:
+        Each address once, in the resolver's order; for no host, all of this machine (`passive`),
+        or itself.
 
     Raises:
-        ValueError: The port is not in 0..65535.
+        TypeError, ValueError: Not a port.
         socket.gaierror: The name does not resolve.
     """
-    if not isinstance(port, int):
-        msg = f"a port is an int, not {port!r}"
-        raise TypeError(msg)
-    if not 0 <= port <= 0xFFFF:
-        msg = f"port {port} is not in 0..65535"
-        raise ValueError(msg)
+    check_port(port)
     if not host:
-        return [("0.0.0.0" if passive else "127.0.0.1", port)]
+        return [(any_, port) for any_ in _ANY] if passive else [("127.0.0.1", port)]
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        ip = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if passive else 0
         )
-        return [
-            (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]), port) for *_, sa in found
-        ]
-    return [(host, port)]
+        hosts = (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]) for *_, sa in found)
+        return [(numeric, port) for numeric in dict.fromkeys(hosts)]
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return [(host if mapped is None else str(mapped), port)]

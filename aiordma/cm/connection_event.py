@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiordma.cm.enums import EventType
+from aiordma.verbs.ah import AHAttributes
 
 if TYPE_CHECKING:
     from aiordma.cm.connection_id import ConnectionId
@@ -32,12 +33,16 @@ class ConnectionEvent:
         initiator_depth: Reads and atomics that the peer serves to this side at a time.
         retry_count: The peer's retries.
         rnr_retry_count: The peer's retries when this side is not ready.
-        qp_num: The peer's queue pair.
+        qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
+        qkey: The key that the datagrams to it need; 0 for connections.
+        ah_attr: The way to it, for an `AddressHandle`: of a datagram service when it is
+            ESTABLISHED, of a group after MULTICAST_JOIN; else None.
     """
 
     __slots__ = (
-        "_account", "channel", "connection_id", "flow_control", "hidden", "initiator_depth",
-        "listen_id", "private_data", "qp_num", "responder_resources", "retry_count",
+        "_account", "ah_attr", "channel", "connection_id", "flow_control", "hidden",
+        "initiator_depth", "listen_id", "private_data", "qkey", "qp_num", "responder_resources",
+        "retry_count",
         "rnr_retry_count", "status", "type",
     )  # fmt: skip
 
@@ -62,6 +67,8 @@ class ConnectionEvent:
         self.retry_count = 0
         self.rnr_retry_count = 0
         self.qp_num = 0
+        self.qkey = 0
+        self.ah_attr: AHAttributes | None = None
         # Answers a step that goes on by itself, so that no reader of the channel is told.
         self.hidden = False
         # The id whose count of unacknowledged events this one is part of, once handed out.

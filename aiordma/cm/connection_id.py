@@ -13,15 +13,18 @@ from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
-from aiordma.cm.address import Address, to_sockaddr
+from aiordma.cm.address import Address, is_local, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import ConnectionParameter
-from aiordma.cm.enums import EventType, Option
-from aiordma.cm.identifier import Identifier, Stage
+from aiordma.cm.datagram import Datagrams
+from aiordma.cm.enums import EventType
+from aiordma.cm.identifier import Stage
+from aiordma.cm.options import Options
 from aiordma.errors import ConnectTimeoutError, RdmaError, cm_error, os_error
 from aiordma.verbs.enums import QPState
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.qp_attr import check_init
 from aiordma.verbs.resource import Resource
 
 __all__ = ["ConnectionId", "Stage"]
@@ -36,17 +39,32 @@ _REFUSED_IN_THE_CALL = {
 }
 
 
+def _check_limit(timeout: float) -> None:
+    if not timeout >= 0:  # NaN neither
+        msg = f"a time limit is 0 or more seconds, not {timeout!r}"
+        raise ValueError(msg)
+
+
+def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None:
+    if param is not None and not isinstance(param, ConnectionParameter):
+        msg = f"not a ConnectionParameter: {param!r}"
+        raise TypeError(msg)
+    if len(private_data) > _MAX_PRIVATE_DATA:
+        msg = f"private data of {len(private_data)} bytes is too long"
+        raise ValueError(msg)
+
+
 def _route_call_can_block() -> bool:
     """Where ibacm runs, the call asks it, over a socket and without a limit of its own."""
     return os.path.exists(_IBACM)
 
 
-class ConnectionId(Identifier):
+class ConnectionId(Options, Datagrams):
     """An identifier of the connection manager (`rdma_create_id(3)`).
 
     Args:
         channel: Where its events arrive.
-        port_space: TCP for connections.
+        port_space: TCP for connections, UDP for datagrams.
 
     Raises:
         TypeError: Not an event channel, or not a port space.
@@ -70,10 +88,16 @@ class ConnectionId(Identifier):
 
         Raises:
             ValueError: The address is not numeric, or the port is out of range.
-            OSError: No RDMA device has the address, or the port is taken.
+            OSError: EADDRINUSE, the port is taken; EADDRNOTAVAIL, it is no address of this
+                machine; ENODEV, no RDMA device has it.
         """
         sockaddr = ffi.cast("struct sockaddr *", keep := to_sockaddr(address))
-        check_minus_one(lib.rdma_bind_addr(self._require(), sockaddr), "rdma_bind_addr")
+        if lib.rdma_bind_addr(self._require(), sockaddr):
+            code = ffi.errno
+            # What the kernel says, too, where one of the two addresses is a wildcard.
+            if code == errno.EADDRNOTAVAIL and is_local(address):
+                code = errno.EADDRINUSE
+            raise os_error(code, "rdma_bind_addr")
         del keep
         self.stage = Stage.BOUND
 
@@ -83,6 +107,8 @@ class ConnectionId(Identifier):
         Raises:
             OSError: Not bound, or the port is taken.
         """
+        if self.is_datagram:
+            self._need_datagrams("rdma_listen")
         self._channel._attach()
         code = lib.rdma_listen(self._require(), backlog if backlog > 0 else 50)
         check_minus_one(code, "rdma_listen")
@@ -99,11 +125,13 @@ class ConnectionId(Identifier):
             timeout: Seconds.
 
         Raises:
+            ValueError: An address is not numeric, or the limit is negative.
             AddressError: No route, no neighbor; `ConnectTimeoutError`: no answer in time;
                 `DeviceNotFoundError`: the way there has no RDMA device.
 
         Cancellation: ends the wait; close the id then.
         """
+        _check_limit(timeout)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
@@ -148,11 +176,13 @@ class ConnectionId(Identifier):
         """Find the path to the resolved address (`rdma_resolve_route(3)`).
 
         Raises:
+            ValueError: The limit is negative.
             OSError: EINVAL before `resolve_addr`.
             RouteError: There is no path.
 
         Cancellation: ends the wait; close the id then.
         """
+        _check_limit(timeout)
         self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
         milliseconds = max(1, int(timeout * 1000))
         handle = self._require()
@@ -164,17 +194,6 @@ class ConnectionId(Identifier):
         await self._step(call, answers, timeout + 1.0, in_thread=_route_call_can_block())
         self.stage = Stage.ROUTE_RESOLVED
 
-    def set_option(self, option: Option, value: int) -> None:
-        """Set an option of the id (`rdma_set_option(3)`).
-
-        Raises:
-            OSError: The value does not fit, or it is too late for this option.
-        """
-        size = 1 if option in (Option.ID_TOS, Option.ID_ACK_TIMEOUT) else 4
-        raw = ffi.new("uint8_t *" if size == 1 else "int *", value)
-        code = lib.rdma_set_option(self._require(), lib.RDMA_OPTION_ID, int(option), raw, size)
-        check_minus_one(code, "rdma_set_option")
-
     # Queue pair
 
     def create_qp(
@@ -185,17 +204,20 @@ class ConnectionId(Identifier):
         The id outlives it, whatever is closed first; so does everything in `uses`.
 
         Raises:
+            TypeError: Not a protection domain, or not a `QPInitAttr`.
             OSError: EINVAL if the id has one already, is bound to no device, or beyond limits.
         """
         self._require()
+        check_init(pd, attr)
         if self.qp is not None:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
         if self.context is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
+        self._check_qp_type(attr)
         qp = QueuePair(pd, attr, (self, *uses))
         self.qp = qp
         try:
-            self._move(QPState.INIT)
+            self._start_qp(qp)
         except BaseException:
             self.qp = None
             qp.close()
@@ -213,9 +235,6 @@ class ConnectionId(Identifier):
     # Connection
 
     def _c_param(self, param: ConnectionParameter | None, private_data: bytes) -> tuple[Any, Any]:
-        if len(private_data) > _MAX_PRIVATE_DATA:
-            msg = f"private data of {len(private_data)} bytes is too long"
-            raise ValueError(msg)
         param = param or ConnectionParameter()
         context = self.context
         assert context is not None
@@ -244,19 +263,26 @@ class ConnectionId(Identifier):
     ) -> ConnectionEvent:
         """Connect to the resolved peer (`rdma_connect(3)`); the ESTABLISHED event.
 
+        For datagrams: find out which queue pair serves the resolved address and port.  The event's
+        `ah_attr`, `qp_num` and `qkey` are what a datagram to it needs; the id can be closed then.
+
         Args:
-            param: Depths and retries.
-            private_data: At most 56 bytes on InfiniBand and RoCE.
+            param: Depths and retries; of no use for datagrams.
+            private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams.
             timeout: Seconds; the kernel's own limit is about 98.
 
         Raises:
+            TypeError, ValueError: Not a `ConnectionParameter`; more than 255 bytes.
             ConnectionRejectedError: The peer said no; `private_data` holds its words.
             ConnectTimeoutError: UNREACHABLE; TimeoutError: `timeout` passed.
-            OSError: EINVAL before the route is resolved or without a queue pair, or private data
-                longer than the transport takes.
+            OSError: EINVAL before the route is resolved or without a queue pair (which datagrams
+                do not need here), or private data longer than the transport takes.
 
         Cancellation: ends the wait; close the id then.
         """
+        _check_offer(param, private_data)
+        if self.is_datagram:
+            return await self._ask_service(private_data, timeout)
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
@@ -287,18 +313,33 @@ class ConnectionId(Identifier):
         *,
         private_data: bytes = b"",
         timeout: float | None = 10.0,
+        qp: QueuePair | None = None,
     ) -> ConnectionEvent:
         """Accept the request that made this id (`rdma_accept(3)`); the ESTABLISHED event.
 
-        Receives should be posted before: the peer may send at once.
+        Receives should be posted before: the peer may send at once.  A datagram's client confirms
+        nothing: the event is made here then, and the id can be closed.
+
+        Args:
+            param: Depths and retries; of no use for datagrams.
+            private_data: At most 196 bytes on InfiniBand and RoCE, 136 for datagrams.
+            timeout: Seconds to wait for the confirmation.
+            qp: For datagrams: the queue pair that is to serve the client, if not the id's own.
 
         Raises:
+            TypeError, ValueError: Not a `ConnectionParameter`; more than 255 bytes.
             ConnectionAbortedError: The peer has given up.
             ConnectTimeoutError, TimeoutError: The peer did not confirm.
             OSError: EINVAL if the id is no request, or has no queue pair.
 
         Cancellation: ends the wait; close the id then.
         """
+        _check_offer(param, private_data)
+        if self.is_datagram:
+            return self._answer_service(private_data, qp)
+        if qp is not None:
+            msg = "a connection is served by the id's own queue pair"
+            raise ValueError(msg)
         answers = frozenset({EventType.ESTABLISHED})
         return await self._step(lambda: self._accept(param, private_data), answers, timeout)
 
@@ -309,9 +350,9 @@ class ConnectionId(Identifier):
         c_param, keep = self._c_param(param, private_data)
         assert self.context is not None
         if not self.context.is_iwarp:
-            self._move(QPState.INIT)
-            self._move(QPState.RTR)
-            self._move(QPState.RTS)
+            policy = self.policy.granting(c_param.responder_resources, c_param.initiator_depth)
+            for state in (QPState.INIT, QPState.RTR, QPState.RTS):
+                self._move(state, policy)
         if lib.rdma_accept(self._require(), c_param):
             code = ffi.errno
             self.stage = Stage.FAILED
@@ -334,12 +375,13 @@ class ConnectionId(Identifier):
         """Refuse the request that made this id (`rdma_reject(3)`); close the id after it.
 
         Raises:
-            ValueError: More than 148 bytes.
+            ValueError: More than 148 bytes, or 136 for datagrams.
             OSError: EINVAL if the id is no request.
         """
         if len(private_data) > 148:
             msg = f"a refusal carries at most 148 bytes of private data, not {len(private_data)}"
             raise ValueError(msg)
+        self._check_refusal(private_data)
         self._need("rdma_reject", Stage.REQUESTED)
         data = ffi.new("uint8_t[]", private_data or b"\0")
         code = lib.rdma_reject(self._require(), data, len(private_data))

@@ -22,6 +22,7 @@ import itertools
 import logging
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
@@ -32,6 +33,7 @@ from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
 from aiordma.loop.workers import reaper
+from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.resource import Resource
 
 __all__ = ["EventChannel"]
@@ -39,6 +41,7 @@ __all__ = ["EventChannel"]
 _log = logging.getLogger("aiordma")
 _BUDGET = 64  # events a wake-up may take before other tasks have a turn
 _MAX_KEPT = 4096
+_WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
 
 class EventChannel(Resource):
@@ -85,6 +88,11 @@ class EventChannel(Resource):
             msg = "the event channel belongs to another event loop"
             raise RuntimeError(msg)
 
+    def _kick(self) -> None:
+        """Look for events without having been told of any."""
+        if self._pump is not None and not self.closed:
+            self._pump.kick()
+
     def _enroll(self, connection_id: Any) -> int:
         token = next(self._tokens)
         self._ids[token] = connection_id
@@ -123,9 +131,11 @@ class EventChannel(Resource):
         event = ConnectionEvent(self, kind, raw.status, target, listener, private_data)
         for name in (
             "responder_resources", "initiator_depth", "flow_control", "retry_count",
-            "rnr_retry_count", "qp_num",
+            "rnr_retry_count", "qp_num", "qkey",
         ):  # fmt: skip
             setattr(event, name, getattr(raw, name))
+        if raw.is_datagram and kind in _WITH_WAY:
+            event.ah_attr = AHAttributes._from_c(raw.ah_attr)
         handler = listener or target
         assert handler is not None
         try:
@@ -257,6 +267,15 @@ class EventChannel(Resource):
         return iterator
 
     # Life
+
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return None if self._pump is None else self._pump.loop
+
+    def _in_the_way(self) -> Iterator[Resource]:
+        # Requests that nobody has fetched are refused when the channel ends.
+        unseen = {event.connection_id for event in self._kept if event.listen_id is not None}
+        return (child for child in super()._in_the_way() if child not in unseen)
 
     def _before_close(self) -> None:
         if self._unacked:

@@ -49,7 +49,10 @@ __all__ = ["Identifier", "Stage"]
 
 _log = logging.getLogger("aiordma")
 # Events that tell of something beside the step under way and never end it.
-_ASIDE = frozenset({EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST})
+_ASIDE = frozenset({
+    EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST,
+    EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR,
+})  # fmt: skip
 
 
 class Stage(Enum):
@@ -64,6 +67,8 @@ class Stage(Enum):
     REQUESTED = "requested"
     ACCEPTED = "accepted"
     CONNECTED = "connected"
+    SERVICE_RESOLVED = "service resolved"
+    ANSWERED = "answered"
     DISCONNECTED = "disconnected"
     FAILED = "failed"
 
@@ -77,9 +82,15 @@ class Identifier(Resource):
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
+        if not hasattr(channel, "_enroll"):
+            msg = f"not an event channel: {channel!r}"
+            raise TypeError(msg)
         if not isinstance(port_space, PortSpace):
             msg = f"not a port space: {port_space!r}"
             raise TypeError(msg)
+        if port_space not in list(PortSpace):
+            msg = f"not a port space: {port_space!r}"
+            raise ValueError(msg)
         out = ffi.new("struct rdma_cm_id **")
         code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
         check_minus_one(code, "rdma_create_id")
@@ -137,7 +148,10 @@ class Identifier(Resource):
     @property
     def destination(self) -> Address | None:
         """(address, port) of the peer, None while it is not connected."""
-        connected = (Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED)
+        connected = (
+            Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED,
+            Stage.SERVICE_RESOLVED, Stage.ANSWERED,
+        )  # fmt: skip
         if self.stage not in connected:
             return None
         return from_sockaddr(lib.rdma_get_peer_addr(self._require()))
@@ -182,7 +196,8 @@ class Identifier(Resource):
         elif event.type == EventType.CONNECT_RESPONSE:
             event = self._on_response(event)
         elif event.type == EventType.ESTABLISHED:
-            self.stage = Stage.CONNECTED
+            datagram = event.ah_attr is not None
+            self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
         taken = self._sink(event) if self._sink is not None else False
         waiter = self._waiter
         if waiter is None or waiter[1].done():
@@ -275,29 +290,45 @@ class Identifier(Resource):
         if self.stage not in stages:
             raise os_error(errno.EINVAL, verb, detail=f"(the connection id is {self.stage.value})")
 
-    def _move(self, state: QPState) -> None:
+    def _move(self, state: QPState, policy: QPPolicy | None = None) -> None:
         assert self.qp is not None
-        advance(self._require(), self.qp, state, self.policy)
+        advance(self._require(), self.qp, state, policy or self.policy)
 
     def migrate(self, channel: EventChannel) -> None:
-        """Move the id, and its events from now on, to another channel (`rdma_migrate_id(3)`).
+        """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).
+
+        Events that the old channel has not read yet move, too.  Those that it has read and that
+        nobody has fetched stay there.  A step under way goes on.
 
         Only for ids that do not listen: requests under way would stay behind.
 
         Raises:
+            TypeError: Not an event channel.
             ResourceBusyError: Events of the id are not acknowledged.
+            ResourceClosedError: The id or the channel is closed.
             OSError: EINVAL for a listening id.
         """
+        if not hasattr(channel, "_enroll"):
+            msg = f"not an event channel: {channel!r}"
+            raise TypeError(msg)
         self._require()
+        channel._require()
         self._refuse_with_debt()
         if self.stage is Stage.LISTENING:
             raise os_error(errno.EINVAL, "rdma_migrate_id", detail="(the id is listening)")
+        if channel is self._channel:
+            return
+        home = self._channel._home
+        if home is not None and home.is_running():
+            channel._attach()  # somebody may wait for its next event
+            # The kernel moves unread events without waking who waits for the descriptor.
+            home.call_soon(channel._kick)
         check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
         old, self._channel = self._channel, channel
         old._ids.pop(self._token, None)
-        channel._retain()
+        channel._retain(self)
         self._parents = (channel,)
-        old._let_go()
+        old._let_go(self)
         self._token = channel._enroll(self)
         self._handle.context = ffi.cast("void *", self._token)
 
@@ -308,8 +339,17 @@ class Identifier(Resource):
             msg = f"{self._unacked} events of the connection id are not acknowledged"
             raise ResourceBusyError(errno.EBUSY, msg)
 
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._channel._home
+
     def _before_close(self) -> None:
         self._refuse_with_debt()
+
+    def _before_destroy(self) -> None:
+        if self.stage in (Stage.CONNECTING, Stage.ACCEPTED, Stage.CONNECTED):
+            msg = f"the connection id is {self.stage.value}: disconnect it first"
+            raise ResourceBusyError(errno.EBUSY, msg)
 
     def _on_close(self) -> None:
         self._channel._ids.pop(self._token, None)

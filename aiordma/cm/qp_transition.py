@@ -9,7 +9,7 @@ is applied is decided here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiordma._ffi import ffi, lib
@@ -42,6 +42,22 @@ class QPPolicy:
     min_rnr_timer: int | None = 12
     max_dest_rd_atomic: int | None = None
     max_rd_atomic: int | None = None
+
+    def granting(self, responder_resources: int, initiator_depth: int) -> QPPolicy:
+        """The policy of an end that accepts with these depths.
+
+        The connection manager proposes what the request asked for.  An end that started more
+        reads than it announced would break its connection: the peer serves no more than that.
+        """
+        return replace(
+            self,
+            max_dest_rd_atomic=_lower(self.max_dest_rd_atomic, responder_resources),
+            max_rd_atomic=_lower(self.max_rd_atomic, initiator_depth),
+        )
+
+
+def _lower(bound: int | None, value: int) -> int:
+    return value if bound is None else min(bound, value)
 
 
 def advance(id_handle: Any, qp: QueuePair, state: QPState, policy: QPPolicy) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
+from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = ["CONTROL_SLOTS", "ConnectionConfig"]
 
@@ -32,6 +33,12 @@ class ConnectionConfig:
             message is fetched whatever its size.
         responder_resources: RDMA reads of the peer served at a time, 1 to 255.
         initiator_depth: Own RDMA reads under way at a time, 1 to 255.
+        one_sided_depth: Reads, writes and atomics of the program that may be under way, in pieces
+            of 1 MiB, 1 to 4,096.
+        tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
+            system's.  The connecting side chooses for both.
+        min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
+            0.01 to 655.36, rounded up to one of the 32 delays of InfiniBand.
         ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 is
             268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
         retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
@@ -57,6 +64,9 @@ class ConnectionConfig:
     receive_buffer_size: int = 64 << 20
     responder_resources: int = 8
     initiator_depth: int = 8
+    one_sided_depth: int = 16
+    tos: int | None = None
+    min_rnr_timer_ms: float = 0.64
     ack_timeout: int = 16
     retry_count: int = 6
     rnr_retry_count: int = 6
@@ -78,17 +88,22 @@ class ConnectionConfig:
             ("receive_buffer_size", 1, 1 << 50),
             ("responder_resources", 1, 255),
             ("initiator_depth", 1, 255),
+            ("one_sided_depth", 1, 4096),
             ("ack_timeout", 8, 31),
             ("retry_count", 0, 6),
             ("rnr_retry_count", 0, 7),
+            ("tos", 0, 255),
         ):
             value = getattr(self, name)
+            if value is None and name == "tos":
+                continue
             if not isinstance(value, int) or isinstance(value, bool):
                 msg = f"{name} is an int, not {value!r}"
                 raise TypeError(msg)
             if not low <= value <= high:
                 msg = f"{name} is {value}, not in {low}..{high}"
                 raise ValueError(msg)
+        rnr_timer_code(self.min_rnr_timer_ms)
         for name in (
             "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
             "idle_timeout_s", "stall_timeout_s",

@@ -8,18 +8,20 @@ from collections.abc import Awaitable, Callable, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
-from aiordma.cm.address import Address, look_up
+from aiordma.cm.address import Address, check_address, check_port, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, parse_refusal
 from aiordma.errors import (
+    AddressError,
     ConnectionRejectedError,
     ConnectTimeoutError,
-    DeviceNotFoundError,
     ProtocolError,
 )
 from aiordma.loop import registry
@@ -98,22 +100,30 @@ def connect(
     config: ConnectionConfig | None = None,
     private_data: bytes = b"",
     local_addr: Address | None = None,
+    reuse_address: bool = False,
+    happy_eyeballs_delay: float | None = 0.25,
     timeout: float | EllipsisType | None = ...,
 ) -> Opening[Connection]:
     """Connect to a listener; the result is awaited, or used with `async with`.
 
+    A name with several addresses is tried as RFC 8305 says: IPv6 and IPv4 by turns, each with a
+    head start before the next.
+
     Args:
-        host: Name or address of the peer; which of this machine's RDMA devices leads there is
-            found by routing.
+        host: Name or address of the peer, IPv4 or IPv6 (link-local with its interface, as in
+            `fe80::1%eth0`); which of this machine's RDMA devices leads there is found by routing.
         port: Its port, 1 to 65535.
         config: Settings.
         private_data: Bytes for the listener's program, at most 36 (56 with `config.raw`).
-        local_addr: Local (address, port) to connect from.
+        local_addr: Local (address, port) to connect from; port 0 for any, address "" for any.
+        reuse_address: Share the local address and port with other connections that do so, too.
+        happy_eyeballs_delay: Seconds of head start for an address before the next is tried beside
+            it; None to try one after the other.
         timeout: Seconds for all of it; `config.connect_timeout_s` by default, None for no limit
             of its own.
 
     Raises:
-        ValueError: Port or private data out of range, at the call.
+        TypeError, ValueError: An argument is of no use, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way
             to the peer.
         socket.gaierror: The name does not resolve.
@@ -122,6 +132,9 @@ def connect(
         ConnectTimeoutError: No answer in time.
         ConnectionFailedError: Another reason; the text has a hint.
 
+        Of a name with several addresses that all failed: an error of the kind of the one that came
+        furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
+
     Cancellation: what was begun is undone.
     """
     config = config or ConnectionConfig()
@@ -129,11 +142,11 @@ def connect(
     if not isinstance(host, str):
         msg = f"a host is a str, not {host!r}"
         raise TypeError(msg)
-    if not isinstance(port, int) or isinstance(port, bool):
-        msg = f"a port is an int, not {port!r}"
-        raise TypeError(msg)
-    if not 0 < port <= 0xFFFF:
-        msg = f"port {port} is not in 1..65535"
+    check_port(port, lowest=1)
+    if local_addr is not None:
+        check_address(local_addr)
+    if happy_eyeballs_delay is not None and not happy_eyeballs_delay >= 0:
+        msg = f"happy_eyeballs_delay {happy_eyeballs_delay} is negative"
         raise ValueError(msg)
     room = _REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
     if len(private_data) > room:
@@ -144,13 +157,26 @@ def connect(
         msg = f"timeout {limit} is not positive"
         raise ValueError(msg)
 
+    def give_up(connection: Connection) -> None:
+        connection.abort()
+
     async def open_() -> Connection:
+        async def attempt(address: Address) -> Connection:
+            origin = origins[address]
+            return await _one(address, config, private_data, origin, reuse_address, limit)
+
         begun = asyncio.timeout(limit)
         try:
             async with begun:
                 await warm_up()
-                addresses = await look_up(host, port)
-                return await _first(addresses, config, private_data, local_addr, limit)
+                origins = await _ways(host, port, local_addr)
+                addresses = interleave(list(origins))
+                if len(addresses) == 1:
+                    return await attempt(addresses[0])
+                return await race(addresses, attempt, happy_eyeballs_delay, give_up)
+        except AllFailedError as exc:
+            one = exc.as_one(host)
+            raise one from one.__cause__
         except TimeoutError as exc:
             if not begun.expired() or isinstance(exc, ConnectTimeoutError):
                 raise
@@ -163,22 +189,26 @@ def connect(
     return Opening(open_)
 
 
-async def _first(
-    addresses: list[Address],
-    config: ConnectionConfig,
-    private_data: bytes,
-    local_addr: Address | None,
-    limit: float | None,
-) -> Connection:
-    """The first address that works; the error of the last if none does."""
-    for last, address in enumerate(addresses, 1 - len(addresses)):
-        try:
-            return await _one(address, config, private_data, local_addr, limit)
-        except OSError:
-            if last == 0:
-                raise
-    msg = "the name has no address"
-    raise DeviceNotFoundError(errno.ENODEV, msg)
+async def _ways(host: str, port: int, local_addr: Address | None) -> dict[Address, Address | None]:
+    """The peer's addresses, each with the local one to connect from."""
+    targets = await look_up(host, port)
+    if local_addr is None:
+        return dict.fromkeys(targets)
+    local_host, local_port = local_addr
+    if local_host:
+        origins = await look_up(local_host, local_port)
+    else:
+        origins = [("0.0.0.0", local_port), ("::", local_port)]
+    by_family = {_is_v6(origin): origin for origin in reversed(origins)}
+    ways = {target: by_family[_is_v6(target)] for target in targets if _is_v6(target) in by_family}
+    if not ways:
+        text = f"no address of {host} has the family of the local address {local_host}"
+        raise AddressError(errno.EAFNOSUPPORT, text)
+    return dict(ways)
+
+
+def _is_v6(address: Address) -> bool:
+    return ":" in address[0]
 
 
 async def _one(
@@ -186,6 +216,7 @@ async def _one(
     config: ConnectionConfig,
     private_data: bytes,
     local_addr: Address | None,
+    reuse_address: bool,
     limit: float | None,
 ) -> Connection:
     channel, release = shared_channel()
@@ -198,6 +229,10 @@ async def _one(
     connection: Connection | None = None
     step = limit or 60.0
     try:
+        if reuse_address:
+            cm_id.set_option(Option.ID_REUSEADDR, 1)
+        if config.tos is not None:
+            cm_id.set_option(Option.ID_TOS, config.tos)
         await cm_id.resolve_addr(address, local_addr, timeout=step)
         await cm_id.resolve_route(timeout=step)
         link = await Link.open(cm_id, config)

@@ -1,7 +1,7 @@
 """listen(): a Listener, its requests and its connections.
 
 Theory of operation
-    The listener's id has an event channel of its own, so that a flood of requests can be left
+    The listener's ids have an event channel of their own, so that a flood of requests can be left
     unread without starving anybody.  Each request is moved to the loop's shared channel at once:
     connections do not depend on their listener.
 
@@ -23,10 +23,10 @@ import logging
 import sys
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
-from aiordma.cm.address import Address, look_up
+from aiordma.cm.address import Address, check_port, look_up
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
@@ -34,9 +34,10 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import Opening, shared_channel, warm_up
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.listening import choose, listen_on
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
-from aiordma.errors import ProtocolError, ResourceClosedError
+from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
 from aiordma.loop.waiters import Waiters
 
 __all__ = ["Listener", "listen"]
@@ -51,35 +52,45 @@ def listen(
     *,
     backlog: int = 50,
     config: ConnectionConfig | None = None,
+    ipv6_only: bool = False,
 ) -> Opening[Listener]:
     """Listen for connections; the result is awaited, or used with `async with`.
 
+    Two listeners never share an address and port, as TCP's SO_REUSEPORT lets them; and one can
+    listen again at once where another has just ended, without the help of an option.
+
     Args:
-        host: Local name or address; None or "" for all IPv4 addresses, "::" for all.
+        host: Local name or address, IPv4 or IPv6 (link-local with its interface, as in
+            `fe80::1%eth0`); None, "" or "::" for all, "0.0.0.0" for all of IPv4.  With a name,
+            all its addresses that an RDMA device has.
         port: 0 to 65535; 0 lets the kernel choose, see `Listener.port`.
         backlog: Requests and connections that may wait for the program; 0 or less means 50.
         config: Settings of the accepted connections.
+        ipv6_only: Take IPv6 clients alone.
 
     Raises:
-        ValueError: Port out of range, at the call.
+        TypeError, ValueError: The port is none, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
             has the address.
+        socket.gaierror: The name does not resolve; TimeoutError: not within
+            `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: what was begun is undone.
     """
-    if not isinstance(port, int) or isinstance(port, bool):
-        msg = f"a port is an int, not {port!r}"
-        raise TypeError(msg)
-    if not 0 <= port <= 0xFFFF:
-        msg = f"port {port} is not in 0..65535"
-        raise ValueError(msg)
+    check_port(port)
     config = config or ConnectionConfig()
 
     async def open_() -> Listener:
         await warm_up()
-        address = (await look_up(host, port, passive=True))[0]
-        return Listener(address, backlog if backlog > 0 else 50, config)
+        try:
+            async with asyncio.timeout(config.connect_timeout_s):
+                addresses = await look_up(host, port, passive=True)
+        except TimeoutError as exc:
+            text = f"{host} was not resolved within {config.connect_timeout_s} s"
+            raise TimeoutError(errno.ETIMEDOUT, text) from exc
+        addresses = choose(addresses, ipv6_only=ipv6_only)
+        return Listener(addresses, backlog if backlog > 0 else 50, config)
 
     return Opening(open_)
 
@@ -92,7 +103,9 @@ class Listener:
         refused: Requests that the library refused by itself.
     """
 
-    def __init__(self, address: Address, backlog: int, config: ConnectionConfig) -> None:
+    def __init__(
+        self, addresses: Sequence[Address], backlog: int, config: ConnectionConfig
+    ) -> None:
         self.config = config
         self.refused = 0
         self._backlog = backlog
@@ -103,17 +116,19 @@ class Listener:
         self._handshakes: set[asyncio.Task[None]] = set()
         self._manual = False  # the program answers the requests
         self._closed = False
+        self._device_removed = False
         self._shared, self._release_shared = shared_channel()
         self._channel: EventChannel | None = None
-        self._cm_id: ConnectionId | None = None
+        self._cm_ids: list[ConnectionId] = []
+        self._going: list[ConnectionId] = []  # closed, perhaps not yet destroyed
         try:
             self._channel = EventChannel()
-            self._cm_id = ConnectionId(self._channel)
-            self._cm_id._sink = self._on_event
-            self._cm_id.bind_addr(address)
             # The kernel's backlog is for the moment until a request is fetched; if it were
             # ours, a refusal for want of room would come without a reason.
-            self._cm_id.listen(max(backlog, _KERNEL_BACKLOG))
+            self._cm_ids = listen_on(
+                self._channel, addresses, max(backlog, _KERNEL_BACKLOG), self._on_event
+            )
+            self._socknames = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._cm_ids]
         except BaseException:
             self._closed = True
             self._give_back()
@@ -123,9 +138,13 @@ class Listener:
 
     @property
     def sockname(self) -> Address:
-        """Local (address, port)."""
-        source = self._cm_id.source if self._cm_id is not None else None
-        return source or ("0.0.0.0", 0)
+        """Local (address, port); the first, if there are several."""
+        return self._socknames[0]
+
+    @property
+    def socknames(self) -> list[Address]:
+        """All local (address, port) pairs; the port is the same."""
+        return list(self._socknames)
 
     @property
     def port(self) -> int:
@@ -137,7 +156,7 @@ class Listener:
     def _on_event(self, event: ConnectionEvent) -> bool:
         if event.type != EventType.CONNECT_REQUEST:
             if event.type == EventType.DEVICE_REMOVAL:
-                self._close_soon(ResourceClosedError(errno.ENODEV, "the RDMA device was removed"))
+                self._on_removal(event.connection_id)
             return True
         cm_id = event.connection_id
         assert cm_id is not None
@@ -203,6 +222,8 @@ class Listener:
 
     async def _wait(self, queue: deque[Any]) -> Any:
         while not queue:
+            if self._device_removed:
+                raise cm_error(EventType.DEVICE_REMOVAL.name, 0)
             if self._closed:
                 raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
             await self._waiters.wait()
@@ -216,6 +237,7 @@ class Listener:
 
         Raises:
             ResourceClosedError: The listener was closed.
+            DeviceRemovedError: The RDMA devices of all its addresses were removed.
             RuntimeError: `requests()` was called: the program answers the requests itself.
 
         Cancellation: no connection is lost.
@@ -230,7 +252,7 @@ class Listener:
         return self
 
     async def __anext__(self) -> Connection:
-        """Connections until the listener is closed."""
+        """Connections until the listener is closed; raises when its device is removed."""
         try:
             return await self.accept()
         except ResourceClosedError:
@@ -238,6 +260,8 @@ class Listener:
 
     def requests(self) -> AsyncIterator[ConnectRequest]:
         """Requests to be answered by the program, until the listener is closed.
+
+        Raises DeviceRemovedError when the RDMA devices of all its addresses were removed.
 
         One that is not answered within `config.handshake_timeout_s` is refused.  From this call
         on nothing is accepted unseen; a connection that was accepted before it, and not yet
@@ -260,9 +284,17 @@ class Listener:
 
     # End
 
-    def _close_soon(self, reason: BaseException) -> None:
-        _log.warning("listener %s: %s", self.sockname, reason)
-        self.close()
+    def _on_removal(self, cm_id: ConnectionId | None) -> None:
+        """A device was removed, and with it one of the addresses."""
+        if cm_id not in self._cm_ids:
+            return
+        self._cm_ids.remove(cm_id)
+        cm_id.close()
+        self._going.append(cm_id)
+        if not self._cm_ids:
+            _log.warning("listener on port %d: the RDMA device was removed", self.port)
+            self._device_removed = True
+            self.close()
 
     def close(self) -> None:
         """Stop listening; refuse who waits.  Accepted connections go on.  Idempotent."""
@@ -279,8 +311,10 @@ class Listener:
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._cm_id is not None:
-            self._cm_id.close()
+        for cm_id in self._cm_ids:
+            cm_id.close()
+        self._going += self._cm_ids
+        self._cm_ids.clear()
         if self._channel is not None:
             self._channel.close()
         self._release_shared()
@@ -289,8 +323,8 @@ class Listener:
         """Wait until the port is free again.  Cancellation: ends the wait."""
         if self._handshakes:
             await asyncio.wait(list(self._handshakes))
-        if self._cm_id is not None:
-            await self._cm_id.wait_closed()
+        for cm_id in self._going:
+            await cm_id.wait_closed()
         if self._channel is not None:
             await self._channel.wait_closed()
 

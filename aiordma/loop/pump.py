@@ -3,17 +3,30 @@
 Registered once, when the descriptor's owner starts to use the loop, and removed before the
 descriptor is closed.  The rejected way, adding and removing a reader around each wait, costs two
 system calls per wait and leaves events unread in between.
+
+The loop holds the pump, and the pump does not hold the descriptor's owner: an owner that is
+forgotten is collected, warns and cleans up while its loop runs, not only when that ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import types
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 from aiordma.loop import fork
 
-__all__ = ["FdPump"]
+__all__ = ["FdPump", "weakly"]
+
+
+def weakly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+    """A reference to `function` that, if it is a method, does not keep its object alive."""
+    if isinstance(function, types.MethodType):
+        return weakref.WeakMethod(function)
+    return lambda: function
 
 
 class FdPump:
@@ -27,6 +40,8 @@ class FdPump:
             other tasks run in between.  An exception ends the pump: an event that cannot be
             consumed would otherwise make the loop spin.
         failed: Called once with the exception when a drain raised; after that the reader is gone.
+
+    Where `drain` or `failed` is a method, its object is not kept alive.
 
     Must be used from the loop's thread, except `close`.
     """
@@ -45,8 +60,8 @@ class FdPump:
         os.set_blocking(fd, False)
         self._loop: asyncio.AbstractEventLoop | None = loop
         self._fd = fd
-        self._drain = drain
-        self._failed = failed
+        self._drain = weakly(drain)
+        self._failed = weakly(failed)
         self._again: asyncio.Handle | None = None
         self._paused = False
         loop.add_reader(fd, self._readable)
@@ -58,11 +73,17 @@ class FdPump:
         return self._loop
 
     def _readable(self) -> None:
+        drain, failed = self._drain(), self._failed()
+        if drain is None or failed is None:
+            # The owner is being collected, perhaps in another thread, whose part comes next.
+            if self._loop is not None:
+                self._loop.remove_reader(self._fd)
+            return
         try:
-            more = self._drain()
+            more = drain()
         except BaseException as exc:
             self.close()
-            self._failed(exc)
+            failed(exc)
             if not isinstance(exc, Exception):
                 raise
             return

@@ -13,22 +13,30 @@ Theory of operation
     3. A destroyed child lets go of its parents in the same thread, which destroys those that
        were only waiting for it.
     4. A finalizer warns and hands the object over in the same way.  In a forked child nothing
-       is destroyed (see loop.fork).
+       is destroyed (see loop.fork).  Finalizers run in any thread; readers, waiters and tables
+       belong to the thread of the loop, which is then asked to do its part.
+    5. `destroy()` is the form with C's strictness: it raises instead of waiting for children.  A
+       child that was closed, and waits for nothing but the reaper, is not in its way: the order
+       of the calls is judged, not the speed of a thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import sys
 import threading
 import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
-from aiordma.errors import ForkedError, ResourceClosedError
+from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.workers import reaper
 
@@ -47,6 +55,13 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 class ResourceState(Enum):
     """Life of a resource."""
 
@@ -60,27 +75,33 @@ class ResourceState(Enum):
 class Resource:
     """Base of all objects that own a C handle.
 
+    `with` closes it at the end of the block; `async with` also waits until the C object is
+    destroyed, unless something made from it is still open.
+
     Args:
         handle: The C object.
         parents: Resources that must not be destroyed before this one.
     """
 
     __slots__ = (
-        "__weakref__", "_children", "_gone", "_handle", "_parents", "_state",
+        "__weakref__", "_children", "_gone", "_handle", "_made", "_parents", "_state",
     )  # fmt: skip
 
     # True for objects whose C handle belongs to somebody else.
     _borrowed = False
+    # What a use by anything but a child is called.
+    _use = "unfinished operation"
 
     def __init__(self, handle: Any, parents: tuple[Resource, ...] = ()) -> None:
         self._handle = handle
         self._state = ResourceState.DESTROYING
-        self._children = 0
+        self._children = 0  # what was made from it, and uses under way
+        self._made: dict[int, weakref.ref[Resource]] = {}  # the former alone, by identity
         self._gone: Future[None] = Future()
         self._parents: tuple[Resource, ...] = ()
         try:
-            for parent in parents:
-                parent._retain()
+            for parent in dict.fromkeys(parents):
+                parent._retain(self)
                 self._parents += (parent,)
         except BaseException:
             # A parent was closed meanwhile: the fresh C object has no right to be.
@@ -113,17 +134,41 @@ class Resource:
         msg = f"the {name} is closed"
         raise ResourceClosedError(msg)
 
-    def _retain(self) -> None:
-        """Count one more user that the C object has to outlive."""
+    def _retain(self, child: Resource | None = None) -> None:
+        """Count one more user that the C object has to outlive: a child, or a use under way."""
         with _lock:
             if self._state is not ResourceState.OPEN:
                 self._refuse()
-            self._children += 1
+            self._add(child)
 
-    def _let_go(self) -> None:
+    def _add(self, child: Resource | None) -> None:
+        self._children += 1
+        if child is not None:
+            self._made[id(child)] = weakref.ref(child)
+
+    def _hold(self, resources: Iterable[Resource]) -> None:
+        """Have further resources, in use already, outlive this one's C object."""
+        with _lock:
+            for resource in dict.fromkeys(resources):
+                if resource not in self._parents:
+                    resource._add(self)
+                    self._parents += (resource,)
+
+    def _release(self, resources: Iterable[Resource]) -> None:
+        """Undo `_hold`: these need not outlive this one any more."""
+        released = list(resources)
+        with _lock:
+            held = [resource for resource in released if resource in self._parents]
+            self._parents = tuple(parent for parent in self._parents if parent not in held)
+        for resource in held:
+            resource._let_go(self)
+
+    def _let_go(self, child: Resource | None = None) -> None:
         """One user less; destroys a closed object that was waiting for it.  Any thread."""
         with _lock:
             self._children -= 1
+            if child is not None:
+                del self._made[id(child)]
             if self._state is not ResourceState.CLOSING or self._children:
                 return
             self._state = ResourceState.DESTROYING
@@ -132,28 +177,102 @@ class Resource:
     def close(self) -> None:
         """Shut the object for new use; destroy it as soon as nothing made from it is left.
 
-        Idempotent, never blocks a running event loop.  `await wait_closed()` waits for the end.
+        The form for programs, whose `with` blocks and exceptions close in any order.  Idempotent,
+        never blocks a running event loop.  `await wait_closed()` waits for the end.
 
         Raises:
             ResourceBusyError: Events handed out by it are not acknowledged; it stays open.
         """
+        self._shut(strict=False)
+
+    def destroy(self) -> None:
+        """Destroy the object as C does it: only if nothing that was made from it is left.
+
+        The form for who wants to be told of a wrong order, as jVerbs and C programs are, instead
+        of having it mended.  What was closed or destroyed before is not in the way, even if a
+        thread is still busy with it.  Otherwise like `close()`: idempotent, never blocks a running
+        event loop, and `await wait_closed()` waits for the end.
+
+        Raises:
+            ResourceBusyError: EBUSY; the text names what is in the way: something made from it
+                that is still open, work under way, events that are not acknowledged.  The object
+                stays as it was, and can be used.
+            ForkedError: The process was forked after the object was made.
+        """
+        self._shut(strict=True)
+
+    def _shut(self, *, strict: bool) -> None:
         if self._state is not ResourceState.OPEN:
+            if strict:
+                self._refuse_unless_leaving()
             return
         self._before_close()
+        if strict:
+            self._before_destroy()
         with _lock:
             if self._state is not ResourceState.OPEN:
                 return
+            if strict:
+                self._refuse_with_users()
             self._state = ResourceState.CLOSING
             # Held by itself until its loop side is cleaned up: the last child may let go in
             # another thread at this very moment.
             self._children += 1
+        loop = self._home
+        if loop is None or loop is _running_loop() or not loop.is_running():
+            self._leave_loop()
+            return
+        try:
+            loop.call_soon_threadsafe(self._leave_loop)
+        except RuntimeError:  # it was closed in this moment
+            self._leave_loop()
+
+    def _leave_loop(self) -> None:
         self._on_close()
+        for reference in list(self._made.values()):
+            child = reference()
+            if child is not None:
+                child._parent_closing(self)
         self._let_go()
 
+    def _refuse_unless_leaving(self) -> None:
+        if self._state is ResourceState.FORKED:
+            self._refuse()
+        with _lock:
+            if self._state is ResourceState.CLOSING:
+                self._refuse_with_users()
+
+    def _refuse_with_users(self) -> None:
+        """Raise if anything is in the way of a strict destroy; under the lock."""
+        parts = [
+            f"{count} {name} made from it is still open"
+            if count == 1
+            else f"{count} {name}s made from it are still open"
+            for name, count in Counter(type(child).__name__ for child in self._in_the_way()).items()
+        ]
+        if uses := self._children - len(self._made):
+            parts.append(f"{uses} {self._use}{'s' * (uses > 1)}")
+        if parts:
+            msg = f"the {type(self).__name__} cannot be destroyed: {', '.join(parts)}"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _in_the_way(self) -> Iterator[Resource]:
+        """What was made from it and is not on its way out; under the lock."""
+        for reference in list(self._made.values()):
+            child = reference()
+            # One that is no more, although it is counted, is being finalized at this moment.
+            if child is not None and not child._leaving:
+                yield child
+
+    @property
+    def _leaving(self) -> bool:
+        """Whether only threads of this library stand between it and its end."""
+        if self._state is ResourceState.CLOSING:
+            return self._children == len(self._made) and not any(True for _ in self._in_the_way())
+        return self._state is not ResourceState.OPEN
+
     def _schedule(self) -> None:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if _running_loop() is None:
             self._finish()
         else:
             reaper.submit(self._finish)
@@ -171,7 +290,7 @@ class Resource:
         self._state = ResourceState.GONE
         parents, self._parents = self._parents, ()
         for parent in reversed(parents):
-            parent._let_go()
+            parent._let_go(self)
         if outcome is None:
             self._gone.set_result(None)
         else:
@@ -194,8 +313,19 @@ class Resource:
 
     # What subclasses define.
 
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        """The loop whose thread has to run `_on_close`, or None for any thread."""
+        return None
+
+    def _parent_closing(self, parent: Resource) -> None:
+        """A parent was closed; most children are left to whoever made them."""
+
     def _before_close(self) -> None:
         """Refuse to close, by raising, while that would lose or block something."""
+
+    def _before_destroy(self) -> None:
+        """Refuse the strict destroy, by raising, for a reason other than children."""
 
     def _on_close(self) -> None:
         """Loop-side clean-up, before the C object may go: readers, waiters, tables."""
@@ -209,11 +339,22 @@ class Resource:
         self._state = ResourceState.FORKED
         self._handle = None
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.close()
+        # In an outer block something made from it may still be open: it ends with that one then.
+        with _lock:
+            ends_now = self._leaving
+        if ends_now:
+            await self.wait_closed()
 
     def __del__(
         self,
@@ -225,9 +366,6 @@ class Resource:
         if getattr(self, "_state", None) is not _open or self._borrowed or _finalizing():
             return
         _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
-        self._abandon()
-
-    def _abandon(self) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -25,6 +25,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connect import hello_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
+from aiordma.verbs.enums import Access
 
 Step = tuple[str, int]
 
@@ -215,10 +216,12 @@ class FakeLink:
             self.pinned.discard(region)
             region._let_go()
 
-    def open_reads(self) -> None:
+    def open_access(self, rights: Access) -> None:
+        assert rights == Access.REMOTE_READ
         self.reads_allowed += 1
 
-    def close_reads(self) -> None:
+    def close_access(self, rights: Access) -> None:
+        assert rights == Access.REMOTE_READ
         self.reads_allowed -= 1
         assert self.reads_allowed >= 0
 

@@ -7,11 +7,11 @@ import socket
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aiordma._ffi import ffi
-from aiordma.cm.address import from_sockaddr, look_up, to_sockaddr
+from aiordma.cm.address import from_sockaddr, is_local, look_up, to_sockaddr
 
 from .conftest import Run
 
@@ -34,6 +34,7 @@ def test_ipv4_round_trip(address: ipaddress.IPv4Address, port: int) -> None:
 
 @given(st.ip_addresses(v=6), PORTS)
 def test_ipv6_round_trip(address: ipaddress.IPv6Address, port: int) -> None:
+    assume(not address.is_link_local and address.ipv4_mapped is None)
     storage = to_sockaddr((str(address), port))
     assert from_sockaddr(as_c(storage)) == (str(address), port)
     raw = bytes(ffi.buffer(storage, 28))
@@ -49,6 +50,27 @@ def test_a_scope_may_be_a_number_or_an_interface() -> None:
     assert from_sockaddr(as_c(by_name)) == (f"fe80::1%{index}", 1)
     with pytest.raises(OSError, match="interface"):
         to_sockaddr(("fe80::1%no-such-card", 1))
+
+
+def test_a_link_local_address_needs_its_interface() -> None:
+    with pytest.raises(ValueError, match=r"name its interface, as in fe80::1%eth0"):
+        to_sockaddr(("fe80::1", 1))
+
+
+@given(st.ip_addresses(v=4), PORTS)
+def test_ipv4_in_ipv6_form_is_ipv4(address: ipaddress.IPv4Address, port: int) -> None:
+    assert from_sockaddr(as_c(to_sockaddr((f"::ffff:{address}", port)))) == (str(address), port)
+
+
+@pytest.mark.parametrize(
+    ("host", "local"),
+    [
+        ("", True), ("0.0.0.0", True), ("::", True), ("127.0.0.1", True), ("192.0.2.1", False),
+        ("2001:db8::1", False),
+    ],
+)  # fmt: skip
+def test_local_addresses(host: str, local: bool) -> None:
+    assert is_local((host, 7)) is local
 
 
 def test_no_host_is_any_address() -> None:
@@ -69,7 +91,9 @@ def test_ports_out_of_range_are_refused(port: int, run: Run) -> None:
         run(look_up("1.2.3.4", port))
 
 
-@pytest.mark.parametrize("address", [(1, 2), ("1.2.3.4", "80"), (None, 1), (b"1.2.3.4", 1)])
+@pytest.mark.parametrize(
+    "address", [(1, 2), ("1.2.3.4", "80"), (None, 1), (b"1.2.3.4", 1), "1.2.3.4", ("1.2.3.4",), None]
+)
 def test_other_types_are_refused(address: Any) -> None:
     with pytest.raises(TypeError, match="a pair of str and int"):
         to_sockaddr(address)
@@ -93,22 +117,23 @@ def test_what_is_no_ip_address_is_none() -> None:
 @pytest.mark.parametrize(
     ("host", "passive", "expected"),
     [
-        ("10.80.0.1", False, "10.80.0.1"),
-        ("fe80::1%lo", False, "fe80::1%lo"),
-        ("::", True, "::"),
-        (None, True, "0.0.0.0"),
-        ("", True, "0.0.0.0"),
-        (None, False, "127.0.0.1"),
+        ("10.80.0.1", False, ["10.80.0.1"]),
+        ("fe80::1%lo", False, ["fe80::1%lo"]),
+        ("::", True, ["::"]),
+        ("::ffff:10.80.0.1", False, ["10.80.0.1"]),
+        (None, True, ["0.0.0.0", "::"]),
+        ("", True, ["0.0.0.0", "::"]),
+        (None, False, ["127.0.0.1"]),
     ],
 )
 def test_numeric_hosts_ask_nobody(
-    run: Run, monkeypatch: pytest.MonkeyPatch, host: str | None, passive: bool, expected: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, host: str | None, passive: bool, expected: list[str]
 ) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("asked the resolver")
 
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    assert run(look_up(host, 7, passive=passive)) == [(expected, 7)]
+    assert run(look_up(host, 7, passive=passive)) == [(numeric, 7) for numeric in expected]
 
 
 def test_names_are_resolved(run: Run) -> None:

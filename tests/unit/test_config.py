@@ -24,6 +24,7 @@ RANGES = {
     "ack_timeout": (8, 31),
     "retry_count": (0, 6),
     "rnr_retry_count": (0, 7),
+    "tos": (0, 255),
 }
 SECONDS = (
     "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
@@ -48,8 +49,19 @@ def test_limits_are_inside_and_their_neighbors_outside(name: str) -> None:
 @pytest.mark.parametrize("name", RANGES)
 @pytest.mark.parametrize("value", [True, 4.0, "8", None])
 def test_numbers_are_ints(name: str, value: object) -> None:
+    if value is None and name == "tos":
+        assert make(tos=None).tos is None  # the system's
+        return
     with pytest.raises(TypeError, match=name):
         make(**{name: value})
+
+
+def test_the_rnr_timer_is_checked() -> None:
+    assert make(min_rnr_timer_ms=655.36).min_rnr_timer_ms == 655.36
+    with pytest.raises(ValueError, match=r"an RNR timer of 656 ms is not in 0\.01\.\.655\.36"):
+        make(min_rnr_timer_ms=656)
+    with pytest.raises(TypeError, match="a number of milliseconds"):
+        make(min_rnr_timer_ms=None)
 
 
 @pytest.mark.parametrize("name", SECONDS)

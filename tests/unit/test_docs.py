@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiordma
 import aiordma.cm
+import aiordma.memory
 import aiordma.verbs
 from aiordma import errors
 from aiordma.endpoint import wire
@@ -85,7 +86,7 @@ def test_every_exception_is_named() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
-    for module in (aiordma, aiordma.cm, aiordma.verbs):
+    for module in (aiordma, aiordma.cm, aiordma.memory, aiordma.verbs):
         listed = re.findall(rf"^\.\. auto\w+:: {module.__name__}\.(\w+)$", text, re.M)
         assert sorted(listed) == sorted(module.__all__)
 

@@ -65,6 +65,8 @@ def environment(options: Options, engine: str) -> dict[str, str]:
         told["AIORDMA_SOFTROCE_ADDR2"] = ADDRESS2
     if options.virtual_time:
         told["AIORDMA_SOFTROCE_VIRTUAL_TIME"] = "1"
+    if options.counted:
+        told["AIORDMA_SOFTROCE_COUNTED"] = "1"
     return told
 
 

@@ -1,0 +1,90 @@
+"""Options of a connection id: which values they take, and until when they have an effect.
+
+The kernel takes most options at any time and any value that fits into the field, and quietly does
+nothing with what comes too late.  Here both are errors.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_minus_one
+from aiordma.cm.enums import Option
+from aiordma.cm.identifier import Identifier, Stage
+from aiordma.errors import os_error
+
+__all__ = ["Options"]
+
+_UNBOUND = frozenset({Stage.IDLE})
+_BOUND = _UNBOUND | {Stage.BOUND}
+_ADDRESSED = _BOUND | {Stage.ADDRESS_RESOLVED}
+_ROUTED = _ADDRESSED | {Stage.ROUTE_RESOLVED}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """What `rdma_set_option` takes for one option."""
+
+    c_type: str
+    high: int
+    stages: frozenset[Stage]
+    until: str
+
+
+_RULES = {
+    Option.ID_TOS: _Rule("uint8_t *", 255, _ADDRESSED, "before the route is resolved"),
+    Option.ID_REUSEADDR: _Rule("int *", 1, _BOUND, "before another id takes the address"),
+    Option.ID_AFONLY: _Rule("int *", 1, _BOUND, "before listen and resolve_addr"),
+    Option.ID_ACK_TIMEOUT: _Rule(
+        "uint8_t *", 31, _ROUTED | {Stage.REQUESTED}, "before connect or accept"
+    ),
+}
+
+
+class Options(Identifier):
+    """The options of a connection id.  Part of `ConnectionId`."""
+
+    __slots__ = ()
+
+    def set_option(self, option: Option, value: int) -> None:
+        """Set an option of the id (`rdma_set_option(3)`).
+
+        Args:
+            option: Which.
+            value: `ID_TOS`: type of service of the packets, 0 to 255, chosen by the connecting side
+                for both.  `ID_REUSEADDR`: 1 lets other ids that have it bind to the same address
+                and port; never two listeners.  `ID_AFONLY`: 1 has an id on `::` take IPv6 alone.
+                `ID_ACK_TIMEOUT`: exponent e of the acknowledgement timeout 4.096 us * 2**e, 0 to
+                31; 0 is for ever.
+
+        Raises:
+            TypeError: Not an `Option`, or not an int.
+            ValueError: The value is out of range, or the option is not known.
+            OSError: EINVAL, it is too late for this option.
+        """
+        if not isinstance(option, Option):
+            msg = f"not an Option: {option!r}"
+            raise TypeError(msg)
+        rule = _RULES.get(option)
+        if rule is None:
+            msg = f"there is no option {option!r}"
+            raise ValueError(msg)
+        if not isinstance(value, int) or (isinstance(value, bool) and rule.high != 1):
+            msg = f"the value of {option.name} is an int, not {value!r}"
+            raise TypeError(msg)
+        if not 0 <= value <= rule.high:
+            msg = f"{option.name} is {value}, not in 0..{rule.high}"
+            raise ValueError(msg)
+        handle = self._require()
+        if self.stage not in rule.stages:
+            detail = (
+                f"({option.name} has to be set {rule.until}; the connection id is "
+                f"{self.stage.value})"
+            )
+            raise os_error(errno.EINVAL, "rdma_set_option", detail=detail)
+        raw = ffi.new(rule.c_type, int(value))
+        size = ffi.sizeof(ffi.typeof(raw).item)
+        code = lib.rdma_set_option(handle, lib.RDMA_OPTION_ID, int(option), raw, size)
+        check_minus_one(code, "rdma_set_option")

@@ -1,0 +1,121 @@
+"""The listening ids of a listener: one for each address that it listens on.
+
+An id on `::` that takes IPv4 clients as well is not used: software iWARP resets their connections.
+A listener for both families has two ids, of which the IPv6 one takes IPv6 alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import Option
+from aiordma.cm.event_channel import EventChannel
+
+__all__ = ["choose", "listen_on"]
+
+_log = logging.getLogger("aiordma")
+_TRIES = 10
+# An address without an RDMA device, and a family that this machine has not.
+_PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
+    """The addresses to listen on: for `::` both wildcards, unless IPv6 alone is asked for.
+
+    Not on loopback addresses beside others, which many machines have under their own name: for
+    the kernel they are wildcards and take the port from the others.
+
+    Raises:
+        OSError: EAFNOSUPPORT, IPv6 alone is asked for and no address is IPv6.
+    """
+    chosen: list[Address] = []
+    for host, port in addresses:
+        if ":" in host or not ipv6_only:
+            chosen.append((host, port))
+        if host == "::" and not ipv6_only:
+            chosen.append(("0.0.0.0", port))
+    if not chosen:
+        hosts = ", ".join(host for host, _ in addresses)
+        raise OSError(errno.EAFNOSUPPORT, f"no IPv6 address to listen on: {hosts}")
+    outside = [address for address in chosen if not _is_loopback(address)]
+    return list(dict.fromkeys(outside or chosen))
+
+
+def _is_loopback(address: Address) -> bool:
+    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+
+
+def listen_on(
+    channel: EventChannel,
+    addresses: Sequence[Address],
+    backlog: int,
+    sink: Callable[[ConnectionEvent], bool],
+) -> list[ConnectionId]:
+    """Listening ids, all on one port; where the kernel chooses it, one that is free for all.
+
+    Of several addresses those that belong to no RDMA device are passed over.
+
+    Raises:
+        OSError: None of the addresses can be listened on; or one is taken, then on none.
+    """
+    tries = 1 if addresses[0][1] else _TRIES
+    while True:
+        tries -= 1
+        try:
+            return _listen_once(channel, addresses, backlog, sink)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE or not tries:
+                raise
+
+
+def _listen_once(
+    channel: EventChannel,
+    addresses: Sequence[Address],
+    backlog: int,
+    sink: Callable[[ConnectionEvent], bool],
+) -> list[ConnectionId]:
+    ids: list[ConnectionId] = []
+    passed_over: OSError | None = None
+    try:
+        for host, wanted in addresses:
+            port = ids[0].source_port if ids else wanted
+            try:
+                ids.append(_listen((host, port), channel, backlog, sink))
+            except OSError as exc:
+                if len(addresses) == 1 or exc.errno not in _PASSED_OVER:
+                    raise
+                _log.info("not listening on %s: %s", host, exc)
+                passed_over = passed_over or exc
+        if not ids:
+            assert passed_over is not None
+            raise passed_over
+    except BaseException:
+        for cm_id in ids:
+            cm_id.close()
+        raise
+    return ids
+
+
+def _listen(
+    address: Address,
+    channel: EventChannel,
+    backlog: int,
+    sink: Callable[[ConnectionEvent], bool],
+) -> ConnectionId:
+    cm_id = ConnectionId(channel)
+    try:
+        if ":" in address[0]:
+            cm_id.set_option(Option.ID_AFONLY, 1)
+        cm_id._sink = sink
+        cm_id.bind_addr(address)
+        cm_id.listen(backlog)
+    except BaseException:
+        cm_id.close()
+        raise
+    return cm_id

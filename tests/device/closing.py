@@ -1,0 +1,149 @@
+"""The seven objects of one end of a native connection, for tests of closing them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType
+from aiordma.verbs import (
+    SGE,
+    CompletionChannel,
+    CompletionQueue,
+    MemoryRegion,
+    ProtectionDomain,
+    QPInitAttr,
+    RecvWR,
+)
+from aiordma.verbs.resource import Resource
+
+#: In the order that C needs.
+NAMES = ("qp", "cq", "completion channel", "mr", "pd", "id", "event channel")
+_PARAMETER = (1, 1, 6, 6)
+
+
+class End:
+    """One end with a receive under way.
+
+    Args:
+        cm_id: Its id, which knows its device.
+        events: Its event channel.
+        await_: Have tasks wait for a receive, completions and events, too.
+
+    Attributes:
+        parts: The objects by name.
+        waiting: Tasks that wait on them.
+    """
+
+    def __init__(self, cm_id: ConnectionId, events: EventChannel, *, await_: bool = True) -> None:
+        context = cm_id.context
+        assert context is not None
+        pd = ProtectionDomain(context)
+        mr = MemoryRegion(pd, 4096)
+        channel = CompletionChannel(context)
+        cq = CompletionQueue(context, 8, channel)
+        qp = cm_id.create_qp(pd, QPInitAttr(send_cq=cq, max_send_wr=2, max_recv_wr=4))
+        qp.post_recv(RecvWR(wr_id=7, sg_list=[SGE(mr, 0, 64)]))
+        self.parts: dict[str, Resource] = dict(
+            zip(NAMES, (qp, cq, channel, mr, pd, cm_id, events), strict=True)
+        )
+        self.cm_id = cm_id
+        self.waiting: list[asyncio.Task[Any]] = []
+        if await_:
+            waits = (qp.recv(SGE(mr, 64, 64)), self._count(cq), self._count(events))
+            self.waiting = [asyncio.create_task(wait) for wait in waits]
+
+    @staticmethod
+    async def _count(source: CompletionQueue | EventChannel) -> int:
+        return len([item async for item in source])
+
+    def __getitem__(self, name: str) -> Resource:
+        return self.parts[name]
+
+    async def ended(self, timeout: float = 30.0) -> list[Any]:
+        """Wait until every object is destroyed; what the waiting tasks ended with."""
+        for part in self.parts.values():
+            await part.wait_closed(timeout)
+        async with asyncio.timeout(timeout):
+            return await asyncio.gather(*self.waiting, return_exceptions=True)
+
+
+class Hall:
+    """A listening id, and connections to it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.events = EventChannel()
+        self.listener = ConnectionId(self.events)
+        self.listener.bind_addr((address, 0))
+        self.listener.listen()
+
+    async def resolved(self) -> tuple[ConnectionId, EventChannel]:
+        """A new id with an event channel of its own that knows its way to the listener."""
+        events = EventChannel()
+        cm_id = ConnectionId(events)
+        await cm_id.resolve_addr((self.address, self.listener.source_port), timeout=10)
+        await cm_id.resolve_route(timeout=10)
+        return cm_id, events
+
+    async def connected(self, *, await_: bool = True) -> tuple[End, End]:
+        """Two connected ends, each with an event channel of its own: (client, server)."""
+        client = End(*await self.resolved(), await_=await_)
+        connecting = asyncio.create_task(client.cm_id.connect(ConnectionParameter(*_PARAMETER)))
+        event = await self.events.get_event(10)
+        assert event is not None
+        assert event.type == EventType.CONNECT_REQUEST
+        cm_id = event.connection_id
+        assert cm_id is not None
+        event.ack()
+        events = EventChannel()
+        cm_id.migrate(events)
+        server = End(cm_id, events, await_=await_)
+        await cm_id.accept(ConnectionParameter(*_PARAMETER))
+        await connecting
+        return client, server
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.listener.close()
+        self.events.close()
+        await self.events.wait_closed()
+
+
+class Heartbeat:
+    """Measures how long the loop was away, by a callback every millisecond."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+        self._last = 0.0
+        self.gaps: list[float] = []
+
+    def __enter__(self) -> Heartbeat:
+        self._last = self._loop.time()
+        self._tick()
+        return self
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self.gaps.append(now - self._last)
+        self._last = now
+        self._handle = self._loop.call_later(0.001, self._tick)
+
+    def __exit__(self, *exc_info: object) -> None:
+        assert self._handle is not None
+        self._handle.cancel()
+        self.gaps.append(self._loop.time() - self._last)
+
+    @property
+    def longest(self) -> float:
+        """Seconds of the longest gap."""
+        return max(self.gaps)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells of."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)

@@ -1,0 +1,355 @@
+"""Closing in every order ends clean, and never blocks the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import logging
+import os
+import random
+import subprocess
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
+from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
+from aiordma.verbs.resource import Resource
+from tests.device.closing import NAMES, End, Hall, Heartbeat, until
+from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+
+pytestmark = pytest.mark.device
+
+ORDERS = list(itertools.permutations(NAMES))
+assert len(ORDERS) == 5040
+#: Who has to be gone before it, for C.
+CHILDREN = {
+    "qp": (),
+    "cq": ("qp",),
+    "completion channel": ("cq",),
+    "mr": (),
+    "pd": ("mr", "qp"),
+    "id": ("qp",),
+    "event channel": ("id",),
+}
+#: S3 of the seeds: memory, CQ and completion channel go before the queue pair.
+SEEDS_ORDER = ("mr", "cq", "completion channel", "qp", "id", "event channel", "pd")
+BATCH = 8
+SEED = 20
+#: Seconds that the loop may be away.  A call that blocks would be away for a second and more; on
+#: one CPU, shared with the kernel of the guest, some tens of milliseconds are ordinary.
+STALL_S = 0.3
+
+
+@pytest.fixture
+async def hall(address: str) -> AsyncIterator[Hall]:
+    hall = Hall(address)
+    yield hall
+    await hall.close()
+
+
+@pytest.fixture
+def destroyers(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the threads that destroyed something."""
+    threads: set[str] = set()
+    finish = Resource._finish
+
+    def spy(self: Resource) -> None:
+        threads.add(threading.current_thread().name)
+        finish(self)
+
+    monkeypatch.setattr(Resource, "_finish", spy)
+    return threads
+
+
+def check_end(results: list[Any]) -> None:
+    """What the waiting tasks of an `End` got: the receive failed, the iterators ended."""
+    received, completions, events = results
+    assert isinstance(received, FlushedError | ResourceClosedError), received
+    assert completions in (0, 1)  # the raw receive, if its flush came before the CQ was closed
+    assert 0 <= events <= 2
+
+
+async def close_in_step(pairs: list[tuple[End, tuple[str, ...]]]) -> None:
+    """Close all ends at a time, one object each, so that each is closed in the others' midst."""
+    for step in range(len(NAMES)):
+        for end, order in pairs:
+            end[order[step]].close()
+            assert end[order[step]].closed
+            await asyncio.sleep(0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_every_order_on_connected_pairs(
+    hall: Hall, destroyers: set[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """5040 orders on 2520 pairs: each end has an order of its own."""
+    # The traces that asyncio's debug mode keeps of each callback would take minutes here.
+    asyncio.get_running_loop().set_debug(False)
+    orders = zip(ORDERS[:2520], ORDERS[:2519:-1], strict=True)
+    longest = 0.0
+    with caplog.at_level(logging.WARNING):
+        while batch := list(itertools.islice(orders, BATCH)):
+            ends: list[tuple[End, tuple[str, ...]]] = []
+            for order in batch:
+                ends += zip(await hall.connected(), order, strict=True)
+            with Heartbeat() as heart:
+                await close_in_step(ends)
+                for end, _ in ends:
+                    check_end(await end.ended())
+            longest = max(longest, heart.longest)
+    assert not caplog.records
+    assert destroyers == {"aiordma-reaper"}
+    print(f"longest stall: {longest * 1000:.1f} ms")
+    assert longest < STALL_S
+
+
+async def test_the_order_of_the_seeds(hall: Hall, caplog: pytest.LogCaptureFixture) -> None:
+    """S3: memory, CQ and completion channel first; C would answer EBUSY."""
+    for kill in (True, False):
+        client, server = await hall.connected()
+        if kill:
+            await client.cm_id.disconnect()
+        for end in (client, server):
+            for name in SEEDS_ORDER:
+                end[name].close()
+        for end in (client, server):
+            check_end(await end.ended())
+    assert not caplog.records
+
+
+def fail_within(end: End, nesting: Sequence[str]) -> None:
+    with contextlib.ExitStack() as stack:
+        for name in nesting:
+            assert stack.enter_context(end[name]) is end[name]
+        msg = "from within"
+        raise RuntimeError(msg)
+
+
+async def test_every_nesting_of_with_and_async_with(hall: Hall) -> None:
+    """The innermost block ends first; an exception goes through all of them."""
+    rng = random.Random(SEED)
+    for nesting in [NAMES, NAMES[::-1], *(rng.sample(NAMES, len(NAMES)) for _ in range(30))]:
+        for end in await hall.connected():
+            with pytest.raises(RuntimeError, match="from within"):
+                fail_within(end, nesting)
+            check_end(await end.ended())
+        for end in await hall.connected():
+            async with asyncio.timeout(20), contextlib.AsyncExitStack() as outer:
+                for name in nesting:
+                    assert await outer.enter_async_context(end[name]) is end[name]
+            # The blocks that could wait have waited, so it is over.
+            for name in NAMES:
+                assert end[name]._gone.done(), f"{name} of {nesting}"
+            check_end(await end.ended())
+
+
+async def test_async_with_waits_for_the_end(hall: Hall) -> None:
+    events = EventChannel()
+    objects = adapter_objects()
+    async with events, ConnectionId(events) as cm_id:
+        cm_id.bind_addr((hall.address, 0))
+        assert adapter_objects() != objects
+    assert adapter_objects() == objects
+
+
+async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
+    """A sample of the orders: refused exactly where C would refuse, or block, or crash."""
+    rng = random.Random(SEED)
+    orders = [*rng.sample(ORDERS, 40), NAMES, NAMES[::-1], SEEDS_ORDER]
+    for order in orders:
+        ends = await hall.connected(await_=False)
+        for end in ends:
+            with pytest.raises(ResourceBusyError, match="connected: disconnect it first"):
+                end["id"].destroy()
+        await ends[0].cm_id.disconnect()
+        for end in ends:
+            await until(lambda end=end: end.cm_id.stage is Stage.DISCONNECTED)
+            # The flushed receive: nothing is under way any more, except what siw never flushes.
+            left = end["qp"].outstanding  # type: ignore[attr-defined]
+            gone: set[str] = set()
+            for name in order:
+                if set(CHILDREN[name]) - gone or (name == "mr" and left and "qp" not in gone):
+                    with pytest.raises(ResourceBusyError) as caught:
+                        end[name].destroy()
+                    assert caught.value.errno == 16
+                    assert not end[name].closed
+                else:
+                    end[name].destroy()
+                    gone.add(name)
+            for name in NAMES:
+                end[name].destroy()
+            await end.ended()
+
+
+async def test_destroy_with_a_request_under_way(hall: Hall) -> None:
+    for end in await hall.connected(await_=False):
+        with pytest.raises(ResourceBusyError, match="1 unfinished work request"):
+            end["mr"].destroy()
+        end["qp"].destroy()
+        # The queue pair takes the request along: C has no objection then, in this order.
+        for name in ("mr", "cq", "completion channel", "pd"):
+            end[name].destroy()
+        end["id"].close()
+        end["event channel"].destroy()
+        await end.ended()
+
+
+async def test_an_unfetched_request_does_not_keep_the_channel(hall: Hall) -> None:
+    client = End(*await hall.resolved())
+    connecting = asyncio.create_task(client.cm_id.connect(ConnectionParameter(1, 1, 6, 6)))
+    await until(lambda: len(hall.events._kept) > 0)
+    with pytest.raises(ResourceBusyError, match="1 ConnectionId made from it is still open"):
+        hall.events.destroy()
+    hall.listener.destroy()
+    hall.events.destroy()
+    with pytest.raises(OSError, match="rejected"):
+        await connecting
+    for name in NAMES:
+        client[name].close()
+    await client.ended()
+
+
+# Without close
+
+KINDS = (
+    "QueuePair", "CompletionQueue", "CompletionChannel", "MemoryRegion", "ProtectionDomain",
+    "ConnectionId", "EventChannel",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def unclosed() -> Iterator[list[str]]:
+    """Collects the kinds of objects that are warned of; the objects themselves are let go."""
+    kinds: list[str] = []
+
+    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+        assert category is ResourceWarning
+        kinds.append(str(message).removeprefix("unclosed <").split()[0])
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        yield kinds
+
+
+def forgotten(end: End) -> None:
+    end.parts.clear()
+    del end.cm_id
+
+
+@pytest.mark.parametrize("where", ["loop", "thread"])
+async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: str) -> None:
+    """The objects refer to each other, so it is the collector that finds them."""
+    objects, descriptors = adapter_objects(), rdma_descriptors()
+    for _ in range(5):
+        ends = list(await hall.connected(await_=False))
+        assert adapter_objects() != objects
+        threads: set[int] = set()
+        with unclosed() as kinds, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EventChannel, "_on_close", spy(threads, EventChannel._on_close))
+            for end in ends:
+                forgotten(end)
+            ends.clear()
+            del end
+            await asyncio.sleep(0)  # what resumed this task last is let go of, too
+            if where == "loop":
+                gc.collect()
+            else:
+                await asyncio.to_thread(gc.collect)
+            await settle()
+        assert sorted(kinds) == sorted(KINDS * 2)
+        assert adapter_objects() == objects
+        assert rdma_descriptors() == descriptors
+        # Readers and tables belong to the loop, whoever collects.
+        assert threads == {threading.get_ident()}
+
+
+def spy(threads: set[int], function: Callable[..., None]) -> Callable[..., None]:
+    def spied(self: Any) -> None:
+        threads.add(threading.get_ident())
+        function(self)
+
+    return spied
+
+
+def test_what_outlives_its_loop_is_given_back(address: str) -> None:
+    objects, descriptors = adapter_objects(), rdma_descriptors()
+
+    async def main() -> None:
+        hall = Hall(address)
+        kept.extend(await hall.connected(await_=False))
+        kept.append(hall)
+        await asyncio.sleep(0)
+
+    kept: list[Any] = []
+    asyncio.run(main())
+    assert adapter_objects() != objects
+    with unclosed() as kinds:
+        kept.clear()
+        gc.collect()
+    assert sorted(kinds) == sorted((*KINDS, *KINDS, "EventChannel", "ConnectionId"))
+    # Without a loop nothing is left to threads.
+    assert adapter_objects() == objects
+    assert rdma_descriptors() == descriptors
+
+
+async def test_closing_in_a_thread_leaves_the_loop_its_part(hall: Hall) -> None:
+    threads: set[int] = set()
+    for end in await hall.connected():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EventChannel, "_on_close", spy(threads, EventChannel._on_close))
+            await asyncio.to_thread(lambda end=end: [end[name].close() for name in NAMES])
+            check_end(await end.ended())
+    assert threads == {threading.get_ident()}
+
+
+# A destroy that takes long
+
+
+def tc(*words: str) -> str:
+    done = subprocess.run(["tc", "-s", "-j", *words], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+#: 45 KB take 2 seconds.  (netem would not do: it takes delayed packets for sent.)
+SLOW = ("tbf", "rate", "160kbit", "burst", "6000", "limit", "100000")
+
+
+@pytest.mark.two_hosts
+async def test_a_slow_destroy_does_not_block_the_loop(address: str, destroyers: set[str]) -> None:
+    """Soft-RoCE waits in `ibv_destroy_qp` for its packets that sit in the card's queue."""
+    peer = os.environ["AIORDMA_SOFTROCE_ADDR2"]
+    async with aiordma.listen(peer, 0) as listener:
+        client = await aiordma.connect(peer, listener.port, local_addr=(address, 0))
+        server = await listener.accept()
+        try:
+            tc("qdisc", "replace", "dev", "veth0", "root", *SLOW)
+            for _ in range(3):
+                await client.send(bytes(15_000))
+            await until(
+                lambda: json.loads(tc("qdisc", "show", "dev", "veth0"))[0]["backlog"] > 5000
+            )
+            with Heartbeat() as heart:
+                began = time.monotonic()
+                client._link.close()
+                await client._link.qp.wait_closed()
+                took = time.monotonic() - began
+        finally:
+            tc("qdisc", "replace", "dev", "veth0", "root", "pfifo")
+        client.abort()
+        server.abort()
+        await asyncio.gather(client.wait_closed(), server.wait_closed())
+    print(f"destroyed in {took:.2f} s, longest stall {heart.longest * 1000:.1f} ms")
+    assert took > 1, "the wire did not hold it"
+    assert heart.longest < STALL_S
+    assert destroyers == {"aiordma-reaper"}

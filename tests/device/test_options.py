@@ -1,0 +1,630 @@
+"""Options of connections, shown by what the device says or does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from aiordma.cm import (
+    ConnectionId,
+    ConnectionParameter,
+    EventChannel,
+    EventType,
+    Option,
+    PortSpace,
+    Stage,
+)
+from aiordma.endpoint import connect as connect_module
+from aiordma.errors import NotSupportedError, ResourceBusyError, ResourceClosedError
+from aiordma.testing.softroce.network import ADDRESS_V6
+from aiordma.verbs import QueuePair
+from aiordma.verbs.rnr_timer import RNR_TIMERS_MS
+from tests.device.closing import End, Hall, until
+
+pytestmark = pytest.mark.device
+
+NOBODY = "10.80.0.77"
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[EventChannel]:
+    async with EventChannel() as channel:
+        yield channel
+
+
+@pytest.fixture
+async def hall(address: str) -> AsyncIterator[Hall]:
+    hall = Hall(address)
+    yield hall
+    await hall.close()
+
+
+def qp_of(connection: Connection) -> QueuePair:
+    return connection._link.qp
+
+
+async def meet(listener: aiordma.Listener, host: str, **options: Any) -> tuple[Any, Any]:
+    """(client, server)."""
+    client = await aiordma.connect(host, listener.port, **options)
+    return client, await listener.accept()
+
+
+async def part(*ends: Connection) -> None:
+    await asyncio.gather(*(end.close() for end in ends))
+
+
+# set_option
+
+
+BEST = {
+    Option.ID_TOS: (0, 255),
+    Option.ID_REUSEADDR: (0, 1),
+    Option.ID_AFONLY: (0, 1),
+    Option.ID_ACK_TIMEOUT: (0, 31),
+}
+
+
+@pytest.mark.parametrize("option", list(Option))
+async def test_values_are_checked(channel: EventChannel, option: Option) -> None:
+    low, high = BEST[option]
+    with ConnectionId(channel) as cm_id:
+        cm_id.set_option(option, low)
+        cm_id.set_option(option, high)
+        for value in (low - 1, high + 1, 256, -1, 1 << 40):
+            with pytest.raises(ValueError, match=rf"{option.name} is .*, not in 0\.\.{high}"):
+                cm_id.set_option(option, value)
+        for wrong in (None, "1", 1.0, *([True] if high > 1 else [])):
+            with pytest.raises(TypeError, match=f"the value of {option.name} is an int"):
+                cm_id.set_option(option, wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not an Option"):
+            cm_id.set_option(int(option), 1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="there is no option"):
+            cm_id.set_option(Option(77), 1)
+    with pytest.raises(ResourceClosedError):
+        cm_id.set_option(option, low)
+
+
+EARLY = {
+    Option.ID_TOS: "before the route is resolved",
+    Option.ID_REUSEADDR: "before another id takes the address",
+    Option.ID_AFONLY: "before listen and resolve_addr",
+    Option.ID_ACK_TIMEOUT: "before connect or accept",
+}
+IN_TIME = {
+    "idle": set(Option),
+    "bound": set(Option),
+    "listening": set(),
+    "address resolved": {Option.ID_TOS, Option.ID_ACK_TIMEOUT},
+    "route resolved": {Option.ID_ACK_TIMEOUT},
+    "requested": {Option.ID_ACK_TIMEOUT},
+    "connected": set(),
+}
+
+
+async def test_too_late_is_an_error(hall: Hall) -> None:
+    """The kernel would take most of it, without an effect."""
+
+    def check(cm_id: ConnectionId, stage: str) -> None:
+        assert cm_id.stage.value == stage
+        for option in Option:
+            if option in IN_TIME[stage]:
+                cm_id.set_option(option, 1)
+                continue
+            text = f"{option.name} has to be set {EARLY[option]}; the connection id is {stage}"
+            with pytest.raises(OSError, match=text) as caught:
+                cm_id.set_option(option, 1)
+            assert caught.value.errno == errno.EINVAL
+
+    events = EventChannel()
+    with ConnectionId(events) as bound:
+        check(bound, "idle")
+    with ConnectionId(events) as bound:
+        bound.bind_addr((hall.address, 0))
+        check(bound, "bound")
+    check(hall.listener, "listening")
+    cm_id = ConnectionId(events)
+    await cm_id.resolve_addr((hall.address, hall.listener.source_port), timeout=10)
+    check(cm_id, "address resolved")
+    await cm_id.resolve_route(timeout=10)
+    check(cm_id, "route resolved")
+    client = End(cm_id, events)
+    connecting = asyncio.create_task(cm_id.connect(ConnectionParameter(1, 1, 6, 6)))
+    request = await hall.events.get_event(10)
+    assert request is not None
+    assert request.connection_id is not None
+    request.ack()
+    check(request.connection_id, "requested")
+    request.connection_id.reject(b"no")
+    request.connection_id.close()
+    with pytest.raises(ConnectionRefusedError):
+        await connecting
+    ends = await hall.connected()
+    for end in ends:
+        check(end.cm_id, "connected")
+    for end in (client, *ends):
+        for part_ in end.parts.values():
+            part_.close()
+        await end.ended()
+
+
+async def test_the_ack_timeout_reaches_both_queue_pairs(hall: Hall, is_siw: bool) -> None:
+    events = EventChannel()
+    cm_id = ConnectionId(events)
+    cm_id.set_option(Option.ID_ACK_TIMEOUT, 14)
+    await cm_id.resolve_addr((hall.address, hall.listener.source_port), timeout=10)
+    await cm_id.resolve_route(timeout=10)
+    client = End(cm_id, events)
+    connecting = asyncio.create_task(cm_id.connect(ConnectionParameter(1, 1, 6, 6)))
+    request = await hall.events.get_event(10)
+    assert request is not None
+    request.ack()
+    passive = request.connection_id
+    assert passive is not None
+    passive.set_option(Option.ID_ACK_TIMEOUT, 15)
+    server_events = EventChannel()
+    passive.migrate(server_events)
+    server = End(passive, server_events)
+    await passive.accept(ConnectionParameter(1, 1, 6, 6))
+    await connecting
+    timeouts = [end.cm_id.qp.query().timeout for end in (client, server)]  # type: ignore[union-attr]
+    assert timeouts == ([0, 0] if is_siw else [14, 15]), "iWARP leaves it to TCP"
+    for end in (client, server):
+        for part_ in end.parts.values():
+            part_.close()
+        await end.ended()
+
+
+@pytest.mark.smoke
+async def test_the_config_reaches_the_queue_pair(address: str, is_siw: bool) -> None:
+    config = ConnectionConfig(tos=0x88, ack_timeout=17, min_rnr_timer_ms=10)
+    for client_config, tos in ((config, 0x88), (ConnectionConfig(), 0)):
+        async with aiordma.listen(address, 0, config=config) as listener:
+            client, server = await meet(listener, address, config=client_config)
+            for end in (client, server):
+                asked = end.config
+                found = qp_of(end).query()
+                if is_siw:  # software iWARP tells nothing of this
+                    assert (found.ah_attr.traffic_class, found.timeout) == (0, 0)
+                    continue
+                # The client's choice: its request names the traffic class for both.
+                assert found.ah_attr.traffic_class == tos
+                assert found.timeout == asked.ack_timeout
+                assert RNR_TIMERS_MS[found.min_rnr_timer] == (10.24 if asked is config else 0.64)
+            await part(client, server)
+
+
+async def test_rnr_timer_of_a_connected_queue_pair(
+    pair: tuple[Connection, Connection], is_siw: bool
+) -> None:
+    for end in pair:
+        qp = qp_of(end)
+        if is_siw:
+            with pytest.raises(NotSupportedError, match="iWARP has no RNR timer"):
+                qp.set_min_rnr_timer(1)
+            continue
+        for code, delay in enumerate(RNR_TIMERS_MS):
+            qp.set_min_rnr_timer(delay)
+            assert qp.query().min_rnr_timer == code
+        with pytest.raises(ValueError, match=r"0\.01\.\.655\.36"):
+            qp.set_min_rnr_timer(0)
+    client, server = pair
+    await client.send(b"unharmed")
+    assert bytes(await server.recv()) == b"unharmed"
+
+
+async def test_rnr_timer_needs_a_connected_queue_pair(hall: Hall, is_siw: bool) -> None:
+    client = End(*await hall.resolved())
+    assert client.cm_id.qp is not None
+    if is_siw:
+        with pytest.raises(NotSupportedError, match="iWARP has no RNR timer"):
+            client.cm_id.qp.set_min_rnr_timer(1)
+    else:  # Soft-RoCE would take it, and lose it with the connection
+        with pytest.raises(OSError, match="not ready to receive: INIT") as caught:
+            client.cm_id.qp.set_min_rnr_timer(1)
+        assert caught.value.errno == errno.EINVAL
+    for part_ in client.parts.values():
+        part_.close()
+    await client.ended()
+
+
+# Ports and addresses
+
+
+async def test_connections_share_a_local_port(address: str, is_siw: bool) -> None:
+    async with aiordma.listen(address, 0) as one, aiordma.listen(address, 0) as two:
+        local = (address, 7777)
+        first = await meet(one, address, local_addr=local, reuse_address=True)
+        with pytest.raises(OSError, match="reuse_address for both") as caught:
+            await aiordma.connect(address, two.port, local_addr=local)
+        assert caught.value.errno == errno.EADDRINUSE
+        second = await meet(two, address, local_addr=local, reuse_address=True)
+        assert first[1].get_extra_info("peername") == local
+        assert second[1].get_extra_info("peername") == local
+        again = meet(one, address, local_addr=local, reuse_address=True)
+        if is_siw:  # the four numbers would be those of a TCP connection that is there
+            with pytest.raises(OSError, match="EADDRNOTAVAIL") as caught:
+                await again
+            assert caught.value.errno == errno.EADDRNOTAVAIL
+        else:
+            await part(*await again)
+        await part(*first, *second)
+
+
+async def test_two_listeners_never_share_a_port(channel: EventChannel, address: str) -> None:
+    """Whatever REUSEADDR says: it is for the ids that do not listen."""
+    ids = [ConnectionId(channel) for _ in range(3)]
+    for cm_id in ids[:2]:
+        cm_id.set_option(Option.ID_REUSEADDR, 1)
+        cm_id.bind_addr((address, 7471))
+    with pytest.raises(OSError, match="another listener has this port") as caught:
+        ids[0].listen()
+    assert caught.value.errno == errno.EADDRINUSE
+    with pytest.raises(OSError, match="rdma_bind_addr: EADDRINUSE"):
+        ids[2].bind_addr((address, 7471))
+    ids[1].close()
+    await ids[1].wait_closed()
+    ids[0].listen()
+    for wildcard in ("", "0.0.0.0", "::"):
+        # The kernel says EADDRNOTAVAIL, as for an address that is not here.
+        with pytest.raises(OSError, match="another listener has this port") as caught:
+            ids[2].bind_addr((wildcard, 7471))
+        assert caught.value.errno == errno.EADDRINUSE
+    ids.append(ConnectionId(channel))
+    with pytest.raises(OSError, match="no interface of this host has the address") as caught:
+        ids[3].bind_addr(("10.99.0.1", 7471))
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+    for cm_id in ids:
+        cm_id.close()
+
+
+def link_local() -> str:
+    """The card's link-local address with its interface."""
+    shown = subprocess.run(
+        ["ip", "-6", "-o", "address", "show", "scope", "link", "dev", "dummy0"],
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    return shown.stdout.split()[3].partition("/")[0] + "%dummy0"
+
+
+FAMILIES = [
+    ("0.0.0.0", False, (4,)),
+    ("::", True, (6,)),
+    ("::", False, (4, 6)),
+    ("", False, (4, 6)),
+    (None, False, (4, 6)),
+    (None, True, (6,)),
+    ("v4", False, (4,)),
+    ("v6", False, (6,)),
+    ("link-local", False, (-6,)),
+]
+
+
+@pytest.mark.parametrize(("host", "ipv6_only", "families"), FAMILIES)
+async def test_listeners_and_families(
+    address: str, host: str | None, ipv6_only: bool, families: tuple[int, ...]
+) -> None:
+    hosts = {4: address, 6: ADDRESS_V6, -6: link_local()}
+    named = {"v4": address, "v6": ADDRESS_V6, "link-local": hosts[-6]}
+    async with aiordma.listen(named.get(host or "", host), 0, ipv6_only=ipv6_only) as listener:
+        assert len({port for _, port in listener.socknames}) == 1
+        assert len(listener.socknames) == (2 if families == (4, 6) else 1)
+        for family, target in hosts.items():
+            if family in families or (family == -6 and len(listener.socknames) == 2):
+                client, server = await meet(listener, target)
+                await client.send(b"hello")
+                assert bytes(await server.recv()) == b"hello"
+                peer, _ = server.get_extra_info("peername")
+                assert peer.partition("%")[0] == target.partition("%")[0]
+                await part(client, server)
+            elif family != -6:
+                with pytest.raises(ConnectionRefusedError):
+                    await aiordma.connect(target, listener.port)
+        if 4 in families:
+            mapped = f"::ffff:{address}"
+            await part(*await meet(listener, mapped))
+
+
+async def test_an_id_on_both_families(channel: EventChannel, address: str, is_siw: bool) -> None:
+    """What `listen` does not use: software iWARP resets the IPv4 clients of such an id."""
+    async with aiordma.listen(address, 0) as other:  # for its port number alone
+        port = other.port
+    for only in (False, True):
+        cm_id = ConnectionId(channel)
+        cm_id.set_option(Option.ID_AFONLY, only)
+        cm_id.bind_addr(("::", port))
+        cm_id.listen()
+        for target in (address, ADDRESS_V6):
+            connecting = asyncio.create_task(
+                aiordma.connect(target, port, config=ConnectionConfig(raw=True)).__aenter__()
+            )
+            if target == ADDRESS_V6 or not (only or is_siw):
+                event = await channel.get_event(10)
+                assert event is not None
+                assert event.type == EventType.CONNECT_REQUEST
+                assert event.connection_id is not None
+                event.ack()
+                event.connection_id.reject()
+                event.connection_id.close()
+            with pytest.raises(ConnectionRefusedError):
+                await connecting
+        cm_id.close()
+        await cm_id.wait_closed()
+
+
+@pytest.fixture
+def names(address: str, tmp_path: Path) -> Iterator[str]:
+    """A name for both addresses of the device, and for two that no device has."""
+    hosts = tmp_path / "hosts"
+    name = "two-families.test"
+    hosts.write_text(f"127.0.0.1 localhost {name}\n{ADDRESS_V6} {name}\n{address} {name}\n")
+    subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
+    yield name
+    subprocess.run(["umount", "/etc/hosts"], check=True)
+
+
+async def test_names(names: str, address: str) -> None:
+    """A listener on a name takes all its addresses, a client whichever answers first."""
+    async with aiordma.listen(names, 0) as listener:
+        hosts = {host for host, _ in listener.socknames}
+        assert {address, ADDRESS_V6} <= hosts
+        for host in hosts & {address, ADDRESS_V6}:
+            await part(*await meet(listener, host))
+        client, server = await meet(listener, names)
+        assert client.get_extra_info("peername")[0] in hosts
+        await part(client, server)
+        with pytest.raises(OSError, match="another listener has this port"):
+            await aiordma.listen(names, listener.port)
+    async with aiordma.listen(names, listener.port, ipv6_only=True) as listener:
+        assert listener.socknames == [(ADDRESS_V6, listener.port)]
+    with pytest.raises(socket.gaierror):
+        await aiordma.listen("no-such-host.invalid", 0)
+    with pytest.raises(socket.gaierror):
+        await aiordma.connect("no-such-host.invalid", 7)
+
+
+async def test_a_name_without_a_device(address: str, is_siw: bool) -> None:
+    if is_siw:  # serves the loopback interface, too
+        async with aiordma.listen("localhost", 0) as listener:
+            await part(*await meet(listener, "localhost"))
+        return
+    with pytest.raises(aiordma.DeviceNotFoundError):
+        await aiordma.connect("localhost", 7471)
+
+
+# Happy eyeballs
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that the resolver knows."""
+    names: dict[str, list[str]] = {}
+    real = connect_module.look_up
+
+    async def look_up(host: str, port: int) -> list[tuple[str, int]]:
+        if host in names:
+            return [(address, port) for address in names[host]]
+        return await real(host, port)
+
+    monkeypatch.setattr(connect_module, "look_up", look_up)
+    return names
+
+
+async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str, Any]) -> None:
+    known["half-dead"] = [NOBODY, address]
+    loop = asyncio.get_running_loop()
+    async with aiordma.listen(address, 0) as listener:
+        begun = loop.time()
+        client, server = await meet(listener, "half-dead")
+        took = loop.time() - begun
+        assert client.get_extra_info("peername")[0] == address
+        await part(client, server)
+        assert 0.24 < took < 2, f"{took} s"
+        # One after the other, the dead one takes the time of its resolution.
+        with pytest.raises(TimeoutError):
+            await aiordma.connect(
+                "half-dead", listener.port, happy_eyeballs_delay=None, timeout=0.5
+            )
+
+
+async def test_a_failure_starts_the_next_at_once(address: str, known: dict[str, Any]) -> None:
+    known["half-wrong"] = ["192.0.2.1", address]
+    async with aiordma.listen(address, 0) as listener:
+        async with asyncio.timeout(5):
+            client, server = await meet(listener, "half-wrong", happy_eyeballs_delay=60)
+        await part(client, server)
+
+
+async def test_the_loser_of_a_race_leaves_nothing(address: str, known: dict[str, Any]) -> None:
+    """Both addresses are the listener's; what the loser has begun is undone on both sides."""
+    known["both"] = [ADDRESS_V6, address]
+    async with aiordma.listen(None, 0) as listener:
+        for _ in range(10):
+            client = await aiordma.connect("both", listener.port, happy_eyeballs_delay=0)
+            host = client.get_extra_info("peername")[0]
+            async for server in listener:
+                if server.get_extra_info("peername") == client.get_extra_info("sockname"):
+                    break
+                server.abort()
+                await server.wait_closed()
+            await client.send(host.encode())
+            assert bytes(await server.recv()) == host.encode()
+            await part(client, server)
+
+
+async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: bool) -> None:
+    known["all-wrong"] = ["192.0.2.1", ADDRESS_V6, address]
+    with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+        await aiordma.connect("all-wrong", 9)
+    text = str(caught.value)
+    assert "no address of all-wrong could be connected to" in text
+    for part_ in ("192.0.2.1: rdma_resolve_addr: ENETUNREACH", f"{address}: ", f"{ADDRESS_V6}: "):
+        assert part_ in text
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+    kinds = [type(error) for error in caught.value.__cause__.exceptions]
+    rejected = aiordma.ConnectionRejectedError
+    assert sorted(kinds, key=str) == sorted([OSError, rejected, rejected], key=str)
+    assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 8)
+
+
+# Where from
+
+
+async def test_local_address_and_port(address: str) -> None:
+    async with aiordma.listen(None, 0) as listener:
+        for host, target in ((address, address), (ADDRESS_V6, ADDRESS_V6), ("", address)):
+            for port in (0, 7801):
+                client, server = await meet(listener, target, local_addr=(host, port))
+                sockname = client.get_extra_info("sockname")
+                assert sockname == server.get_extra_info("peername")
+                assert sockname[0] == (host or address)
+                assert sockname[1] == port or (not port and sockname[1])
+                await part(client, server)
+
+
+async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any]) -> None:
+    async with aiordma.listen(None, 0) as listener:
+
+        async def refused(local: Any, code: int, text: str, host: str = address) -> None:
+            with pytest.raises(OSError, match=text) as caught:
+                await aiordma.connect(host, listener.port, local_addr=local, timeout=5)
+            assert caught.value.errno == code
+
+        await refused(("10.99.0.1", 0), errno.EADDRNOTAVAIL, "has the local address")
+        await refused((ADDRESS_V6, 0), errno.EAFNOSUPPORT, "has the family of the local address")
+        await refused(("fe80::1%no-card", 0), errno.ENODEV, "no network interface", ADDRESS_V6)
+        known["both"] = [ADDRESS_V6, address]
+        # Only the addresses of its family are tried.
+        client, server = await meet(listener, "both", local_addr=(address, 0))
+        assert client.get_extra_info("peername")[0] == address
+        await part(client, server)
+    for local in ("10.80.0.1", (1, 2), ("10.80.0.1",), ("10.80.0.1", "7")):
+        with pytest.raises(TypeError, match="a pair of str and int"):
+            aiordma.connect(address, 7, local_addr=local)  # type: ignore[arg-type]
+    for port in (-1, 65536):
+        with pytest.raises(ValueError, match=r"not in 0\.\.65535"):
+            aiordma.connect(address, 7, local_addr=(address, port))
+    for delay in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="happy_eyeballs_delay"):
+            aiordma.connect(address, 7, happy_eyeballs_delay=delay)
+    with pytest.raises(ValueError, match="name its interface"):
+        await aiordma.connect("fe80::1", 7)
+
+
+# Migrating an id to another channel
+
+
+async def kinds(channel: EventChannel, count: int) -> list[EventType]:
+    """The next events, acknowledged."""
+    found = []
+    for _ in range(count):
+        event = await channel.get_event(5)
+        assert event is not None
+        event.ack()
+        found.append(event.type)
+    assert await channel.get_event(0.05) is None
+    return found
+
+
+async def test_events_before_and_after_a_migration(address: str) -> None:
+    async with EventChannel() as old, EventChannel() as new, ConnectionId(old) as cm_id:
+        await cm_id.resolve_addr((address, 7471), timeout=5)
+        cm_id.migrate(new)
+        assert cm_id.event_channel is new
+        cm_id.migrate(new)  # where it is already
+        await cm_id.resolve_route(timeout=5)
+        # A step's answer is taken by the step; who waits for events beside it sees it too.
+        assert await kinds(old, 0) == []
+        assert await kinds(new, 0) == []
+        cm_id.migrate(old)
+        old.unacked  # noqa: B018
+        cm_id.close()
+        new.destroy()
+        old.destroy()
+
+
+async def test_a_step_under_way_goes_on(address: str) -> None:
+    async with EventChannel() as old, EventChannel() as new, ConnectionId(old) as cm_id:
+        seen = aiter(new)
+        resolving = asyncio.create_task(cm_id.resolve_addr((address, 7471), timeout=5))
+        await asyncio.sleep(0)  # the call is made, its answer not read
+        cm_id.migrate(new)
+        await resolving
+        assert cm_id.stage is Stage.ADDRESS_RESOLVED
+        assert (await anext(seen)).type == EventType.ADDR_RESOLVED
+        assert await kinds(old, 0) == []
+
+
+async def test_unacknowledged_events_refuse_a_migration(hall: Hall) -> None:
+    client, server = await hall.connected(await_=False)
+    old, other = client.cm_id.event_channel, EventChannel()
+    await server.cm_id.disconnect()
+    event = await old.get_event(5)
+    assert event is not None
+    assert event.type == EventType.DISCONNECTED
+    with pytest.raises(ResourceBusyError, match="1 events of the connection id"):
+        client.cm_id.migrate(other)
+    assert client.cm_id.event_channel is old
+    event.ack()
+    client.cm_id.migrate(other)
+    assert client.cm_id.event_channel is other
+    old.destroy()
+    for end in (client, server):
+        for part_ in end.parts.values():
+            part_.close()
+        await end.ended()
+    other.destroy()
+
+
+async def test_what_cannot_be_migrated(hall: Hall) -> None:
+    other = EventChannel()
+    with pytest.raises(OSError, match="the id is listening") as caught:
+        hall.listener.migrate(other)
+    assert caught.value.errno == errno.EINVAL
+    cm_id = ConnectionId(other, PortSpace.TCP)
+    with pytest.raises(TypeError, match="not an event channel"):
+        cm_id.migrate(None)  # type: ignore[arg-type]
+    closed = EventChannel()
+    closed.close()
+    with pytest.raises(ResourceClosedError):
+        cm_id.migrate(closed)
+    assert cm_id.event_channel is other
+    cm_id.close()
+    with pytest.raises(ResourceClosedError):
+        cm_id.migrate(hall.events)
+    other.close()
+
+
+async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
+    """The peer disconnects in the very moment; the event is on one of the channels, once."""
+    old_ones = 0
+    for number in range(40):
+        client, server = await hall.connected(await_=False)
+        old = client["event channel"]
+        assert isinstance(old, EventChannel)
+        new = EventChannel()
+        seen = [aiter(old), aiter(new)]
+        server.cm_id.start_disconnect()
+        for _ in range(number % 8):
+            await asyncio.sleep(0)
+        client.cm_id.migrate(new)
+        await until(lambda client=client: client.cm_id.stage is Stage.DISCONNECTED)
+        old.close()
+        new.close()
+        found = [[e.type async for e in channel] for channel in seen]
+        assert sum(part_.count(EventType.DISCONNECTED) for part_ in found) == 1, found
+        old_ones += found[0].count(EventType.DISCONNECTED)
+        for end in (client, server):
+            for part_ in end.parts.values():
+                part_.close()
+            await end.ended()
+        await new.wait_closed()
+    print(f"{old_ones} of 40 on the old channel")
