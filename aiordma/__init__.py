@@ -8,6 +8,7 @@ RDMA itself still needs.
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection, ConnectionStats
+from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.request import ConnectRequest
@@ -24,17 +25,25 @@ from aiordma.errors import (
     ForkedError,
     LibraryMissingError,
     LocalAccessError,
+    LocalLengthError,
     MessageTooLargeError,
+    MulticastError,
     NotSupportedError,
     ProtocolError,
+    QueueError,
     RdmaError,
     ReceiverNotReadyError,
     RemoteAccessError,
+    RemoteInvalidRequestError,
     ResourceBusyError,
     ResourceClosedError,
     RouteError,
     TransportRetryError,
 )
+from aiordma.memory.remote import RemoteRegion
+from aiordma.streams.datagram import create_datagram_endpoint
+from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig
+from aiordma.streams.datagram_transport import RdmaDatagramTransport
 from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 
 __version__ = "0.1.0"
@@ -51,25 +60,35 @@ __all__ = [
     "ConnectionLostError",
     "ConnectionRejectedError",
     "ConnectionStats",
+    "DatagramAddress",
+    "DatagramConfig",
     "Device",
     "DeviceNotFoundError",
     "FlushedError",
     "ForkedError",
+    "Lease",
     "LibraryMissingError",
     "Listener",
     "LocalAccessError",
+    "LocalLengthError",
     "Message",
     "MessageTooLargeError",
+    "MulticastError",
     "NotSupportedError",
     "ProtocolError",
+    "QueueError",
+    "RdmaDatagramTransport",
     "RdmaError",
     "ReceiverNotReadyError",
     "RemoteAccessError",
+    "RemoteInvalidRequestError",
+    "RemoteRegion",
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
     "TransportRetryError",
     "connect",
+    "create_datagram_endpoint",
     "devices",
     "is_available",
     "listen",

@@ -10,8 +10,18 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
+from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.message import Message
-from aiordma.errors import ConnectionEndedError, MessageTooLargeError, ResourceClosedError
+from aiordma.endpoint.one_sided import register
+from aiordma.errors import (
+    ConnectionEndedError,
+    MessageTooLargeError,
+    NotSupportedError,
+    ResourceClosedError,
+)
+from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs.enums import Access, Opcode
+from aiordma.verbs.mr import MemoryRegion
 
 __all__ = ["Connection", "ConnectionStats"]
 
@@ -114,6 +124,190 @@ class Connection(ConnectionCore):
         except (ConnectionEndedError, ResourceClosedError):
             raise StopAsyncIteration from None
 
+    # Memory of the peer, and of this side
+
+    async def read(self, remote: RemoteRegion, into: Any, *, offset: int = 0) -> int:
+        """RDMA READ: fill `into` with memory that the peer has exposed; its program does nothing.
+
+        Args:
+            remote: The memory, as the peer named it.
+            into: A writable buffer, filled completely; or a region, or an `SGE`, of memory that
+                was registered with `register`, into which the adapter then writes directly.
+            offset: First byte to read, from the start of `remote`.
+
+        Returns:
+            Bytes read.
+
+        Raises:
+            ValueError: Not inside `remote`; PermissionError: `remote` is not for reading.
+            BufferError: `into` is read-only.
+            RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
+                This ends the connection.
+            ConnectionLostError, ResourceClosedError: The connection was over before.
+
+        Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
+        adapter is done with it.
+        """
+        self._check_loop()
+        size = await self._one_sided.read(remote, into, offset)
+        self.stats.bytes_read += size
+        return size
+
+    async def write(
+        self, remote: RemoteRegion, data: Any, *, offset: int = 0, imm: int | None = None
+    ) -> int:
+        """RDMA WRITE: put `data` into memory that the peer has exposed.
+
+        Args:
+            remote: The memory, as the peer named it.
+            data: A buffer; or a region, or an `SGE`, of memory registered with `register`.
+            offset: Where to put the first byte, from the start of `remote`.
+            imm: A 32-bit number.  The peer's program receives an empty message with it, after the
+                data have arrived; without it, it learns nothing.
+
+        Returns:
+            Bytes written: they have reached the peer's adapter.  Software iWARP says so before the
+            peer has checked the access.
+
+        Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
+        written.
+        """
+        self._check_loop()
+        if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
+            msg = f"imm {imm} does not fit into 32 bits"
+            raise ValueError(msg)
+        if imm is None or self.config.raw:
+            size = await self._one_sided.write(remote, data, offset, imm)
+        else:
+            size = await self._one_sided.write(remote, data, offset)
+            await self.send(b"", imm=imm)
+        self.stats.bytes_written += size
+        return size
+
+    async def fetch_add(self, remote: RemoteRegion, value: int, *, offset: int = 0) -> int:
+        """Add to an unsigned 64-bit integer in memory of the peer, atomically.
+
+        Args:
+            remote: The memory, exposed with `atomic=True`.
+            value: What to add, modulo 2**64.
+            offset: Where the integer is; its address has to be a multiple of 8.
+
+        Returns:
+            The integer before the addition, in the peer's byte order, which is taken to be little.
+
+        Raises:
+            ValueError: Not aligned, not inside `remote`, or `value` is not in 0..2**64-1.
+            NotSupportedError: iWARP has no atomics.
+            Others: as `read`.
+
+        Cancellation: ends the wait; the addition may take place.
+        """
+        return await self._atomic(Opcode.ATOMIC_FETCH_AND_ADD, remote, offset, value, 0)
+
+    async def compare_swap(
+        self, remote: RemoteRegion, expected: int, desired: int, *, offset: int = 0
+    ) -> int:
+        """Store `desired` in an integer of the peer if it is `expected`, atomically.
+
+        Returns:
+            The integer before; the swap took place if it equals `expected`.
+
+        `remote`, `offset`, exceptions and cancellation: as `fetch_add`.  Raises nothing else.
+        """
+        return await self._atomic(Opcode.ATOMIC_CMP_AND_SWP, remote, offset, expected, desired)
+
+    async def _atomic(
+        self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
+    ) -> int:
+        self._check_loop()
+        before = await self._one_sided.atomic(opcode, remote, offset, compare_add, swap)
+        self.stats.atomics += 1
+        return before
+
+    async def register(self, buf: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+        """Register memory for this connection's own transfers, so that nothing is copied.
+
+        Args:
+            buf: A buffer, which stays exported until the region is destroyed; or a number of
+                bytes, for page-aligned memory of the region's own.
+            access: Rights; what the peer may do with it is `expose`'s business.
+
+        Returns:
+            The region.  It may be closed any time, and is closed with the connection.
+
+        Raises:
+            OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+            ResourceClosedError, ConnectionLostError: The connection is over.
+
+        Cancellation: the region is destroyed.
+        """
+        self._check_loop()
+        self._require_open()
+        if self._link.context.is_iwarp and access & Access.LOCAL_WRITE:
+            access |= Access.REMOTE_WRITE  # a read's data comes in as a write there
+        region = await register(self._link, buf, access)
+        if self._link.closed:
+            region.close()
+            self._require_open()
+        self._memory.difference_update([known for known in self._memory if known.closed])
+        self._memory.add(region)
+        return region
+
+    def expose(
+        self,
+        buf: Any,
+        *,
+        read: bool = False,
+        write: bool = False,
+        atomic: bool = False,
+        timeout_s: float | None = None,
+    ) -> Lease:
+        """Open memory to the peer for as long as an `async with` block lasts.
+
+        The block gets the `RemoteRegion` that names the memory; send its `to_bytes()` to the peer.
+        When the block has ended no access is possible any more: the peer's next one is refused,
+        which ends the connection.  So have the peer say when it is done.
+
+        Args:
+            buf: A buffer, or a number of bytes for fresh memory; writable unless only for reading.
+            read: The peer may read.
+            write: The peer may write.
+            atomic: The peer may use atomics; NotSupportedError on iWARP.
+            timeout_s: Seconds after which the lease ends even if the block has not; None: never.
+
+        Raises:
+            ValueError: No right at all, or a time-out that is not positive.
+            OSError: The memory cannot be registered (when the block is entered).
+            ResourceClosedError, ConnectionLostError: The connection is over.
+
+        Cancellation: of the entry, nothing is exposed; of the exit, the lease ends all the same.
+        """
+        self._check_loop()
+        self._require_open()
+        rights = Access(0)
+        for wanted, right in (
+            (read, Access.REMOTE_READ),
+            (write, Access.REMOTE_WRITE),
+            (atomic, Access.REMOTE_ATOMIC),
+        ):
+            if wanted:
+                rights |= right
+        if not rights:
+            msg = "say what the peer may do: read, write or atomic"
+            raise ValueError(msg)
+        if timeout_s is not None and not timeout_s > 0:
+            msg = f"timeout_s is {timeout_s}, not a positive number of seconds"
+            raise ValueError(msg)
+        if atomic and self._link.context.is_iwarp:
+            text = f"{self._link.context.name} is iWARP, which has no atomic operations"
+            raise NotSupportedError(errno.EOPNOTSUPP, text)
+        return Lease(self._link, self._memory, buf, rights, timeout_s)
+
+    def _require_open(self) -> None:
+        reason = self._reason()
+        if reason is not None:
+            raise reason
+
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
 
@@ -129,7 +323,8 @@ class Connection(ConnectionCore):
         """Close in good order: what was sent arrives, the peer sees the end, all is given back.
 
         Returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
-        Idempotent; a second call waits for the first.
+        Idempotent; a second call waits for the first.  Raises nothing but a RuntimeError in a
+        foreign event loop.
 
         Cancellation: becomes `abort()`; what had to be given back still is.
         """
@@ -177,7 +372,7 @@ class Connection(ConnectionCore):
     # What it is
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the connection runs on.
+        """What the connection runs on, by `name`; `default` for a name that is unknown.
 
         Names: `device`, `port`, `gid` (16 bytes), `link_layer`, `transport`, `mtu` (bytes),
         `qpn`, `peername`, `sockname`, `backend` (always "rdma": there is no fallback).

@@ -22,6 +22,7 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.liveness import Liveness
+from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
@@ -34,6 +35,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.verbs.mr import MemoryRegion
 
 __all__ = ["ConnectionCore", "ConnectionStats", "closed_error"]
 
@@ -53,6 +55,9 @@ class ConnectionStats:
     messages_received: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    atomics: int = 0
 
 
 class ConnectionCore:
@@ -89,6 +94,9 @@ class ConnectionCore:
             stop=self._stop_parts,
         )
         self._names: dict[str, Any] = {}
+        self._memory: set[MemoryRegion] = set()  # what the program registered with it
+        self._one_sided = OneSided(link, config.one_sided_depth, self._reason)
+        link.at_close(self._drop_memory)
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed
@@ -217,6 +225,15 @@ class ConnectionCore:
         error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
         error.__cause__ = cause
         return error
+
+    def _reason(self) -> BaseException | None:
+        """The exception for the next call, or None while the connection is open."""
+        return self._failure() if self._closing or self._cause is not None else None
+
+    def _drop_memory(self) -> None:
+        for region in self._memory:
+            region.close()
+        self._memory.clear()
 
     def _over(self, cause: BaseException) -> None:
         """No more messages in either direction; the first cause counts."""

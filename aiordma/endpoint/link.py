@@ -19,6 +19,7 @@ import contextlib
 import errno
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +40,7 @@ from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Link"]
@@ -72,7 +74,7 @@ class Link:
 
     __slots__ = (
         "__weakref__", "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed",
-        "_on_frame", "_on_read", "_on_sent", "_open_reads", "_pinned", "_qp_handle", "_thread",
+        "_on_frame", "_on_read", "_on_sent", "_open_rights", "_pinned", "_qp_handle", "_thread",
         "closed", "cm_id", "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv",
         "send",
     )  # fmt: skip
@@ -103,7 +105,7 @@ class Link:
         self._idle: asyncio.Event | None = None
         self._pinned: set[MemoryRegion] = set()
         self._at_close: list[Callable[[], None]] = []
-        self._open_reads = 0
+        self._open_rights: Counter[Access] = Counter()
         self._base = 0
         fork.guard(self)
 
@@ -136,7 +138,7 @@ class Link:
             undo.callback(recv.close)
             send = await _arena(pd, send_slots, config.slot_size)
             undo.callback(send.close)
-            sends = send_slots + config.initiator_depth
+            sends = send_slots + config.initiator_depth + config.one_sided_depth
             cq = CompletionQueue(context, sends + recv_slots, channel)
             undo.callback(cq.close)
             cm_id.policy = QPPolicy(
@@ -144,11 +146,14 @@ class Link:
                 ack_timeout=config.ack_timeout,
                 max_retry_count=config.retry_count,
                 max_rnr_retry_count=config.rnr_retry_count,
+                min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
                 max_dest_rd_atomic=config.responder_resources,
                 max_rd_atomic=config.initiator_depth,
             )
             attr = QPInitAttr(send_cq=cq, max_send_wr=sends, max_recv_wr=recv_slots)
             qp = cm_id.create_qp(pd, attr, (recv.mr, send.mr))
+            # Messages are counted by their slots; the queue pair's own count is for the rest.
+            qp._sq.room.try_acquire(sends - config.one_sided_depth)
             undo.pop_all()
         # iWARP writes the answer of a read as if the peer wrote it.
         lands = Access.LOCAL_WRITE
@@ -172,6 +177,7 @@ class Link:
         self._on_read = on_read
         self._on_failed = on_failed
         self._base = self._channel.table.add(self)
+        self.qp._on_first_failure = self.fail
         self._cq.manage()
         self.post_recv(range(self.recv.count))
 
@@ -309,17 +315,26 @@ class Link:
             self._pinned.discard(region)
             region._let_go()
 
-    def open_reads(self) -> None:
-        """Let the peer read regions registered for it; counted."""
-        self._open_reads += 1
-        if self._open_reads == 1:
-            self._set_access(Access.REMOTE_READ)
+    def open_access(self, rights: Access) -> None:
+        """Let the peer use regions registered for it in these ways; counted."""
+        before = self._rights()
+        self._open_rights.update(rights)
+        if self._rights() != before:
+            self._set_access(self._rights())
 
-    def close_reads(self) -> None:
-        """Undo one `open_reads`; with the last one, remote access is off again."""
-        self._open_reads -= 1
-        if self._open_reads == 0 and not self.closed and self.failure is None:
-            self._set_access(Access(0))
+    def close_access(self, rights: Access) -> None:
+        """Undo one `open_access`; a right that nobody needs any more is off again."""
+        before = self._rights()
+        self._open_rights.subtract(rights)
+        if self._rights() != before and not self.closed and self.failure is None:
+            self._set_access(self._rights())
+
+    def _rights(self) -> Access:
+        rights = Access(0)
+        for right, users in self._open_rights.items():
+            if users > 0:
+                rights |= right
+        return rights
 
     def _set_access(self, access: Access) -> None:
         try:
@@ -355,6 +370,7 @@ class Link:
                 region._let_go()
 
         self.qp._gone.add_done_callback(let_go)
+        self.qp._on_first_failure = None
         self.qp.close()
         if self._base:
             self._channel.table.remove(self._base)

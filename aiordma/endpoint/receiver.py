@@ -29,7 +29,7 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError
 from aiordma.loop.waiters import Waiters
-from aiordma.verbs.enums import WCFlags
+from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Arrival", "Receiver"]
@@ -104,6 +104,12 @@ class Receiver:
         start = slot * arena.slot_size
         length = record[4]
         self.heard = True
+        if record[2] == WCOpcode.RECV_RDMA_WITH_IMM:
+            # The bytes were written elsewhere: the length is theirs, and the slot is empty.
+            if not self._config.raw:
+                self._violation("a write with an immediate")
+                return
+            length = 0
         if self._config.raw:
             imm = socket.ntohl(record[5]) if record[8] & WCFlags.WITH_IMM else None
             self._deliver(slot, arena.view[start : start + length], imm)

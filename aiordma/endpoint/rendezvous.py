@@ -89,7 +89,7 @@ class Exposer:
         self._next = number % 0xFFFFFFFF + 1
         exposure = _Exposure(region, asyncio.get_running_loop().create_future())
         self._link.pin(region)
-        self._link.open_reads()
+        self._link.open_access(Access.REMOTE_READ)
         self._exposures[number] = exposure
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
@@ -138,7 +138,7 @@ class Exposer:
         exposure = self._exposures.pop(number, None)
         if exposure is None:
             return  # the connection broke meanwhile; the link unpins when the queue pair is gone
-        self._link.close_reads()
+        self._link.close_access(Access.REMOTE_READ)
         self._link.unpin(exposure.region)
         self.window.release()
         self._wake_drainers()

@@ -1,8 +1,9 @@
 """The verbs: one C object a file."""
 
+from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, DeviceEvents
 from aiordma.verbs.comp_channel import CompletionChannel
-from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, PortAttributes
+from aiordma.verbs.context import Context, DeviceAttributes, GidEntry, ODPCaps, PortAttributes
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 from aiordma.verbs.enums import (
@@ -10,6 +11,10 @@ from aiordma.verbs.enums import (
     Access,
     AsyncEventType,
     LinkLayer,
+    MRAdvice,
+    MWType,
+    ODPGeneralCaps,
+    ODPTransportCaps,
     Opcode,
     PortState,
     QPAttrMask,
@@ -22,15 +27,21 @@ from aiordma.verbs.enums import (
     WCStatus,
 )
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.prepared import PreparedPost
 from aiordma.verbs.qp import QPAttributes, QPInitAttr, QPLimits, QueuePair
+from aiordma.verbs.srq import SharedReceiveQueue, SRQAttributes
 from aiordma.verbs.wc import WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, SendWR
 
 __all__ = [
+    "GRH",
     "MTU",
     "SGE",
+    "AHAttributes",
     "Access",
+    "AddressHandle",
     "AsyncEvent",
     "AsyncEventType",
     "CompletionChannel",
@@ -41,10 +52,17 @@ __all__ = [
     "DeviceEvents",
     "GidEntry",
     "LinkLayer",
+    "MRAdvice",
+    "MWType",
     "MemoryRegion",
+    "MemoryWindow",
+    "ODPCaps",
+    "ODPGeneralCaps",
+    "ODPTransportCaps",
     "Opcode",
     "PortAttributes",
     "PortState",
+    "PreparedPost",
     "ProtectionDomain",
     "QPAttrMask",
     "QPAttributes",
@@ -54,8 +72,10 @@ __all__ = [
     "QPType",
     "QueuePair",
     "RecvWR",
+    "SRQAttributes",
     "SendFlags",
     "SendWR",
+    "SharedReceiveQueue",
     "TransportType",
     "WCFlags",
     "WCOpcode",

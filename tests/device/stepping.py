@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any, TypeVar
 
+from tests.device.oracle import adapter_objects, settle
+
 T = TypeVar("T")
+MAX_STEPS = 200
 
 
 class Steps:
@@ -66,3 +69,25 @@ async def run_canceled(coro: Coroutine[Any, Any, T], steps: Steps) -> T | None:
     except asyncio.CancelledError:
         assert task.cancelled()
         return None
+
+
+async def for_every_step(
+    scenario: Callable[[Steps], Awaitable[None]], *, late: bool, complete: bool = True
+) -> int:
+    """Run the scenario for k = 1, 2, ... until it ends before k; returns how many k there were.
+
+    `complete`: the scenario gives back all that it takes, which is checked after each run.
+    """
+    before = None
+    for at in range(1, MAX_STEPS):
+        steps = Steps(at, late=late)
+        async with asyncio.timeout(60):
+            await scenario(steps)
+        await settle()
+        if before is not None and complete:
+            assert adapter_objects() == before, f"left after a cancel at step {at}"
+        before = adapter_objects()
+        if not steps.canceled:
+            return at - 1
+    msg = "the scenario does not come to an end"
+    raise AssertionError(msg)

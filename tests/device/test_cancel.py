@@ -9,46 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 
 import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from tests.device.oracle import adapter_objects, settle
-from tests.device.stepping import Steps, run_canceled
+from tests.device.oracle import settle
+from tests.device.stepping import Steps, for_every_step, run_canceled
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
 Pair = tuple[Connection, Connection]
 CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096)
-MAX_STEPS = 200
 
 
 @pytest.fixture(params=["at once", "late"])
 def late(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "late")
-
-
-async def for_every_step(
-    scenario: Callable[[Steps], Awaitable[None]], *, late: bool, complete: bool = True
-) -> int:
-    """Run the scenario for k = 1, 2, ... until it ends before k; returns how many k there were.
-
-    `complete`: the scenario gives back all that it takes, which is checked after each run.
-    """
-    before = None
-    for at in range(1, MAX_STEPS):
-        steps = Steps(at, late=late)
-        async with asyncio.timeout(60):
-            await scenario(steps)
-        await settle()
-        if before is not None and complete:
-            assert adapter_objects() == before, f"left after a cancel at step {at}"
-        before = adapter_objects()
-        if not steps.canceled:
-            return at - 1
-    pytest.fail("the scenario does not come to an end")
 
 
 async def close_both(*ends: Connection | None) -> None:

@@ -1,0 +1,114 @@
+"""Lease: memory of this side that the peer may use for as long as a block lasts.
+
+Theory of operation
+    The memory is registered with the rights of the lease, and the queue pair allows them while a
+    lease needs them.  When the lease ends, the region is deregistered: its key is dead, and an
+    access that comes too late is refused by the adapter.  Such a refusal ends the connection of
+    whoever tried, and no other: keys belong to a protection domain, and each connection has its
+    own.
+
+    A region that was registered beforehand (`Connection.register` with MW_BIND) is opened by a
+    memory window instead, whose key dies with it while the region stays registered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.one_sided import register
+from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+
+__all__ = ["Lease"]
+
+_log = logging.getLogger("aiordma")
+_WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+_REVOKE_S = 30.0
+
+
+class Lease:
+    """What `Connection.expose` returns; an async context manager.
+
+    Attributes:
+        region: The name of the memory for the peer while the lease is open, else None.
+    """
+
+    __slots__ = (
+        "_buffer", "_link", "_memory", "_open", "_revoking", "_rights", "_timeout", "_timer",
+        "region",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        memory: set[MemoryRegion],
+        buffer: Any,
+        rights: Access,
+        timeout: float | None,
+    ) -> None:
+        self.region: RemoteRegion | None = None
+        self._link = link
+        self._memory = memory
+        self._buffer = buffer
+        self._rights = rights
+        self._timeout = timeout
+        self._timer: asyncio.TimerHandle | None = None
+        self._open: MemoryRegion | None = None
+        self._revoking: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> RemoteRegion:
+        if self._buffer is None:
+            msg = "a lease is used once; expose the memory again"
+            raise RuntimeError(msg)
+        buffer, self._buffer = self._buffer, None
+        access = self._rights
+        if access & _WRITES:
+            access |= Access.LOCAL_WRITE  # the device demands it
+        opened = await register(self._link, buffer, access)
+        self._open = opened
+        self._memory.add(opened)
+        self._link.open_access(self._rights)
+        self.region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
+        if self._timeout is not None:
+            self._timer = self._link.loop.call_later(self._timeout, self._start)
+        return self.region
+
+    def _start(self) -> asyncio.Task[None]:
+        """Begin to end the lease, once; what was begun is not stopped by a cancellation."""
+        if self._revoking is None:
+            self._revoking = self._link.loop.create_task(self._revoke())
+        return self._revoking
+
+    async def _revoke(self) -> None:
+        self.region = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        opened, self._open = self._open, None
+        if opened is None:
+            return
+        opened.close()
+        self._memory.discard(opened)
+        try:
+            await opened.wait_closed(_REVOKE_S)
+        finally:
+            # Only now: rights that are off refuse what a peer's slow access still needs.
+            self._link.close_access(self._rights)
+
+    async def revoke(self) -> None:
+        """End the lease now; returns when no access is possible any more.  Idempotent.
+
+        Raises:
+            TimeoutError: The adapter has not let go of the memory within 30 seconds; it goes on.
+            OSError: The adapter refused to deregister it.
+
+        Cancellation: ends the wait; the lease ends all the same.
+        """
+        await asyncio.shield(self._start())
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.revoke()

@@ -1,0 +1,144 @@
+"""Cancel at every await of READ, WRITE, atomics and leases: see test_cancel."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from tests.device.oracle import settle
+from tests.device.stepping import Steps, for_every_step, run_canceled
+
+pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
+
+Pair = tuple[Connection, Connection]
+CONFIG = ConnectionConfig(recv_depth=4, slot_size=4096, one_sided_depth=2)
+# Copied through a buffer of the pool; registered, in four requests, two at a time.
+SIZES = (1000, 3_500_000)
+
+
+@pytest.fixture(params=["at once", "late"])
+def late(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param == "late")
+
+
+@pytest.fixture
+async def small_pair(address: str) -> AsyncIterator[Pair]:
+    async with (
+        aiordma.listen(address, 0, config=CONFIG) as listener,
+        aiordma.connect(address, listener.port, config=CONFIG) as client,
+        await listener.accept() as server,
+    ):
+        yield client, server
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_read(small_pair: Pair, late: bool, size: int) -> None:
+    client, server = small_pair
+    theirs = bytes(range(250)) * (size // 250)
+    async with server.expose(theirs, read=True) as region:
+
+        async def scenario(steps: Steps) -> None:
+            into = bytearray(len(theirs))
+            if await run_canceled(client.read(region, into), steps) is not None:
+                assert into == theirs
+            again = bytearray(len(theirs))
+            await client.read(region, again)
+            assert again == theirs
+            await settle()
+            into.append(0)  # a canceled read lets go of the buffer when the adapter has
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_write(small_pair: Pair, late: bool, size: int) -> None:
+    client, server = small_pair
+    theirs = bytearray(size)
+    number = 0
+    async with server.expose(theirs, write=True) as region:
+
+        async def scenario(steps: Steps) -> None:
+            nonlocal number
+            number += 1
+            await run_canceled(client.write(region, bytes([number]) * size), steps)
+            await client.write(region, bytes([number + 100]) * size)
+            assert theirs == bytes([number + 100]) * size
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1
+
+
+async def test_fetch_add(small_pair: Pair, late: bool) -> None:
+    client, server = small_pair
+    counter = array.array("Q", [0])
+    async with server.expose(counter, atomic=True) as region:
+
+        async def scenario(steps: Steps) -> None:
+            before = counter[0]
+            old = await run_canceled(client.fetch_add(region, 1), steps)
+            assert old in (before, None)
+            assert await client.fetch_add(region, 1) - before in (0, 1)
+            if old is not None:
+                assert counter[0] == before + 2
+
+        assert await for_every_step(scenario, late=late, complete=False) >= 1
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_a_lease(small_pair: Pair, late: bool, size: int) -> None:
+    """Wherever it is canceled, nothing stays exposed."""
+    client, server = small_pair
+
+    async def scenario(steps: Steps) -> None:
+        theirs = bytearray(size)
+        into = bytearray(8)
+
+        async def use() -> None:
+            async with server.expose(theirs, read=True) as region:
+                await client.read(region, into)
+
+        await run_canceled(use(), steps)
+        await settle()
+        theirs.append(0)
+        assert not +server._link._open_rights
+
+    assert await for_every_step(scenario, late=late, complete=False) >= 2
+
+
+async def test_register(small_pair: Pair, late: bool) -> None:
+    client, _ = small_pair
+
+    async def scenario(steps: Steps) -> None:
+        mine = bytearray(3_000_000)
+        region = await run_canceled(client.register(mine), steps)
+        if region is not None:
+            region.close()
+        await settle()
+        mine.append(0)
+
+    assert await for_every_step(scenario, late=late) >= 1
+
+
+async def test_memory_of_a_canceled_read_is_free_after_abort(address: str) -> None:
+    async with aiordma.listen(address, 0, config=CONFIG) as listener:
+        client = await aiordma.connect(address, listener.port, config=CONFIG)
+        server = await listener.accept()
+        theirs, into = bytearray(8_000_000), bytearray(8_000_000)
+        async with server.expose(theirs, read=True) as region:
+            reading = asyncio.create_task(client.read(region, into))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reading
+            client.abort()
+            await client.wait_closed()
+        await server.close()
+        await settle()
+        into.append(0)
+        theirs.append(0)

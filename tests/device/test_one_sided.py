@@ -1,0 +1,252 @@
+"""READ, WRITE and atomics of connections, and the leases that allow them."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import hashlib
+import mmap
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, RemoteRegion
+from aiordma.verbs import SGE, Access
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+
+
+@asynccontextmanager
+async def exposed(pair: Pair, buf: Any, **rights: Any) -> AsyncIterator[RemoteRegion]:
+    """`buf` of the server, as the client knows it from a message."""
+    client, server = pair
+    async with server.expose(buf, **rights) as region:
+        await server.send(region.to_bytes())
+        with await client.recv() as message:
+            yield RemoteRegion.from_bytes(bytes(message))
+
+
+async def is_alive(pair: Pair) -> None:
+    client, server = pair
+    await client.send(b"?")
+    assert bytes(await server.recv()) == b"?"
+    await server.send(b"!")
+    assert bytes(await client.recv()) == b"!"
+
+
+@pytest.mark.smoke
+async def test_read_and_write(pair: Pair) -> None:
+    client, server = pair
+    theirs = bytearray(b"0123456789")
+    async with exposed(pair, theirs, read=True, write=True) as remote:
+        into = bytearray(4)
+        assert await client.read(remote, into, offset=3) == 4
+        assert into == b"3456"
+        assert await client.write(remote, b"ab", offset=1) == 2
+        assert await client.read(remote[:4], into) == 4
+        assert into == b"0ab3"
+    assert theirs == b"0ab3456789"
+    assert client.stats.bytes_read == 8
+    assert client.stats.bytes_written == 2
+    assert server.stats.bytes_read == 0
+    await is_alive(pair)
+
+
+@pytest.mark.parametrize("size", [1, 64, 65_536, 65_537, 1 << 20, 5_000_001])
+async def test_every_size_by_every_way(pair: Pair, size: int) -> None:
+    """Copied, registered for the operation, registered beforehand, and in several requests."""
+    client, _ = pair
+    source = random.Random(size).randbytes(size)
+    theirs = bytearray(size)
+    mine = await client.register(bytearray(source))
+    async with exposed(pair, theirs, read=True, write=True) as remote:
+        into = bytearray(size)
+        await client.write(remote, source)
+        await client.read(remote, into)
+        assert into == source == theirs
+        await client.write(remote, bytes(size))
+        assert not any(theirs[:64]), "the first bytes"
+        await client.write(remote, mine)
+        assert hashlib.sha256(theirs).digest() == hashlib.sha256(source).digest()
+        mine.view[:] = bytes(size)
+        await client.read(remote, mine)
+        assert bytes(mine.view) == source
+        await client.read(remote, SGE(mine, size // 2), offset=0)
+        assert bytes(mine.view[size // 2 :]) == source[: size - size // 2]
+    mine.close()
+
+
+async def test_buffers_of_every_kind(pair: Pair) -> None:
+    client, _ = pair
+    with mmap.mmap(-1, 4096) as mapped:
+        numbers = array.array("Q", range(16))
+        async with exposed(pair, mapped, read=True, write=True) as remote:
+            assert await client.write(remote, numbers) == 128
+            back = array.array("Q", bytes(128))
+            await client.read(remote, memoryview(back))
+            assert back == numbers
+            assert await client.write(remote, b"") == 0
+            assert await client.read(remote, bytearray()) == 0
+        assert mapped[:8] == bytes(8)
+
+
+async def test_a_write_with_an_immediate_arrives_as_an_empty_message(pair: Pair) -> None:
+    client, server = pair
+    theirs = bytearray(100_000)
+    async with exposed(pair, theirs, write=True) as remote:
+        await client.write(remote, bytes([7]) * 100_000, imm=0xDEADBEEF)
+        message = await server.recv()
+        assert (len(message), message.imm) == (0, 0xDEADBEEF)
+        assert theirs == bytes([7]) * 100_000
+
+
+async def test_atomics(pair: Pair, is_siw: bool) -> None:
+    client, server = pair
+    if is_siw:
+        with pytest.raises(aiordma.NotSupportedError, match="atomic"):
+            server.expose(8, atomic=True)
+        remote = RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC)
+        with pytest.raises(aiordma.NotSupportedError, match="atomic"):
+            await client.fetch_add(remote, 1)
+        await is_alive(pair)
+        return
+    counter = array.array("Q", [5, (1 << 64) - 1])
+    async with exposed(pair, counter, atomic=True, read=True) as remote:
+        assert await client.fetch_add(remote, 3) == 5
+        assert await client.fetch_add(remote, 2, offset=8) == (1 << 64) - 1
+        assert await client.compare_swap(remote, 8, 100) == 8
+        assert await client.compare_swap(remote, 8, 200) == 100
+        added = await asyncio.gather(*(client.fetch_add(remote, 1) for _ in range(100)))
+        assert sorted(added) == list(range(100, 200))
+    assert counter.tolist() == [200, 1]
+    assert client.stats.atomics == 104
+
+
+async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pair) -> None:
+    client, server = pair
+    async with exposed(pair, bytearray(64), read=True) as remote:
+        with pytest.raises(ValueError, match="not inside"):
+            await client.read(remote, bytearray(65))
+        with pytest.raises(ValueError, match="not inside"):
+            await client.read(remote, bytearray(1), offset=-1)
+        with pytest.raises(PermissionError, match="write"):
+            await client.write(remote, b"x")
+        with pytest.raises(PermissionError, match="atomic"):
+            await client.fetch_add(remote, 1)
+        with pytest.raises(BufferError, match="read-only"):
+            await client.read(remote, b"constant")
+        with pytest.raises(ValueError, match="contiguous"):
+            await client.read(remote, memoryview(bytearray(8))[::2])
+        with pytest.raises(TypeError):
+            await client.read(remote, 8)
+        foreign = await server.register(8)
+        with pytest.raises(ValueError, match="not registered with this connection"):
+            await client.read(remote, foreign)
+        closed = await client.register(8)
+        closed.close()
+        with pytest.raises(aiordma.ResourceClosedError):
+            await client.read(remote, closed)
+        await is_alive(pair)
+    with pytest.raises(ValueError, match="what the peer may do"):
+        server.expose(bytearray(1))
+    with pytest.raises(ValueError, match="timeout_s"):
+        server.expose(bytearray(1), read=True, timeout_s=0)
+    with pytest.raises(BufferError, match="read-only"):
+        async with server.expose(b"constant", write=True):
+            pass
+    odd = RemoteRegion(4097, 8, 1, Access.REMOTE_ATOMIC)
+    for wrong in (client.fetch_add(odd, 1), client.compare_swap(odd, 0, 1)):
+        with pytest.raises(ValueError, match="multiple of 8"):
+            await wrong
+    with pytest.raises(ValueError, match="64-bit"):
+        await client.fetch_add(RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC), 1 << 64)
+    await is_alive(pair)
+
+
+async def test_two_leases_of_one_buffer_do_not_disturb_each_other(pair: Pair) -> None:
+    client, _ = pair
+    theirs = bytearray(b"shared memory")
+    async with exposed(pair, theirs, read=True) as first:
+        async with exposed(pair, theirs, read=True, write=True) as second:
+            await client.write(second, b"S")
+        into = bytearray(6)
+        await client.read(first, into)
+        assert into == b"Shared"
+    theirs.extend(b"!")  # not exported any more
+
+
+async def test_a_lease_is_used_once_and_ends_with_its_connection(pair: Pair) -> None:
+    client, server = pair
+    theirs = bytearray(64)
+    lease = server.expose(theirs, read=True)
+    async with lease:
+        pass
+    with pytest.raises(RuntimeError, match="once"):
+        await lease.__aenter__()
+    async with server.expose(theirs, read=True):
+        await server.close()
+        theirs.extend(b"free: the memory is the program's again")
+    for operation in (
+        client.read(RemoteRegion(0, 1, 1, Access.REMOTE_READ), bytearray(1)),
+        server.read(RemoteRegion(0, 1, 1, Access.REMOTE_READ), bytearray(1)),
+        server.register(8),
+    ):
+        with pytest.raises((aiordma.ConnectionLostError, aiordma.ResourceClosedError)):
+            await operation
+    with pytest.raises(aiordma.ResourceClosedError):
+        server.expose(theirs, read=True)
+
+
+async def test_a_canceled_read_leaves_the_memory_until_it_is_done(pair: Pair) -> None:
+    client, _ = pair
+    theirs = bytearray(random.Random(3).randbytes(3_000_000))
+    async with exposed(pair, theirs, read=True) as remote:
+        into = bytearray(3_000_000)
+        reading = asyncio.create_task(client.read(remote, into))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        again = bytearray(3_000_000)
+        await client.read(remote, again)
+        assert again == theirs
+    await is_alive(pair)
+
+
+async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:
+    client, server = pair
+    seed = 20260
+    dice = random.Random(seed)
+    print("seed", seed)
+    theirs = bytearray(1 << 20)
+    async with exposed(pair, theirs, read=True, write=True) as remote:
+
+        async def writer(part: int) -> None:
+            start = part * 131_072
+            data = dice.randbytes(131_072)
+            for _ in range(4):
+                await client.write(remote[start : start + 131_072], data)
+                back = bytearray(131_072)
+                await client.read(remote, back, offset=start)
+                assert back == data
+
+        async def chatter() -> None:
+            for number in range(100):
+                body = dice.randbytes(dice.choice([3, 1000, 40_000]))
+                sending = asyncio.create_task(server.send(body, imm=number))
+                message = await client.recv()
+                assert (bytes(message), message.imm) == (body, number)
+                message.release()
+                await sending
+
+        async with asyncio.TaskGroup() as group:
+            for part in range(8):
+                group.create_task(writer(part))
+            group.create_task(chatter())
