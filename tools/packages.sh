@@ -24,6 +24,7 @@ uml    | pkg:                                               | bzip2
 lint   | cmd:git                                            | git
 peers  | cmd:rping                                          | rdmacm-utils
 peers  | cmd:rstream                                        | rdmacm-utils
+peers  | file:/usr/lib/python3/dist-packages/pyverbs/cmid.* | python3-pyverbs
 peers  | cmd:ibv_devinfo                                    | ibverbs-utils
 peers  | cmd:ib_send_lat                                    | perftest
 peers  | cmd:readelf                                        | binutils

@@ -200,6 +200,22 @@ STAGES: tuple[Stage, ...] = (
         limit_s=900,
     ),
     _device(
+        "seeds-rxe",
+        "what the documents of jVerbs state, row by row, on Soft-RoCE",
+        RXE,
+        "tests/seeds",
+        "--loop=asyncio",
+        limit_s=600,
+    ),
+    _device(
+        "seeds-siw",
+        "the same on software iWARP",
+        (*UML, "--device", "siw"),
+        "tests/seeds",
+        "--loop=uvloop",
+        limit_s=600,
+    ),
+    _device(
         "two-hosts",
         "a link on which packets get lost, doubled and late",
         (*RXE, "--hosts", "2", "--virtual-time"),
@@ -207,12 +223,16 @@ STAGES: tuple[Stage, ...] = (
         *("-m", "two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
-    _device(
-        "interop",
-        "programs of rdma-core as peers",
-        RXE,
-        "tests/interop",
-        limit_s=600,
-        optional="tests/interop",
+    *(
+        _device(
+            f"interop-{device}-{loop}",
+            "programs of rdma-core, and pyverbs, as peers",
+            (*UML, "--device", device),
+            "tests/interop",
+            f"--loop={loop}",
+            limit_s=300,
+        )
+        for device in ("rxe", "siw")
+        for loop in ("asyncio", "uvloop")
     ),
 )

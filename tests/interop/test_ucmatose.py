@@ -1,0 +1,110 @@
+"""ucmatose: many connections at a time, a number of messages in each direction on each.
+
+The server speaks first.  Each connection of ucmatose has one piece of memory, into which all
+messages arrive and from which all are sent: what it sends before it has received anything is what
+malloc gave it, and what it sends afterwards is the message that arrived last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig, ConnectionLostError
+from tests.interop.program import Program, assert_bytes, running, until_listening
+
+MESSAGES = 10
+FEW = 5  # connections, where they are not the point
+SIZE = 2000
+CONFIG = ConnectionConfig(raw=True, slot_size=SIZE, recv_depth=MESSAGES, send_depth=MESSAGES)
+
+# The GNU C library fills what malloc returns with the complement of this byte.  (Not what is below
+# about a KiB: that comes from a cache which it does not fill.)
+PERTURB = 0xA5
+FRESH = bytes([PERTURB ^ 0xFF])
+
+OPTIONS = pytest.mark.parametrize(
+    "options",
+    [(), ("-m",), ("-a", "14", "-t", "0x20")],
+    ids=["plain", "other channel", "ACK timeout and type of service"],
+)
+
+
+def ucmatose(port: int, connections: int, *options: str) -> tuple[str, ...]:
+    counts = ("-c", str(connections), "-C", str(MESSAGES), "-S", str(SIZE))
+    return ("ucmatose", "-p", str(port), *counts, *options)
+
+
+def message(connection: int, number: int) -> bytes:
+    """Bytes that no other message has."""
+    return f"{connection}.{number} ".encode().ljust(SIZE, bytes([number]))
+
+
+def assert_well(program: Program) -> None:
+    assert program.lines[-2:] == ["test complete", "return status 0"]
+    assert not [line for line in program.lines if "error" in line or "fail" in line]
+
+
+async def goodbye(connection: Connection) -> None:
+    """The peer closes without a word: raw connections know no other end."""
+    with pytest.raises(ConnectionLostError, match="closed by the peer"):
+        await connection.recv()
+
+
+@OPTIONS
+async def test_aiordma_serves_ucmatose(address: str, most: int, options: tuple[str, ...]) -> None:
+    count = FEW if options else most
+
+    async def talk(connection: Connection, number: int) -> None:
+        async with connection:
+            for n in range(MESSAGES):
+                await connection.send(message(number, n))
+            # The client answers when the messages of all connections are there.
+            for _ in range(MESSAGES):
+                with await connection.recv() as reply:
+                    assert_bytes(memoryview(reply), message(number, MESSAGES - 1))
+
+    async with aiordma.listen(address, 0, config=CONFIG, backlog=count) as listener:
+        command = ucmatose(listener.port, count, "-s", address, *options)
+        async with running(*command) as client, asyncio.TaskGroup() as group:
+            for number in range(count):
+                group.create_task(talk(await listener.accept(), number))
+            await client.finish()
+    assert_well(client)
+    assert listener.refused == 0
+
+
+@OPTIONS
+async def test_ucmatose_serves_aiordma(
+    address: str, port: int, most: int, options: tuple[str, ...]
+) -> None:
+    count = FEW if options else most
+
+    async def talk(connection: Connection, number: int) -> None:
+        async with connection:
+            for _ in range(MESSAGES):
+                with await connection.recv() as fresh:
+                    assert_bytes(memoryview(fresh), FRESH * SIZE)
+            for n in range(MESSAGES):
+                await connection.send(message(number, n))
+            await goodbye(connection)
+
+    async def dial() -> AsyncIterator[Connection]:
+        yield await until_listening(server, lambda: aiordma.connect(address, port, config=CONFIG))
+        opened = [aiordma.connect(address, port, config=CONFIG) for _ in range(1, count)]
+        for connection in await asyncio.gather(*opened):
+            yield connection
+
+    command = ucmatose(port, count, "-b", address, *options)
+    tunables = f"glibc.malloc.perturb={PERTURB}"
+    async with running(*command, GLIBC_TUNABLES=tunables) as server, asyncio.TaskGroup() as group:
+        number = 0
+        async for connection in dial():
+            group.create_task(talk(connection, number))
+            number += 1
+        await server.finish()
+    assert number == count
+    assert_well(server)

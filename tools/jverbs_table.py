@@ -1,0 +1,146 @@
+"""Write docs/jverbs-rows.md: what the documents of jVerbs state, the tests, and their results.
+
+Usage: ``tools/jverbs_table.py [--check]``, after ``make test STAGES="seeds-rxe seeds-siw"``. The
+statements and the exceptions are in tests/seeds/rows.py, the tests are found by their names, and
+the results are read from the reports of the two stages. ``--check`` writes nothing; it fails if
+the page is not what would be written.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/jverbs-rows.md"
+SEEDS = ROOT / "tests/seeds"
+STAGES = {"Soft-RoCE": "seeds-rxe", "Software iWARP": "seeds-siw"}
+
+_HEAD = """\
+# jVerbs, row by row
+
+The documents of jVerbs make these statements; [](jverbs.md) says what is called what. Each is proved
+by tests that are named after it and run on a real device, by
+`python -m aiordma.testing.softroce -- python -m pytest tests/seeds`. Where software iWARP answers
+in another way, the test asserts that answer, and the reason is given.
+
+This page is written by `tools/jverbs_table.py`, out of `tests/seeds/rows.py` and the reports of
+the stages `seeds-rxe` and `seeds-siw`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test function.
+
+    Attributes:
+        row: the statement that it proves.
+        file: path from the root of the repository.
+        name: of the function.
+        arguments: names of its arguments.
+    """
+
+    row: int
+    file: str
+    name: str
+    arguments: tuple[str, ...]
+
+
+def load_rows() -> ModuleType:
+    """The module tests/seeds/rows.py."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    from tests.seeds import rows
+
+    return rows
+
+
+def find_tests() -> list[Test]:
+    """All tests of statements, by row, file and line."""
+    row_of = load_rows().row_of
+    found: list[Test] = []
+    for path in sorted(SEEDS.glob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                row = row_of(node.name)
+                if row is not None:
+                    arguments = tuple(argument.arg for argument in node.args.args)
+                    file = str(path.relative_to(ROOT))
+                    found.append(Test(row, file, node.name, arguments))
+    return sorted(found, key=lambda test: test.row)
+
+
+def read_results(stage: str) -> dict[tuple[str, str], Counter[str]]:
+    """How often each test passed, failed or was skipped, by file and name; of the last run."""
+    report = ROOT / "build/test" / f"{stage}.xml"
+    if not report.exists():
+        raise SystemExit(f"{report} is missing: make test STAGES={stage}")
+    results: dict[tuple[str, str], Counter[str]] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = case.get("classname", "").replace(".", "/") + ".py"
+        name = case.get("name", "").partition("[")[0]
+        kinds = {child.tag for child in case}
+        verdict = "failed" if kinds & {"failure", "error"} else "passed"
+        results.setdefault((file, name), Counter())[
+            "skipped" if "skipped" in kinds else verdict
+        ] += 1
+    return results
+
+
+def words(counts: Mapping[str, int]) -> str:
+    """A result in words: `passed`, `passed (4)` for a test with parameters, or what went wrong."""
+    if not counts:
+        return "not run"
+    if set(counts) == {"passed"}:
+        return "passed" if counts["passed"] == 1 else f"passed ({counts['passed']})"
+    return ", ".join(f"{counts[kind]} {kind}" for kind in sorted(counts))
+
+
+def page() -> str:
+    """The whole page."""
+    rows = load_rows()
+    results = {device: read_results(stage) for device, stage in STAGES.items()}
+    tests = find_tests()
+    lines = [_HEAD]
+    for number, statement in rows.ROWS.items():
+        if number in rows.SECTIONS:
+            lines += [
+                f"## {rows.SECTIONS[number]}\n",
+                f"| Row | Statement | Test | {' | '.join(STAGES)} |",
+                "| --- | --- | --- | --- | --- |",
+            ]
+        mine = [test for test in tests if test.row == number]
+        if not mine:
+            lines.append(f"| {number} | {statement} | none: {rows.NOT_TESTED[number]} | | |")
+        for test in mine:
+            cells = [words(results[device].get((test.file, test.name), {})) for device in STAGES]
+            if number in rows.IWARP_DIFFERS:
+                cells[-1] += f": {rows.IWARP_DIFFERS[number]}"
+            name = f"`{test.file}::{test.name}`"
+            lines.append(f"| {number} | {statement} | {name} | {' | '.join(cells)} |")
+            statement = ""  # further tests of the row
+        if number + 1 in rows.SECTIONS:
+            lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write the page, or check it."""
+    text = page()
+    if sys.argv[1:] == ["--check"]:
+        if PAGE.read_text() != text:
+            raise SystemExit(f"{PAGE.relative_to(ROOT)} is out of date: tools/jverbs_table.py")
+    elif sys.argv[1:]:
+        raise SystemExit(__doc__)
+    else:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
