@@ -12,9 +12,9 @@ import ast
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,18 +25,18 @@ STAGES = {"Soft-RoCE": "seeds-rxe", "Software iWARP": "seeds-siw"}
 _HEAD = """\
 # jVerbs, row by row
 
-The documents of jVerbs make these statements; [](jverbs.md) says what is called what. Each is proved
-by tests that are named after it and run on a real device, by
+The documents of jVerbs make these statements; [](jverbs.md) says what is called what. Each is
+proved by tests that are named after it and run on a real device, by
 `python -m aiordma.testing.softroce -- python -m pytest tests/seeds`. Where software iWARP answers
-in another way, the test asserts that answer, and the reason is given.
+in another way, the test asserts that answer, and the reason is given. A number in brackets counts
+the cases of a test.
 
 This page is written by `tools/jverbs_table.py`, out of `tests/seeds/rows.py` and the reports of
 the stages `seeds-rxe` and `seeds-siw`.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Test:
+class Test(NamedTuple):
     """A test function.
 
     Attributes:

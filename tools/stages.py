@@ -230,7 +230,7 @@ STAGES: tuple[Stage, ...] = (
             (*UML, "--device", device),
             "tests/interop",
             f"--loop={loop}",
-            limit_s=300,
+            limit_s=450,
         )
         for device in ("rxe", "siw")
         for loop in ("asyncio", "uvloop")

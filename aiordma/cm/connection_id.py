@@ -413,6 +413,8 @@ class ConnectionId(Options, Datagrams):
 
     def start_disconnect(self) -> None:
         """The call of `disconnect` without the wait."""
+        # Where connecting blocks in its thread, the kernel would have this call wait for it.
+        self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED, Stage.DISCONNECTED)
         code = lib.rdma_disconnect(self._require())
         if self.qp is not None:
             self.qp.to_error()

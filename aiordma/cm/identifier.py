@@ -197,6 +197,11 @@ class Identifier(Resource):
             event = self._on_response(event)
         elif event.type == EventType.ESTABLISHED:
             datagram = event.ah_attr is not None
+            if self.stage is Stage.CONNECTING and not datagram:
+                # The answer to a client on iWARP, which tells the two exchanged.
+                own_reads = event.responder_resources
+                event.responder_resources = event.initiator_depth
+                event.initiator_depth = own_reads
             self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
         taken = self._sink(event) if self._sink is not None else False
         waiter = self._waiter

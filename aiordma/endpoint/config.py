@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
-__all__ = ["CONTROL_SLOTS", "ConnectionConfig"]
+__all__ = ["CONTROL_SLOTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionConfig"]
 
 # Receives beyond the data depth, for messages that need no credit.  See docs/wire.md: two CREDIT
 # frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
 # the rendezvous window's DONE frames come on top.
 CONTROL_SLOTS = 6
+# What a connection of a pool has at any time: data messages that the peer may send ahead, and slots
+# for its own.
+MIN_WINDOW = 2
+MIN_SENDS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,11 @@ class ConnectionConfig:
             registered slots; larger ones are fetched by the receiver from the sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
+        shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
+            and `slot_size` share, for both directions, as well as completion queues; see
+            docs/sharing.md.  Each is guaranteed 10 slots and its rendezvous window, and gets up to
+            `recv_depth` and `send_depth` of them while there are some; a connection for which the
+            guarantee is not left is refused.  None: each has all of its slots for itself.
         rendezvous_window: Large messages that may be under way in one direction, 1 to 255.
         max_message_size: Largest message that this side receives, bytes; counted in full KiB.
         receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
@@ -35,6 +44,9 @@ class ConnectionConfig:
         initiator_depth: Own RDMA reads under way at a time, 1 to 255.
         one_sided_depth: Reads, writes and atomics of the program that may be under way, in pieces
             of 1 MiB, 1 to 4,096.
+        registration_cache_size: Bytes of buffers that stay registered after a read or write of
+            more than 64 KiB, for the next one with the same buffer.  They stay exported, too: a
+            bytearray among them cannot be resized.  0: none.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
@@ -59,12 +71,14 @@ class ConnectionConfig:
     slot_size: int = 16 * 1024
     recv_depth: int = 64
     send_depth: int = 64
+    shared_slots: int | None = None
     rendezvous_window: int = 8
     max_message_size: int = 1 << 30
     receive_buffer_size: int = 64 << 20
     responder_resources: int = 8
     initiator_depth: int = 8
     one_sided_depth: int = 16
+    registration_cache_size: int = 0
     tos: int | None = None
     min_rnr_timer_ms: float = 0.64
     ack_timeout: int = 16
@@ -89,6 +103,7 @@ class ConnectionConfig:
             ("responder_resources", 1, 255),
             ("initiator_depth", 1, 255),
             ("one_sided_depth", 1, 4096),
+            ("registration_cache_size", 0, 1 << 50),
             ("ack_timeout", 8, 31),
             ("retry_count", 0, 6),
             ("rnr_retry_count", 0, 7),
@@ -112,6 +127,36 @@ class ConnectionConfig:
             if seconds is not None and not seconds > 0:
                 msg = f"{name} is {seconds}, not a positive number of seconds"
                 raise ValueError(msg)
+
+        if self.shared_slots is not None:
+            self._check_sharing(self.shared_slots)
+
+    def _check_sharing(self, slots: int) -> None:
+        if not isinstance(slots, int) or isinstance(slots, bool):
+            msg = f"shared_slots is an int or None, not {slots!r}"
+            raise TypeError(msg)
+        if self.raw:
+            msg = "a raw connection cannot share slots: its peer knows no credits"
+            raise ValueError(msg)
+        if slots < self.guaranteed:
+            msg = f"shared_slots is {slots}; one connection alone needs {self.guaranteed}"
+            raise ValueError(msg)
+
+    @property
+    def receives(self) -> int:
+        """Receives at most."""
+        return self.recv_depth + self.control_depth
+
+    @property
+    def sends(self) -> int:
+        """Work requests of the send queue at most."""
+        own = self.send_depth + (0 if self.raw else CONTROL_SLOTS)
+        return own + self.initiator_depth + self.one_sided_depth
+
+    @property
+    def guaranteed(self) -> int:
+        """Slots that a connection of a pool has at any time."""
+        return MIN_WINDOW + self.control_depth + min(MIN_SENDS, self.send_depth)
 
     @property
     def eager_size(self) -> int:

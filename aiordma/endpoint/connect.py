@@ -82,10 +82,10 @@ def connection_parameter(config: ConnectionConfig) -> ConnectionParameter:
     )
 
 
-def hello_of(config: ConnectionConfig, private_data: bytes) -> Hello:
-    """This side's half of the handshake."""
+def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None = None) -> Hello:
+    """This side's half of the handshake; `window` is what the peer may send at first."""
     return Hello(
-        recv_depth=config.recv_depth,
+        recv_depth=config.recv_depth if window is None else window,
         rendezvous_window=config.rendezvous_window,
         slot_size=config.slot_size,
         max_message_kib=config.max_message_size // 1024,
@@ -238,7 +238,7 @@ async def _one(
         link = await Link.open(cm_id, config)
         link.at_close(release)
         connection = Connection(link, config)
-        hello = None if config.raw else hello_of(config, private_data)
+        hello = None if config.raw else hello_of(config, private_data, connection._window)
         data = private_data if hello is None else hello.pack(_REQUEST_ROOM)
         parameter = connection_parameter(config)
         event = await cm_id.connect(parameter, private_data=data, timeout=limit)

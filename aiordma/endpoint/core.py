@@ -76,7 +76,7 @@ class ConnectionCore:
         self._receiver = Receiver(
             link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
         )
-        self._sender = Sender(link, config, self._receiver.take_owed, self._receiver.credit_is_due)
+        self._sender = Sender(link, config, self._receiver.window)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None
         self._liveness: Liveness | None = None
@@ -95,7 +95,7 @@ class ConnectionCore:
         )
         self._names: dict[str, Any] = {}
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
-        self._one_sided = OneSided(link, config.one_sided_depth, self._reason)
+        self._one_sided = OneSided(link, config, self._reason)
         link.at_close(self._drop_memory)
         link.cm_id._sink = self._on_cm_event
         link.start(
@@ -103,6 +103,11 @@ class ConnectionCore:
         )
 
     # Handshake: called by connect and accept
+
+    @property
+    def _window(self) -> int:
+        """Data messages that the peer may send at first."""
+        return self._receiver.window.size
 
     def _meet(self, hello: Hello | None, reads: int) -> None:
         """The peer's numbers are known; from now on messages may be sent."""

@@ -7,8 +7,9 @@ Theory of operation
     whoever tried, and no other: keys belong to a protection domain, and each connection has its
     own.
 
-    A region that was registered beforehand (`Connection.register` with MW_BIND) is opened by a
-    memory window instead, whose key dies with it while the region stays registered.
+    Memory windows would do without a registration for each lease.  They are not used: Soft-RoCE
+    does not enforce their bounds (docs/surprises.md), so that a lease of a part would open the
+    whole.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ Theory of operation
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).  Other
     regions under a request are pinned here; the pin ends with the request or with the queue pair.
+    `endpoint.slots` knows whether slots and completion queue are shared.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.slots import Slots
 from aiordma.errors import ResourceClosedError, completion_error, os_error
 from aiordma.loop import fork, registry
 from aiordma.loop.slots import SUB_SHIFT
-from aiordma.loop.workers import call_blocking
-from aiordma.memory.arena import Arena
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
-from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.wc import WCRecord
 
@@ -54,14 +55,6 @@ _DESTROY_S = 5.0
 _SIGNALED = int(SendFlags.SIGNALED)
 
 
-_Slots = tuple[ProtectionDomain, Arena, Arena]
-
-
-async def _arena(pd: ProtectionDomain, count: int, slot_size: int) -> Arena:
-    """Pinning takes time with the size, so it is done off the loop."""
-    return await call_blocking(lambda: Arena(pd, count, slot_size), undo=Arena.close)
-
-
 class Link:
     """What the adapter holds for one connection.
 
@@ -73,10 +66,10 @@ class Link:
     """
 
     __slots__ = (
-        "__weakref__", "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed",
-        "_on_frame", "_on_read", "_on_sent", "_open_rights", "_pinned", "_qp_handle", "_thread",
-        "closed", "cm_id", "context", "failure", "loop", "pd", "pool", "posted", "qp", "recv",
-        "send",
+        "__weakref__", "_at_close", "_base", "_channel", "_cq", "_data_slots", "_idle",
+        "_on_failed", "_on_frame", "_on_read", "_on_sent", "_open_rights", "_parts", "_pinned",
+        "_qp_handle", "_slots", "_thread", "closed", "cm_id", "context", "control", "failure",
+        "loop", "pd", "pool", "posted", "qp", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -84,14 +77,19 @@ class Link:
         cm_id: ConnectionId,
         context: Context,
         channel: CompletionChannel,
-        slots: _Slots,
-        cq: CompletionQueue,
+        pd: ProtectionDomain,
+        slots: Slots,
         qp: QueuePair,
         pool: BufferPool,
+        data_slots: int,
     ) -> None:
         self.cm_id = cm_id
         self.context = context
-        self.pd, self.recv, self.send = slots
+        self.pd = pd
+        self.recv, self.send, self.control = slots.recv, slots.send, slots.control
+        self._slots = slots
+        self._data_slots = data_slots  # send slots from this number on are control slots
+        self._parts: list[Resource] = []
         self.qp = qp
         self.pool = pool
         self.loop = asyncio.get_running_loop()
@@ -99,7 +97,7 @@ class Link:
         self.failure: BaseException | None = None
         self.closed = False
         self._channel = channel
-        self._cq = cq
+        self._cq = slots.cq
         self._qp_handle = qp._require()
         self._thread = threading.get_ident()
         self._idle: asyncio.Event | None = None
@@ -107,6 +105,7 @@ class Link:
         self._at_close: list[Callable[[], None]] = []
         self._open_rights: Counter[Access] = Counter()
         self._base = 0
+        slots.pin_with(self.pin, self.unpin)
         fork.guard(self)
 
     def poison_after_fork(self) -> None:
@@ -132,15 +131,8 @@ class Link:
             undo.callback(release)
             pd = ProtectionDomain(context)
             undo.callback(pd.close)
-            recv_slots = config.recv_depth + config.control_depth
-            send_slots = config.send_depth + (0 if config.raw else CONTROL_SLOTS)
-            recv = await _arena(pd, recv_slots, config.slot_size)
-            undo.callback(recv.close)
-            send = await _arena(pd, send_slots, config.slot_size)
-            undo.callback(send.close)
-            sends = send_slots + config.initiator_depth + config.one_sided_depth
-            cq = CompletionQueue(context, sends + recv_slots, channel)
-            undo.callback(cq.close)
+            slots = await Slots.open(pd, channel, config)
+            undo.callback(slots.abandon)
             cm_id.policy = QPPolicy(
                 access=Access(0),
                 ack_timeout=config.ack_timeout,
@@ -150,17 +142,19 @@ class Link:
                 max_dest_rd_atomic=config.responder_resources,
                 max_rd_atomic=config.initiator_depth,
             )
-            attr = QPInitAttr(send_cq=cq, max_send_wr=sends, max_recv_wr=recv_slots)
-            qp = cm_id.create_qp(pd, attr, (recv.mr, send.mr))
+            attr = QPInitAttr(
+                send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives
+            )
+            qp = cm_id.create_qp(pd, attr, tuple(slots.regions))
             # Messages are counted by their slots; the queue pair's own count is for the rest.
-            qp._sq.room.try_acquire(sends - config.one_sided_depth)
+            qp._sq.room.try_acquire(config.sends - config.one_sided_depth)
             undo.pop_all()
         # iWARP writes the answer of a read as if the peer wrote it.
         lands = Access.LOCAL_WRITE
         if context.is_iwarp:
             lands |= Access.REMOTE_WRITE
         pool = BufferPool(pd, config.receive_buffer_size // 4, lands)
-        link = cls(cm_id, context, channel, (pd, recv, send), cq, qp, pool)
+        link = cls(cm_id, context, channel, pd, slots, qp, pool, config.send_depth)
         link.at_close(release)
         return link
 
@@ -233,13 +227,15 @@ class Link:
         """Send the first `length` bytes of a send slot, with the adapter's immediate if given."""
         if self.closed:
             return
-        arena = self.send
+        arena, place = self.send, slot
+        if slot >= self._data_slots and self.control is not None:
+            arena, place = self.control, slot - self._data_slots
         code = lib.aio_post_send(
             self._qp_handle,
             self._base + (slot << SUB_SHIFT),
-            arena.addr + slot * arena.slot_size,
+            arena.addr + place * arena.slot_size,
             length,
-            arena.lkey,
+            arena.key(place),
             _SIGNALED,
             imm is not None,
             imm or 0,
@@ -267,24 +263,25 @@ class Link:
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
-    def post_recv(self, slots: Any) -> None:
-        """Post receive slots, in one chain."""
-        if self.closed or self.failure is not None:
-            return
-        numbers = ffi.new("uint16_t[]", list(slots))
+    def post_recv(self, slots: Iterable[int]) -> None:
+        """Post receive slots; those that follow one another in one registration, in one chain."""
         arena = self.recv
-        code = lib.aio_post_recv_slots(
-            self._qp_handle,
-            self._base + (_RECV << SUB_SHIFT),
-            arena.addr,
-            arena.slot_size,
-            arena.lkey,
-            numbers,
-            len(numbers),
-        )
-        self.posted += len(numbers)
-        if code:
-            self.fail(os_error(code, "ibv_post_recv"))
+        for key, chain in itertools.groupby(slots, arena.key):
+            if self.closed or self.failure is not None:
+                return
+            numbers = ffi.new("uint16_t[]", list(chain))
+            code = lib.aio_post_recv_slots(
+                self._qp_handle,
+                self._base + (_RECV << SUB_SHIFT),
+                arena.addr,
+                arena.slot_size,
+                key,
+                numbers,
+                len(numbers),
+            )
+            self.posted += len(numbers)
+            if code:
+                self.fail(os_error(code, "ibv_post_recv"))
 
     def in_loop(self, function: Callable[[], None]) -> None:
         """Run `function` in the connection's loop: now if that is this thread, else soon.
@@ -374,9 +371,7 @@ class Link:
         self.qp.close()
         if self._base:
             self._channel.table.remove(self._base)
-        self._cq.close()
-        self.recv.close()
-        self.send.close()
+        self._parts = self._slots.close(self.qp)
         self.pool.close()
         self.pd.close()
         self.cm_id.close()
@@ -394,14 +389,7 @@ class Link:
         """
         try:
             async with asyncio.timeout(_DESTROY_S):
-                for resource in (
-                    self.qp,
-                    self._cq,
-                    self.recv.mr,
-                    self.send.mr,
-                    self.pd,
-                    self.cm_id,
-                ):
+                for resource in (self.qp, *self._parts, self.pd, self.cm_id):
                     try:
                         await resource.wait_closed()
                     except OSError as exc:

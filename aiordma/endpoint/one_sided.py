@@ -22,9 +22,11 @@ import errno
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.errors import ConnectionLostError, FlushedError, NotSupportedError, ResourceClosedError
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
@@ -68,16 +70,22 @@ class OneSided:
 
     Args:
         link: The adapter's side.
-        depth: Requests that may be under way.
+        config: Depth and sizes.
         failure: Makes the exception for a connection that is over, or None while it is not.
     """
 
-    __slots__ = ("_failure", "_group", "_link")
+    __slots__ = ("_cache", "_failure", "_group", "_link")
 
-    def __init__(self, link: Link, depth: int, failure: Callable[[], BaseException | None]) -> None:
+    def __init__(
+        self, link: Link, config: ConnectionConfig, failure: Callable[[], BaseException | None]
+    ) -> None:
         self._link = link
-        self._group = min(_GROUP, depth)
+        self._group = min(_GROUP, config.one_sided_depth)
         self._failure = failure
+        self._cache: RegistrationCache | None = None
+        if config.registration_cache_size:
+            self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
+            link.at_close(self._cache.close)
 
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""
@@ -179,6 +187,10 @@ class OneSided:
 
     @contextlib.asynccontextmanager
     async def _registered(self, view: memoryview, access: Access) -> AsyncIterator[MemoryRegion]:
+        if self._cache is not None:
+            async with self._cache.get(view, access) as cached:
+                yield cached
+            return
         region = await register(self._link, view, access)
         try:
             yield region

@@ -5,7 +5,7 @@ Theory of operation
     released the message; it is posted again, and only then is its credit owed to the peer, so
     that the peer never sends into nothing.
 
-    A program may keep messages as long as it likes: once it holds half of the slots, further
+    A program may keep messages as long as it likes: once it holds half of the window, further
     messages are copied on delivery and their slots go back at once.  Messages that it has not
     taken stay where they are, and the peer feels that it is slow.
 
@@ -26,6 +26,7 @@ from collections.abc import Callable
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import Message
+from aiordma.endpoint.window import Window
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError
 from aiordma.loop.waiters import Waiters
@@ -62,12 +63,15 @@ class Receiver:
         on_credit: Called with the credits that a frame returns.
         send_credit: Called when enough is owed for a CREDIT frame.
         on_taken: Called with the size of each large message that the program took.
+
+    Attributes:
+        window: Posted receives and credits.
+        heard: A frame has arrived since the flag was cleared.
     """
 
     __slots__ = (
         "_config", "_ended", "_failure", "_held", "_lingering", "_link", "_on_control",
-        "_on_credit", "_on_taken", "_owed", "_queue", "_send_credit", "_threshold", "_unused",
-        "_waiters", "heard",
+        "_on_credit", "_on_taken", "_queue", "_waiters", "heard", "window",
     )  # fmt: skip
 
     def __init__(
@@ -83,7 +87,6 @@ class Receiver:
         self._config = config
         self._on_control = on_control
         self._on_credit = on_credit
-        self._send_credit = send_credit
         self._on_taken = on_taken
         self._queue: deque[Arrival] = deque()
         self._waiters = Waiters()
@@ -91,10 +94,8 @@ class Receiver:
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[memoryview, int]] = []
         self._held: set[int] = set()  # slots whose message the program has
-        self._owed = 0  # slots posted again whose credit the peer does not have yet
-        self._unused = config.recv_depth  # credits that the peer has
-        self._threshold = (config.recv_depth + 1) // 2
-        self.heard = False  # a frame arrived since the flag was cleared
+        self.window = Window(link, config.control_depth, send_credit)
+        self.heard = False
 
     # From the adapter
 
@@ -104,6 +105,7 @@ class Receiver:
         start = slot * arena.slot_size
         length = record[4]
         self.heard = True
+        self.window.posted -= 1
         if record[2] == WCOpcode.RECV_RDMA_WITH_IMM:
             # The bytes were written elsewhere: the length is theirs, and the slot is empty.
             if not self._config.raw:
@@ -135,15 +137,12 @@ class Receiver:
             self._on_control(kind, flags, argument, body, imm if flags & HAS_IMM else None)
         finally:
             body.release()
-            self._link.post_recv((slot,))
-        if kind == FrameKind.RENDEZVOUS:
-            self._owe(1)
+            self.window.back(slot)
 
     def _spend_credit(self) -> bool:
-        if self._unused <= 0:
+        if not self.window.spend():
             self._violation("a message came without credit")
             return False
-        self._unused -= 1
         return True
 
     def _violation(self, text: str) -> None:
@@ -181,30 +180,13 @@ class Receiver:
             self._lingering.append((view, slot))
             return
         self._held.discard(slot)
-        self._link.post_recv((slot,))
-        if not self._config.raw:
-            self._owe(1)
+        self.window.adapt(len(self._held))
+        self.window.back(slot)
 
     def _retry_lingering(self) -> None:
         lingering, self._lingering = self._lingering, []
         for view, slot in lingering:
             self._slot_free(view, slot)
-
-    def _owe(self, credits: int) -> None:
-        self._owed += credits
-        if self.credit_is_due():
-            self._send_credit()
-
-    def credit_is_due(self) -> bool:
-        """Whether half of the depth is owed, enough for a message of its own."""
-        return self._owed >= self._threshold and not self._config.raw
-
-    def take_owed(self, most: int) -> int:
-        """Credits to put into a frame that is about to be sent."""
-        credits = min(self._owed, most)
-        self._owed -= credits
-        self._unused += credits
-        return credits
 
     # To the program
 
@@ -220,7 +202,7 @@ class Receiver:
                 if arrival.fetched:
                     self._on_taken(arrival.fetched)
                 elif arrival.slot is not None:
-                    if len(self._held) >= self._config.recv_depth // 2:
+                    if len(self._held) >= self.window.size // 2:
                         message._detach()
                     else:
                         self._held.add(arrival.slot)

@@ -134,7 +134,8 @@ class ConnectRequest:
                 await self._cm_id.accept(parameter, private_data=private_data)
             else:
                 greeting = connection._await_greeting()
-                data = hello_of(config, private_data).pack(_REPLY_ROOM)
+                hello = hello_of(config, private_data, connection._window)
+                data = hello.pack(_REPLY_ROOM)
                 await self._cm_id.accept(parameter, private_data=data)
                 await greeting
         except BaseException:

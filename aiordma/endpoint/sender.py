@@ -3,7 +3,8 @@
 Theory of operation
     A data message needs a free send slot and a credit, that is, a receive that the peer is known
     to have posted.  Both are granted together, first come first served, at the moment they become
-    free; a canceled waiter hands its grant to the next.
+    free; a canceled waiter hands its grant to the next.  Slots of a pool come when none is free,
+    and go when others need them.
 
     Control messages (CREDIT, DONE, PING, PONG, END) need neither: they have slots of their own on
     both sides, enough for all that can be under way (docs/wire.md).  Every message carries the
@@ -15,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
@@ -25,14 +27,24 @@ __all__ = ["Sender"]
 _MAX_CREDITS = 0xFFFF
 
 
+class Owed(Protocol):
+    """What the sender needs of the receiving side's window."""
+
+    @property
+    def due(self) -> bool:
+        """Whether enough is owed for a CREDIT frame."""
+
+    def take(self, most: int, *, alone: bool) -> int:
+        """Credits for a frame that is about to be sent; `alone` for a CREDIT frame."""
+
+
 class Sender:
     """Posts messages and waits for room.
 
     Args:
         link: The adapter's side.
         config: Sizes.
-        take_owed: Credits owed to the peer, up to a number; the receiver's.
-        credit_is_due: Whether enough is owed for a CREDIT of its own.
+        window: Knows the credits that are owed to the peer.
     """
 
     __slots__ = (
@@ -40,15 +52,14 @@ class Sender:
         "_config",
         "_control",
         "_control_free",
-        "_credit_is_due",
         "_dead",
         "_failure",
         "_flushers",
         "_free",
         "_link",
         "_posted",
-        "_take_owed",
         "_waiters",
+        "_window",
         "credits",
         "eager_size",
     )  # fmt: skip
@@ -57,15 +68,14 @@ class Sender:
         self,
         link: Link,
         config: ConnectionConfig,
-        take_owed: Callable[[int], int],
-        credit_is_due: Callable[[], bool],
+        window: Owed,
     ) -> None:
         self._link = link
         self._config = config
-        self._take_owed = take_owed
-        self._credit_is_due = credit_is_due
-        self._free = list(range(config.send_depth))
-        self._control_free = list(range(config.send_depth, link.send.count))
+        self._window = window
+        self._free = list(range(link.send.count))
+        controls = 0 if link.control is None else link.control.count
+        self._control_free = list(range(config.send_depth, config.send_depth + controls))
         self._control: deque[tuple[FrameKind, int, int]] = deque()
         self._waiters: deque[asyncio.Future[int]] = deque()
         # Completions come in the order of the posts, so that counting is enough.
@@ -81,7 +91,7 @@ class Sender:
     # Room
 
     def _try_slot(self) -> int | None:
-        if self._waiters or not self._free or self.credits <= 0:
+        if self._waiters or self.credits <= 0 or not (self._free or self._more()):
             return None
         self.credits -= 1
         return self._free.pop()
@@ -99,7 +109,7 @@ class Sender:
                 return await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._free.append(waiter.result())
+                self._give(waiter.result())
                 self.credits += 1
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
@@ -107,11 +117,29 @@ class Sender:
             raise
 
     def _wake(self) -> None:
-        while self._waiters and self._free and self.credits > 0:
+        while self._waiters and self.credits > 0 and (self._free or self._more()):
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.credits -= 1
                 waiter.set_result(self._free.pop())
+
+    def _more(self) -> bool:
+        """Get more slots, if there are any for this connection."""
+        self._free.extend(self._link.send.grow(self._wake))
+        return bool(self._free)
+
+    def _give(self, slot: int) -> None:
+        """A data slot is free; it, or others, may be wanted elsewhere."""
+        arena = self._link.send
+        if arena.leaving(slot):
+            arena.hand_in(slot)
+            return
+        self._free.append(slot)
+        if arena.spare and not self._waiters:
+            for leaving in arena.shrink():
+                if leaving in self._free:
+                    self._free.remove(leaving)
+                    arena.hand_in(leaving)
 
     def grant(self, credits: int) -> None:
         """The peer has posted this many receives again."""
@@ -143,7 +171,7 @@ class Sender:
         size = payload.nbytes
         if not self._config.raw:
             flags = 0 if imm is None else HAS_IMM
-            owed = self._take_owed(_MAX_CREDITS)
+            owed = self._window.take(_MAX_CREDITS, alone=False)
             FRAME.pack_into(arena.view, start, kind, flags, owed, imm or 0, argument)
             start += FRAME_SIZE
             arena.view[start : start + size] = payload
@@ -170,8 +198,7 @@ class Sender:
     def credit(self) -> None:
         """Enough is owed: send a CREDIT, unless another message takes it along before.
 
-        Never queued.  The peer keeps receives for two of them, which is right as long as each
-        returns at least half of the depth; one that found its credits gone would be a third.
+        Never queued, as it would find its credits gone.
         """
         self._pump_control()
 
@@ -179,16 +206,18 @@ class Sender:
         while self._control_free and not self._dead:
             if self._control:
                 self._post_control(*self._control.popleft())
-            elif self._credit_is_due():
+            elif self._window.due:
                 self._post_control(FrameKind.CREDIT, 0, 0)
             else:
                 return
 
     def _post_control(self, kind: FrameKind, flags: int, argument: int) -> None:
-        arena = self._link.send
+        arena = self._link.control
+        assert arena is not None
         slot = self._control_free.pop()
-        owed = self._take_owed(_MAX_CREDITS)
-        FRAME.pack_into(arena.view, slot * arena.slot_size, kind, flags, owed, 0, argument)
+        owed = self._window.take(_MAX_CREDITS, alone=kind == FrameKind.CREDIT)
+        start = (slot - self._config.send_depth) * arena.slot_size
+        FRAME.pack_into(arena.view, start, kind, flags, owed, 0, argument)
         self._posted += 1
         self._link.post_send(slot, FRAME_SIZE)
 
@@ -196,7 +225,7 @@ class Sender:
         """The adapter is done with a slot: the peer's adapter has the message."""
         self._completed += 1
         if slot < self._config.send_depth:
-            self._free.append(slot)
+            self._give(slot)
             if self._waiters:
                 self._wake()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterable
 
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -26,6 +27,8 @@ class Arena:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
 
     Attributes:
+        mr: The slab.
+        count: Slots in service.
         view: All bytes of the slab.
         addr: Address of slot 0.
         lkey: Local key of the slab.
@@ -41,6 +44,37 @@ class Arena:
         self.view = self.mr.view
         self.addr = self.mr.addr
         self.lkey = self.mr.lkey
+
+    def key(self, slot: int) -> int:
+        """Local key of a slot's memory."""
+        return self.lkey
+
+    @property
+    def regions(self) -> list[MemoryRegion]:
+        """All memory that is registered now."""
+        return [self.mr]
+
+    # What memory.elastic does; here the slots neither come nor go.
+
+    def grow(self, again: Callable[[], None]) -> Iterable[int]:
+        """Further slots; `again` is called when it may be worth to ask once more."""
+        return ()
+
+    @property
+    def spare(self) -> int:
+        """How many slots `shrink` would take away because others need them more."""
+        return 0
+
+    def shrink(self) -> Iterable[int]:
+        """Have some slots leave; those that are free are handed in by the caller."""
+        return ()
+
+    def leaving(self, slot: int) -> bool:
+        """Whether a slot is to be handed in instead of being used again."""
+        return False
+
+    def hand_in(self, slot: int) -> None:
+        """A leaving slot is free: neither the adapter nor the program has it."""
 
     def close(self) -> None:
         """Deregister; the bytes live on for those who still look at them."""

@@ -88,10 +88,10 @@ class _Use:
 class RegistrationCache:
     """Registrations of callers' buffers, kept for the next use.
 
-    ```python
-    async with cache.get(array) as region:
-        await qp.write(region, remote.addr, remote.rkey)
-    ```
+    ::
+
+        async with cache.get(array) as region:
+            await qp.write(region, remote.addr, remote.rkey)
 
     While an entry lives its buffer stays exported: resizing it raises BufferError, and its memory
     is not freed.  `drop(buffer)` ends that; so do the limits, `close()`, and the end of the

@@ -4,8 +4,8 @@ Theory of operation
     The addresses of all slots are reserved from the start, which costs nothing; a slot is memory,
     and registered, only while its chunk is in service.  The first chunk is the base and stays.
     Further ones come with `grow`, if the budget allows, and go with `shrink`: such a chunk is
-    *leaving*, its slots are handed in one by one as they become free (`hand_in`), and with the last
-    one it is deregistered and its pages go back to the system.
+    *leaving*, its slots are handed in one by one as they become free, and with the last one it is
+    deregistered and its pages go back to the system.
 
     Every connection registers its own memory in its own protection domain.  What a pool shares is
     the right to have some.
@@ -13,15 +13,19 @@ Theory of operation
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Callable, Iterable
 
+from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["ElasticArena"]
+
+_log = logging.getLogger("aiordma")
 
 
 class _Chunk:
@@ -34,16 +38,16 @@ class _Chunk:
         self.inside = set(slots)  # those that were not handed in
 
 
-class ElasticArena:
+class ElasticArena(Arena):
     """Up to `most` slots of `slot_size` bytes, of which `count` are in service.
 
     Args:
         pd: Protection domain.
         most: Slots at most.
-        base: Slots that are always there.
+        base: Slots that are always there; the caller has taken them out of `share`.
         chunk: Slots that come and go together.
         slot_size: Bytes each.
-        share: Where they are counted.
+        share: Where slots are counted.
 
     Raises:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
@@ -51,44 +55,44 @@ class ElasticArena:
     Attributes:
         count: Slots in service, those that are leaving not among them.
         view: All bytes; only those of slots in service are registered.
-        addr: Address of slot 0.
         pin: Called with a region that must outlive the queue pair's use of it; set by the link.
         unpin: The opposite.
     """
 
-    __slots__ = (
-        "_base", "_chunks", "_closed", "_memory", "_most", "_pd", "_share", "_size", "addr",
-        "count", "mr", "pin", "slot_size", "unpin", "view",
-    )  # fmt: skip
+    __slots__ = ("_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "pin", "unpin")
 
     def __init__(
         self, pd: ProtectionDomain, most: int, base: int, chunk: int, slot_size: int, share: Share
     ) -> None:
-        self._pd = pd
-        self._most = most
-        self._base = base
-        self._size = chunk
-        self._share = share
-        self._closed = False
-        self.slot_size = slot_size
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         self._memory = mmap.mmap(-1, most * slot_size, flags=flags)
+        self._pd = pd
+        self._share = share
+        # Chunk n has the slots steps[n]; the base is chunk 0.
+        self._steps = [range(base)]
+        self._steps += [range(n, min(n + chunk, most)) for n in range(base, most, chunk)]
+        self._closed = False
+        self.slot_size = slot_size
         self.view = memoryview(self._memory)
         self.pin: Callable[[MemoryRegion], None] = lambda region: None
         self.unpin: Callable[[MemoryRegion], None] = lambda region: None
         self._chunks: dict[int, _Chunk] = {}
-        share.take(base)  # within what it is guaranteed
-        self.mr = self._register(range(base))
-        self._chunks[-1] = _Chunk(range(base), self.mr)
+        self._enter(0)
+        self.mr = self._chunks[0].mr
         self.addr = self.mr.addr
+        self.lkey = self.mr.lkey  # of the base alone; see `key`
         self.count = base
 
-    def _register(self, slots: range) -> MemoryRegion:
+    def _enter(self, number: int) -> _Chunk:
+        slots = self._steps[number]
         piece = self.view[slots.start * self.slot_size : slots.stop * self.slot_size]
-        return MemoryRegion(self._pd, piece, Access.LOCAL_WRITE)
+        chunk = _Chunk(slots, MemoryRegion(self._pd, piece, Access.LOCAL_WRITE))
+        self._chunks[number] = chunk
+        return chunk
 
     def _number(self, slot: int) -> int:
-        return -1 if slot < self._base else (slot - self._base) // self._size
+        base = self._steps[0].stop
+        return 0 if slot < base else 1 + (slot - base) // len(self._steps[1])
 
     def key(self, slot: int) -> int:
         """Local key of a slot's memory."""
@@ -99,16 +103,11 @@ class ElasticArena:
         """All memory that is registered now."""
         return [chunk.mr for chunk in self._chunks.values()]
 
-    # Growing
-
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
-        """Slots that have come into service, none if the pool has none to give.
+        """Slots that have come into service; none if there are no more, or the pool has none.
 
         Args:
-            again: Called when it may be worth to ask again.
-
-        Raises:
-            OSError: The memory cannot be registered.
+            again: Called when it may be worth to ask once more.
         """
         if self._closed:
             return ()
@@ -120,45 +119,40 @@ class ElasticArena:
                 back = set(chunk.slots) - chunk.inside
                 chunk.inside |= back
                 return sorted(back)
-        start = next(
-            (n for n in range(self._base, self._most, self._size) if self._number(n) not in
-             self._chunks), None,
-        )  # fmt: skip
-        if start is None:
+        number = next((n for n in range(len(self._steps)) if n not in self._chunks), None)
+        if number is None:
             return ()
-        slots = range(start, min(start + self._size, self._most))
+        slots = self._steps[number]
         if not self._share.take(len(slots)):
             self._share.want(again)
             return ()
         try:
-            mr = self._register(slots)
-        except BaseException:
+            chunk = self._enter(number)
+        except OSError as exc:
+            # The connection lives with what it has.
+            _log.warning("no more slots: %s", exc)
             self._share.give(len(slots))
-            raise
-        self.pin(mr)
-        self._chunks[self._number(start)] = _Chunk(slots, mr)
+            return ()
+        self.pin(chunk.mr)
         self.count += len(slots)
         return slots
 
-    # Shrinking
-
     @property
-    def pressed(self) -> bool:
-        """Whether others of the pool need slots more than this connection."""
-        return self._share.pressed
-
-    def shrink(self) -> range:
-        """Have the last chunk leave; its slots, to be handed in as they become free."""
+    def spare(self) -> int:
+        """How many slots `shrink` would take away because others need them more."""
         number = max(self._chunks)
         chunk = self._chunks[number]
-        if number < 0 or chunk.leaving:
-            return range(0)
+        return len(chunk.slots) if number and not chunk.leaving and self._share.pressed else 0
+
+    def shrink(self) -> Iterable[int]:
+        """Have the last chunk leave; the caller hands in those of its slots that are free."""
+        chunk = self._chunks[max(self._chunks)]
         chunk.leaving = True
         self.count -= len(chunk.slots)
         return chunk.slots
 
     def leaving(self, slot: int) -> bool:
-        """Whether a slot should be handed in instead of being used again."""
+        """Whether a slot is to be handed in instead of being used again."""
         return self._chunks[self._number(slot)].leaving
 
     def hand_in(self, slot: int) -> None:
@@ -166,7 +160,7 @@ class ElasticArena:
         number = self._number(slot)
         chunk = self._chunks[number]
         chunk.inside.discard(slot)
-        if chunk.inside:
+        if chunk.inside or self._closed:
             return
         del self._chunks[number]
         self.unpin(chunk.mr)
@@ -183,5 +177,5 @@ class ElasticArena:
     def close(self) -> None:
         """Deregister; the bytes live on for those who still look at them."""
         self._closed = True
-        for mr in self.regions:
-            mr.close()
+        for region in self.regions:
+            region.close()

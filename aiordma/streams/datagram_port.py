@@ -10,8 +10,8 @@ Theory of operation
       of the queue pair, and forgets it: no request costs anything afterwards;
     - destinations ask with ids of their own (streams.destinations).
 
-    As with connections, one entry of the channel's slot table serves all; the 16-bit sub-index of a
-    wr_id tells what completed: 0x8000 + n is receive slot n, and n alone send slot n.
+    As with connections, one entry of the channel's slot table serves all, and the sub-index of a
+    wr_id tells the slot.
 
     A receive slot belongs to the endpoint until it has looked at the datagram, and only then goes
     back to the adapter.  So what waits for the program is bounded, and what finds no receive posted
@@ -31,7 +31,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from aiordma._ffi import ffi, lib
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
@@ -42,13 +41,14 @@ from aiordma.errors import NotSupportedError, cm_error, completion_error, os_err
 from aiordma.loop import fork, registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.arena import Arena
 from aiordma.streams.datagram_config import DatagramConfig
+from aiordma.streams.datagram_slots import RECV, RecvSlots, SendSlots
 from aiordma.verbs.ah import GRH, AddressHandle
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import Opcode, QPAttrMask, QPState, QPType, SendFlags
+from aiordma.verbs.enums import QPAttrMask, QPState, QPType
+from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.resource import Resource
@@ -57,14 +57,13 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["DatagramPort"]
 
 _log = logging.getLogger("aiordma")
-_RECV = 0x8000
 _DESTROY_S = 5.0
 _FLUSH_GRACE_S = 0.5
 
 
-async def _arena(pd: ProtectionDomain, count: int, slot_size: int) -> Arena:
+async def _memory(pd: ProtectionDomain, size: int) -> MemoryRegion:
     """Pinning takes time with the size, so it is done off the loop."""
-    return await call_blocking(lambda: Arena(pd, count, slot_size), undo=Arena.close)
+    return await call_blocking(lambda: MemoryRegion(pd, size), undo=MemoryRegion.close)
 
 
 class DatagramPort:
@@ -74,14 +73,12 @@ class DatagramPort:
         channel: The event channel of its ids.
         home: The id that is bound to the local address.
         mtu: Bytes that a datagram may have.
-        sending: Datagrams that the adapter has.
     """
 
     __slots__ = (
-        "__weakref__", "_bad", "_base", "_cause", "_completions", "_cq", "_free", "_lent",
-        "_listener", "_loop", "_numbers", "_on_failed", "_on_received", "_on_restarted",
-        "_on_sent", "_pins", "_qp_handle", "_recv", "_releases", "_returned", "_send", "_sge",
-        "_timer", "_wr", "channel", "closed", "context", "home", "mtu", "pd", "qp", "sending",
+        "__weakref__", "_base", "_cause", "_completions", "_cq", "_listener", "_loop",
+        "_on_failed", "_on_received", "_on_restarted", "_on_sent", "_qp_handle", "_recv",
+        "_releases", "_send", "_timer", "channel", "closed", "context", "home", "mtu", "pd", "qp",
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, home: ConnectionId, context: Context) -> None:
@@ -89,14 +86,10 @@ class DatagramPort:
         self.home = home
         self.context = context
         self.closed = False
-        self.sending = 0
         self._base = 0
         self._listener: ConnectionId | None = None
         self._loop = asyncio.get_running_loop()
-        self._pins: dict[int, AddressHandle] = {}  # by send slot
-        self._lent: set[int] = set()  # receive slots that the adapter has
-        self._returned: list[int] = []  # receive slots that wait for the new beginning
-        self._cause: OSError | None = None  # why there has to be one
+        self._cause: OSError | None = None  # why there has to be a new beginning
         self._timer: asyncio.TimerHandle | None = None
         self._releases: list[Callable[[], None]] = []
         self.mtu = context.query_port(home.port_num).active_mtu.in_bytes
@@ -106,8 +99,8 @@ class DatagramPort:
     qp: QueuePair
     _completions: CompletionChannel
     _cq: CompletionQueue
-    _recv: Arena
-    _send: Arena
+    _recv: RecvSlots
+    _send: SendSlots
 
     @classmethod
     async def open(
@@ -158,10 +151,13 @@ class DatagramPort:
         self._releases.append(release)
         self.pd = ProtectionDomain(context)
         undo.callback(self.pd.close)
-        self._recv = await _arena(self.pd, config.recv_depth, GRH.SIZE + self.mtu)
-        undo.callback(self._recv.close)
-        self._send = await _arena(self.pd, config.send_depth, self.mtu)
-        undo.callback(self._send.close)
+        room = GRH.SIZE + self.mtu
+        incoming = await _memory(self.pd, config.recv_depth * room)
+        undo.callback(incoming.close)
+        self._recv = RecvSlots(incoming, config.recv_depth, room)
+        outgoing = await _memory(self.pd, config.send_depth * self.mtu)
+        undo.callback(outgoing.close)
+        self._send = SendSlots(outgoing, config.send_depth, self.mtu)
         depth = config.recv_depth + config.send_depth
         self._cq = CompletionQueue(context, depth, self._completions)
         undo.callback(self._cq.close)
@@ -169,20 +165,9 @@ class DatagramPort:
             send_cq=self._cq, max_send_wr=config.send_depth, max_recv_wr=config.recv_depth,
             qp_type=QPType.UD,
         )  # fmt: skip
-        self.qp = self.home.create_qp(self.pd, attr, (self._recv.mr, self._send.mr))
+        self.qp = self.home.create_qp(self.pd, attr, (incoming, outgoing))
         undo.callback(self.qp.close)
         self._qp_handle = self.qp._require()
-        self._free = list(range(config.send_depth))
-        self._numbers = ffi.new("uint16_t[]", config.recv_depth)
-        # One request is filled in again and again: the adapter copies it when it is posted.
-        self._sge = ffi.new("struct ibv_sge *")
-        self._sge.lkey = self._send.lkey
-        self._wr = ffi.new("struct ibv_send_wr *")
-        self._wr.sg_list = self._sge
-        self._wr.num_sge = 1
-        self._wr.opcode = int(Opcode.SEND)
-        self._wr.send_flags = int(SendFlags.SIGNALED)
-        self._bad = ffi.new("struct ibv_send_wr **")
 
     def start(
         self,
@@ -219,30 +204,27 @@ class DatagramPort:
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        good = not record[1]
-        if sub & _RECV:
-            slot = sub & ~_RECV
-            self._lent.discard(slot)
+        slot, good = sub & ~RECV, not record[1]
+        if sub & RECV:
+            self._recv.filled(slot)
             if good:
                 self._on_received(slot, record)
             else:
-                self._returned.append(slot)
+                self._recv.keep((slot,))
         else:
-            self.sending -= 1
-            self._free.append(sub)
-            self._pins.pop(sub)._let_go()
+            self._send.done(slot)
             if good:
                 self._on_sent()
         if not good:
             self._break(sub, record)
-        if self._cause is not None and not self._lent and not self.sending:
+        if self._cause is not None and not self._recv and not self._send:
             self._loop.call_soon(self._restart)
 
     def _break(self, sub: int, record: WCRecord) -> None:
         """The queue pair is in the error state, and all that is posted comes back."""
         if self._cause is not None or self.closed:
             return
-        operation = "receive" if sub & _RECV else "send"
+        operation = "receive" if sub & RECV else "send"
         first = completion_error(
             record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
         )
@@ -267,14 +249,8 @@ class DatagramPort:
         # Completions from before the reset that arrive late belong to nobody.
         self._completions.table.remove(self._base)
         self._base = self._completions.table.add(self)
-        for slot, ah in self._pins.items():
-            self._free.append(slot)
-            ah._let_go()
-        self._pins.clear()
-        self.sending = 0
-        slots = [*self._lent, *self._returned]
-        self._returned.clear()
-        self.post_recv(slots)
+        self._send.all_done()
+        self.post_recv(self._recv.take_all())
         self._on_restarted(cause)
 
     def fail(self, cause: BaseException) -> None:
@@ -284,8 +260,13 @@ class DatagramPort:
 
     # Posting
 
+    @property
+    def sending(self) -> int:
+        """Datagrams that the adapter has."""
+        return len(self._send)
+
     def post_send(self, data: Any, ah: AddressHandle, qpn: int, qkey: int) -> bool:
-        """Copy a datagram and send it; False if no send slot is free.
+        """Copy a datagram and send it; False if no send slot is free now.
 
         Args:
             data: Contiguous bytes, at most `mtu`.
@@ -293,27 +274,10 @@ class DatagramPort:
             qpn: Its queue pair.
             qkey: Its key.
         """
-        if not self._free or self.closed or self._cause is not None:
+        if self._send.full or self.closed or self._cause is not None:
             return False
-        slot = self._free.pop()
-        arena = self._send
-        start = slot * arena.slot_size
-        length = len(data)
-        arena.view[start : start + length] = data
-        self._sge.addr = arena.addr + start
-        self._sge.length = length
-        wr = self._wr
-        wr.wr_id = self._base + (slot << SUB_SHIFT)
-        ud = wr.wr.ud
-        ud.ah = ah._require()
-        ud.remote_qpn = qpn
-        ud.remote_qkey = qkey
-        ah._retain()
-        self._pins[slot] = ah
-        self.sending += 1
-        code = lib.ibv_post_send(self._qp_handle, wr, self._bad)
+        code = self._send.post(self._qp_handle, self._base, data, ah, qpn, qkey)
         if code:
-            # The slot stays taken: the adapter may have queued the request all the same.
             self.fail(os_error(code, "ibv_post_send"))
         return True
 
@@ -322,25 +286,15 @@ class DatagramPort:
         if self.closed:
             return
         if self._cause is not None:
-            self._returned += slots
+            self._recv.keep(slots)
             return
-        count = 0
-        for slot in slots:
-            self._numbers[count] = slot
-            self._lent.add(slot)
-            count += 1
-        arena = self._recv
-        code = lib.aio_post_recv_slots(
-            self._qp_handle, self._base + (_RECV << SUB_SHIFT), arena.addr, arena.slot_size,
-            arena.lkey, self._numbers, count,
-        )  # fmt: skip
+        code = self._recv.post(self._qp_handle, self._base, slots)
         if code:
             self.fail(os_error(code, "ibv_post_recv"))
 
     def received(self, slot: int, length: int) -> memoryview:
         """Header and datagram in a receive slot."""
-        start = slot * self._recv.slot_size
-        return self._recv.view[start : start + length]
+        return self._recv.view(slot, length)
 
     # Events
 
@@ -379,8 +333,7 @@ class DatagramPort:
         self.closed = True
         if self._timer is not None:
             self._timer.cancel()
-        pins = list(self._pins.values())
-        self._pins.clear()
+        pins = self._send.pinned()
 
         def let_go(_: object) -> None:
             for ah in pins:

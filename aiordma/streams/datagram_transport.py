@@ -1,10 +1,8 @@
 """RdmaDatagramTransport: asyncio's DatagramTransport over a queue pair of type UD.
 
 Theory of operation
-    `sendto` copies: into a send slot if the destination is known, nothing waits before it and a
-    slot is free, else into the buffer.  The buffer is flushed as sends complete and destinations
-    are found; its water marks pause the protocol, and beyond `max_buffer_size` a datagram is
-    dropped and reported.
+    `sendto` copies, into a send slot or into the outbox (streams.outbox), whose water marks pause
+    the protocol; beyond `max_buffer_size` a datagram is dropped and reported.
 
     What arrives stays in its receive slot until the loop's next turn, at most `_BUDGET` datagrams a
     turn, so that other tasks run in between.  Then it is copied, the slot goes back to the adapter,
@@ -30,8 +28,9 @@ from aiordma.cm.multicast import group_host
 from aiordma.errors import MessageTooLargeError
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.destinations import Destination, Destinations, Groups
 from aiordma.streams.flow import FlowControl
+from aiordma.streams.groups import Groups
+from aiordma.streams.outbox import Outbox
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 
@@ -39,7 +38,6 @@ __all__ = ["RdmaDatagramTransport"]
 
 _log = logging.getLogger("aiordma")
 _BUDGET = 64  # datagrams that the program is given before other tasks have a turn
-_HEADER = 8  # bytes that a datagram in the buffer counts beside its own, so that empty ones count
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096
 
@@ -56,9 +54,9 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     """
 
     __slots__ = (
-        "__weakref__", "_buffer", "_closing", "_config", "_default", "_destinations", "_ended",
-        "_flow", "_groups", "_info", "_keys", "_loop", "_lost", "_over", "_peername", "_port",
-        "_protocol", "_received", "_scheduled", "_timer",
+        "__weakref__", "_closing", "_config", "_default", "_ended", "_flow", "_groups", "_info",
+        "_keys", "_loop", "_lost", "_outbox", "_over", "_peername", "_port", "_protocol",
+        "_received", "_scheduled", "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -70,14 +68,11 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._port = port
         self._config = config
         self._groups = Groups(port)
-        self._destinations = Destinations(
-            port, self._groups, config, self._on_found, self._on_not_found
-        )
         self._default: Key | None = None  # where datagrams without an address go
         self._peername: Address | None = None
         self._protocol: Any = None
-        self._flow: FlowControl = FlowControl(loop, self, None)
-        self._buffer: deque[tuple[bytes, Destination]] = deque()
+        self._flow = FlowControl(loop, self, None)
+        self._outbox = Outbox(port, self._groups, config, self._flow, self._error, self._on_moved)
         self._received: deque[tuple[int, WCRecord]] = deque()
         self._scheduled = False
         self._keys: dict[Any, Key] = {}
@@ -86,14 +81,14 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = loop.create_future()
-        port.start(self._on_received, self._on_sent, self._on_restarted, self._on_failed)
+        port.start(self._on_received, self._outbox.flush, self._on_restarted, self._on_failed)
 
     # Set-up, by create_datagram_endpoint
 
     async def _connect(self, address: Address) -> None:
         """Send to this address alone, and to nobody without it."""
         key = key_of(address)
-        await self._destinations.find(key)
+        await self._outbox.destinations.find(key)
         self._default = key
         self._peername = (key[1], address[1])
         self._info["peername"] = self._peername
@@ -149,24 +144,9 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             if self._lost == _WARN_AFTER:
                 _log.warning("sendto() on a closed datagram transport")
             return
-        try:
-            destination = self._destinations.get(key)
-        except OSError as exc:
-            self._loop.call_soon(self._error, exc)
-            return
         if isinstance(data, memoryview):
             data = data.cast("B") if data.c_contiguous else bytes(data)
-        if not self._buffer and self._post(data, destination):
-            return
-        if self._flow.size + size + _HEADER > self._config.max_buffer_size:
-            full = OSError(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
-            self._loop.call_soon(self._error, full)
-            return
-        if destination.ah is None:
-            destination.pending.append(bytes(data))
-        else:
-            self._buffer.append((bytes(data), destination))
-        self._flow.add(size + _HEADER)
+        self._outbox.send(data, key)
 
     def _key(self, addr: Any) -> Key:
         if self._peername is not None:
@@ -187,64 +167,14 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._keys[addr] = key
         return key
 
-    def _post(self, data: Any, destination: Destination) -> bool:
-        ah = destination.ah
-        if ah is None:
-            return False
-        return self._port.post_send(data, ah, destination.qpn, destination.qkey)
-
-    def _on_sent(self) -> None:
-        if self._buffer:
-            self._flush()
-        if self._closing:
-            self._end_if_done()
+    def _on_moved(self) -> None:
+        if self._closing and self._outbox.empty:
+            self._end(None)
 
     def _on_restarted(self, cause: OSError) -> None:
         """What the adapter had was lost; the endpoint goes on."""
         self._error(cause)
-        self._on_sent()
-
-    def _flush(self) -> None:
-        """Send what waits, in order, as long as there are slots."""
-        while self._buffer:
-            data, destination = self._buffer[0]
-            if destination.ah is None:
-                # Forgotten meanwhile; it is looked for again, and this waits for it.
-                self._buffer.popleft()
-                self._wait_again(data, destination.key)
-                continue
-            if not self._post(data, destination):
-                return
-            self._buffer.popleft()
-            self._flow.remove(len(data) + _HEADER)
-
-    def _wait_again(self, data: bytes, key: Key) -> None:
-        try:
-            destination = self._destinations.get(key)
-        except OSError as exc:
-            self._flow.remove(len(data) + _HEADER)
-            self._error(exc)
-            return
-        if destination.ah is None:
-            destination.pending.append(data)
-        else:
-            self._buffer.append((data, destination))
-
-    def _on_found(self, destination: Destination) -> None:
-        while destination.pending:
-            self._buffer.append((destination.pending.popleft(), destination))
-        self._flush()
-        if self._closing:
-            self._end_if_done()
-
-    def _on_not_found(self, destination: Destination, exc: OSError) -> None:
-        """Its datagrams are lost."""
-        while destination.pending:
-            self._flow.remove(len(destination.pending.popleft()) + _HEADER)
-        if not self._ended:
-            self._error(exc)
-        if self._closing:
-            self._end_if_done()
+        self._outbox.flush()
 
     def _error(self, exc: OSError) -> None:
         if not self._ended:
@@ -274,7 +204,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             self._scheduled = True
             self._loop.call_soon(self._deliver)
         for data, grh, record in datagrams:
-            source = self._destinations.source(grh, record)
+            source = self._outbox.destinations.source(grh, record)
             if self._closing:
                 return
             if self._is_for_us(grh, source):
@@ -338,7 +268,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         """
         self._refuse_if_closing()
         host = group_host(group)
-        self._destinations.drop(("group", host, 0))
+        self._outbox.destinations.drop(("group", host, 0))
         await self._groups.leave(host, timeout=timeout)
 
     def _refuse_if_closing(self) -> None:
@@ -388,11 +318,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             return
         self._closing = True
         self._timer = self._loop.call_later(self._config.close_timeout_s, self._end, None)
-        self._end_if_done()
-
-    def _end_if_done(self) -> None:
-        if not self._buffer and not self._port.sending and not self._destinations.busy:
-            self._end(None)
+        self._on_moved()
 
     def abort(self) -> None:
         """End at once; what waits to be sent is lost.  `connection_lost(None)` follows."""
@@ -416,9 +342,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
-        self._buffer.clear()
+        self._outbox.clear()
         self._received.clear()
-        self._destinations.close()
         self._loop.call_soon(self._report_end, cause)
 
     def _report_end(self, cause: BaseException | None) -> None:
@@ -450,5 +375,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     ) -> None:
         if getattr(self, "_ended", True) or _gone():
             return
-        _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
-        self._port.close()
+        try:
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+        finally:
+            self._port.close()

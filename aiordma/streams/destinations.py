@@ -27,50 +27,15 @@ from aiordma.cm.enums import PortSpace
 from aiordma.errors import ConnectTimeoutError, DeviceNotFoundError
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, Key
 from aiordma.streams.datagram_port import DatagramPort
+from aiordma.streams.groups import Groups
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes, gid_of, host_of
 from aiordma.verbs.wc import WCRecord, WorkCompletion
 
-__all__ = ["Destination", "Destinations", "Groups"]
+__all__ = ["Destination", "Destinations"]
 
 _MOST_AT_A_TIME = 32  # questions under way
 _MOST_SOURCES = 4096
 _Source = tuple[bytes, int]
-
-
-class Groups:
-    """The multicast groups of one endpoint; joins and leaves one after another."""
-
-    def __init__(self, port: DatagramPort) -> None:
-        self._port = port
-        self._one = asyncio.Lock()
-        self._members: dict[str, tuple[ConnectionEvent, bool]] = {}
-
-    def receives(self, gid: bytes) -> bool:
-        """Whether the endpoint is a full member of the group with this GID."""
-        return any(
-            event.ah_attr is not None and event.ah_attr.dgid == gid and not send_only
-            for event, send_only in self._members.values()
-        )
-
-    async def join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
-        """Be a member; one that only sends becomes a full one if that is asked for."""
-        async with asyncio.timeout(timeout), self._one:
-            event, only_sends = self._members.get(host, (None, True))
-            if event is not None:
-                if send_only or not only_sends:
-                    return event
-                del self._members[host]
-                await self._port.home.leave_multicast(host, timeout=timeout)
-            event = await self._port.home.join_multicast(host, send_only=send_only, timeout=timeout)
-            self._members[host] = (event, send_only)
-            return event
-
-    async def leave(self, host: str, *, timeout: float) -> None:
-        """Be no member any more."""
-        self._members.pop(host, None)  # from now on nothing of the group is delivered
-        async with asyncio.timeout(timeout), self._one:
-            self._members.pop(host, None)
-            await self._port.home.leave_multicast(host, timeout=timeout)
 
 
 class Destination:
@@ -81,10 +46,11 @@ class Destination:
         ah: The way; None until it is found.
         qpn: The queue pair.
         qkey: Its key.
-        pending: Datagrams that wait for it.
+        pending: Datagrams that wait for it to be found.
+        queued: Datagrams for it that wait for the adapter.
     """
 
-    __slots__ = ("ah", "found_at", "key", "pending", "qkey", "qpn", "task")
+    __slots__ = ("ah", "found_at", "key", "pending", "qkey", "qpn", "queued", "task")
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -92,6 +58,7 @@ class Destination:
         self.qpn = 0
         self.qkey = 0
         self.pending: deque[bytes] = deque()
+        self.queued = 0
         self.found_at = 0.0
         self.task: asyncio.Task[None] | None = None
 
@@ -134,7 +101,7 @@ class Destinations:
         """The destination, known already or being looked for from now on.
 
         Raises:
-            OSError: ENOBUFS: there are too many, and all are being looked for.
+            OSError: ENOBUFS: there are too many, and all are in use.
         """
         destination = self._known.get(key)
         if destination is None:
@@ -156,10 +123,10 @@ class Destinations:
 
     def _evict(self) -> None:
         for destination in self._known.values():
-            if destination.task is None:
+            if destination.task is None and not destination.queued:
                 self._forget(destination)
                 return
-        msg = f"{len(self._known)} destinations are being looked for"
+        msg = f"{len(self._known)} destinations are in use"
         raise OSError(errno.ENOBUFS, msg)
 
     def _forget(self, destination: Destination) -> None:
@@ -181,7 +148,7 @@ class Destinations:
     def drop(self, key: Key) -> None:
         """Forget a destination; it is looked for again when it is used again."""
         destination = self._known.get(key)
-        if destination is not None and destination.task is None:
+        if destination is not None and destination.task is None and not destination.queued:
             self._forget(destination)
 
     def _look_for(self, destination: Destination) -> None:

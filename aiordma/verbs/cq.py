@@ -278,6 +278,15 @@ class CompletionQueue(Resource):
                 self._grow(needed)
             self._promised = needed
 
+    def _make_room(self, depth: int) -> bool:
+        """Whether `depth` more can be promised; grows for them."""
+        try:
+            self._promise(depth)
+        except (OSError, ValueError):
+            return False
+        self._unpromise(depth)
+        return True
+
     def _grow(self, needed: int) -> None:
         most = self.context.attributes.max_cqe
         try:

@@ -277,14 +277,17 @@ class WorkQueue:
             future.set_exception(self.flushed(posted.operation, qp_num, posted.index))
 
     def give_up(self, qp_num: int) -> None:
-        """End what the adapter has not flushed; the entries stay, and with them the memory."""
+        """End what the adapter has not flushed; the entries stay, and with them the memory.
+
+        Not the raw requests that are unsignaled: as far as anybody knows they have succeeded.
+        """
         seen: Counter[Posted] = Counter()
         for posted in self._order:
             number = posted.number_ahead(seen[posted])
             seen[posted] += 1
             if number is None:
                 self._fail(posted, qp_num)
-            elif not posted.muted:
+            elif posted.signaled and not posted.muted:
                 self.cq._deliver(flush_record(qp_num), number)
         for posted in seen:
             posted.muted = True

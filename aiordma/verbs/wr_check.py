@@ -67,6 +67,7 @@ class WRRules:
             without a piece is refused after the fact.
         max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
             other types.
+        max_message: Bytes that any message may have.
     """
 
     limits: QPLimits
@@ -77,6 +78,7 @@ class WRRules:
     overtaking: bool = False
     fussy: bool = False
     max_datagram: int = 0
+    max_message: int = 1 << 31
 
     @classmethod
     def of(
@@ -93,6 +95,7 @@ class WRRules:
             overtaking=context.is_iwarp,
             fussy=context.attributes.vendor_id == _SOFTWARE_IWARP,
             max_datagram=_largest_mtu(context) if qp_type == QPType.UD else 0,
+            max_message=max(context.query_port(port).max_msg_sz for port in _ports(context)),
         )
 
     def plan(self, request: SendWR) -> Planned:
@@ -158,7 +161,8 @@ class WRRules:
         """Check the pieces that a request has, or is to have; see `check_send`.
 
         Raises:
-            MessageTooLargeError: A datagram is longer than the MTU.
+            MessageTooLargeError: A datagram is longer than the MTU, or any message than what the
+                port carries.
         """
         size = sum(sizes)
         if self.fussy and 0 in sizes[:-1]:
@@ -166,6 +170,11 @@ class WRRules:
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
         if self.max_datagram and size > self.max_datagram:
             msg = f"a datagram of {size} bytes is longer than the port's MTU of {self.max_datagram}"
+            raise MessageTooLargeError(msg)
+        if size > self.max_message:
+            # The software devices add up in 32 bits: they send 100 bytes of 4 GiB + 100, and
+            # report success.
+            msg = f"a message of {size} bytes: the port's max_msg_sz is {self.max_message}"
             raise MessageTooLargeError(msg)
         if request.send_flags & SendFlags.INLINE and size > self.limits.max_inline_data:
             msg = (
@@ -199,8 +208,11 @@ def _check_bind(request: SendWR, *, alone: bool) -> None:
 
 
 def _largest_mtu(context: Context) -> int:
-    ports = range(1, context.attributes.phys_port_cnt + 1)
-    return max(context.query_port(port).active_mtu.in_bytes for port in ports)
+    return max(context.query_port(port).active_mtu.in_bytes for port in _ports(context))
+
+
+def _ports(context: Context) -> range:
+    return range(1, context.attributes.phys_port_cnt + 1)
 
 
 def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:

@@ -16,9 +16,8 @@ ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
 IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
 
 # iWARP has no datagrams: there test_no_datagrams.py says what it answers instead.
-collect_ignore = (
-    ["test_datagram.py", "test_datagram_endpoint.py", "test_multicast.py"] if IS_SIW else []
-)
+_DATAGRAMS = ("datagram", "datagram_endpoint", "datagram_faults", "multicast")
+collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS if IS_SIW]
 
 
 @pytest.fixture(scope="session", autouse=True)

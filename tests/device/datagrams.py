@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+from aiordma import create_datagram_endpoint
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, PortSpace
 from aiordma.verbs import (
     GRH,
@@ -20,6 +23,7 @@ from aiordma.verbs import (
 from aiordma.verbs.resource import Resource
 
 DEPTH = 16
+Where = tuple[str, int]
 
 
 class UDEnd:
@@ -145,3 +149,22 @@ class Echo(Recorder):
     def datagram_received(self, data: bytes, addr: Any) -> None:
         super().datagram_received(data, addr)
         self.transport.sendto(data, addr)
+
+
+@asynccontextmanager
+async def endpoint(
+    kind: type[Recorder] = Recorder, *args: Any, **options: Any
+) -> AsyncIterator[Recorder]:
+    """The protocol of an endpoint, which is closed and gone at the end."""
+    transport, protocol = await create_datagram_endpoint(kind, *args, **options)
+    try:
+        yield protocol
+    finally:
+        transport.abort()
+        await transport.wait_closed()
+        assert protocol.calls.count("lost") == 1
+
+
+def where(protocol: Recorder) -> Where:
+    name: Where = protocol.transport.get_extra_info("sockname")
+    return name

@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import random
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 import aiordma
-from aiordma import DatagramAddress, DatagramConfig, RdmaDatagramTransport, create_datagram_endpoint
-from tests.device.datagrams import Echo, Recorder
-from tests.device.stepping import Steps, run_canceled
+from aiordma import DatagramAddress, create_datagram_endpoint
+from tests.device.datagrams import Echo, Recorder, endpoint, where
 
 pytestmark = pytest.mark.device
-
-Where = tuple[str, int]
-
-
-@asynccontextmanager
-async def endpoint(
-    kind: type[Recorder] = Recorder, *args: Any, **options: Any
-) -> AsyncIterator[Recorder]:
-    """The protocol of an endpoint, which is closed and gone at the end."""
-    transport, protocol = await create_datagram_endpoint(kind, *args, **options)
-    try:
-        yield protocol
-    finally:
-        transport.abort()
-        await transport.wait_closed()
-        assert protocol.calls.count("lost") == 1
-
-
-def where(protocol: Recorder) -> Where:
-    name: Where = protocol.transport.get_extra_info("sockname")
-    return name
 
 
 @pytest.mark.smoke
@@ -64,33 +38,6 @@ async def test_a_thousand_datagrams_there_and_back(address: str) -> None:
         (source,) = {addr for _, addr in server.got}
         assert source == DatagramAddress(address, 0, client.transport.get_extra_info("qpn"))
         assert not client.errors + server.errors
-
-
-async def test_a_receiver_that_is_overwhelmed(address: str) -> None:
-    """What finds no room is lost; the rest is sound, and nothing breaks."""
-    small = DatagramConfig(recv_depth=4)
-    async with (
-        endpoint(Recorder, (address, 0), config=small) as server,
-        endpoint(Recorder, remote_addr=where(server)) as client,
-    ):
-        rng = random.Random(12)
-        sent = [n.to_bytes(4, "big") + rng.randbytes(200) for n in range(3000)]
-        for data in sent:
-            client.transport.sendto(data)  # without a pause: the receiver has no turn
-        # A marker ends it, repeated because it, too, may find no room.
-        async with asyncio.timeout(20):
-            while b"marker" not in server.data:
-                client.transport.sendto(b"marker")
-                await asyncio.sleep(0)
-        arrived = [data for data in server.data if data != b"marker"]
-        assert 0 < len(arrived) < len(sent)
-        numbers = [int.from_bytes(data[:4], "big") for data in arrived]
-        assert numbers == sorted(set(numbers)), "each at most once, and in order"
-        assert all(data == sent[n] for n, data in zip(numbers, arrived, strict=True))
-        assert not server.errors + client.errors
-        # And the way back is as good as before.
-        server.transport.sendto(b"answer", server.got[0][1])
-        await client.until(lambda: client.data == [b"answer"])
 
 
 async def test_the_calls_of_a_protocol(address: str) -> None:
@@ -223,20 +170,6 @@ async def test_bad_arguments(address: str) -> None:
             await make(local_addr=where(first))
 
 
-async def test_a_port_on_which_nobody_listens(address: str) -> None:
-    with pytest.raises(aiordma.ConnectionRejectedError, match="no such service"):
-        await create_datagram_endpoint(Recorder, remote_addr=(address, 1))
-    async with endpoint(Recorder, (address, 0)) as server, endpoint(Recorder, (address, 0)) as one:
-        one.transport.sendto(b"a", (address, 1))
-        one.transport.sendto(b"b", where(server))
-        one.transport.sendto(b"c", (address, 1))
-        await one.until(lambda: bool(one.errors))
-        await server.until(lambda: bool(server.got))
-        assert [type(exc) for exc in one.errors] == [aiordma.ConnectionRejectedError]
-        assert one.transport.get_write_buffer_size() == 0
-        assert server.data == [b"b"]
-
-
 async def test_a_connected_endpoint_hears_its_peer_alone(address: str) -> None:
     async with (
         endpoint(Echo, (address, 0)) as server,
@@ -253,27 +186,6 @@ async def test_a_connected_endpoint_hears_its_peer_alone(address: str) -> None:
         assert client.data == [b"marker"]
 
 
-async def test_a_service_that_is_restarted_is_found_again(address: str) -> None:
-    config = DatagramConfig(refresh_s=0.05)
-    async with endpoint(Echo, (address, 0)) as first:
-        place = where(first)
-        client_transport, client = await create_datagram_endpoint(
-            Recorder, remote_addr=place, config=config
-        )
-        client_transport.sendto(b"old")
-        await client.until(lambda: client.data == [b"old"])
-    async with endpoint(Echo, place):
-        async with asyncio.timeout(20):
-            while b"new" not in client.data:
-                client_transport.sendto(b"new")
-                await asyncio.sleep(0.02)
-        assert client.got[0][1][:2] == client.got[-1][1][:2] == place
-        assert client.got[0][1].qpn != client.got[-1][1].qpn
-    client_transport.close()
-    await client_transport.wait_closed()
-    assert client.calls.count("lost") == 1
-
-
 async def test_flow_control(address: str) -> None:
     async with endpoint(Recorder, (address, 0)) as server, endpoint(Recorder, (address, 0)) as one:
         one.transport.set_write_buffer_limits(high=1000, low=100)
@@ -287,46 +199,6 @@ async def test_flow_control(address: str) -> None:
         await server.until(lambda: len(server.got) >= 2)
         assert one.calls == ["made", "pause", "resume"]
         assert one.transport.get_write_buffer_size() == 0
-
-
-async def test_a_buffer_that_is_full(address: str) -> None:
-    tiny = DatagramConfig(max_buffer_size=100)
-    async with (
-        endpoint(Recorder, (address, 0)) as server,
-        endpoint(Recorder, (address, 0), config=tiny) as one,
-    ):
-        for n in range(5):
-            one.transport.sendto(bytes([n]) * 30, where(server))  # 38 bytes in the buffer
-        await one.until(lambda: len(one.errors) >= 3)
-        assert {exc.errno for exc in one.errors if isinstance(exc, OSError)} == {errno.ENOBUFS}
-        await server.until(lambda: len(server.got) >= 2)
-        assert server.data == [bytes([n]) * 30 for n in (0, 1)]
-        assert one.calls.count("lost") == 0
-
-
-async def test_a_protocol_that_raises(address: str) -> None:
-    class Clumsy(Recorder):
-        def datagram_received(self, data: bytes, addr: Any) -> None:
-            super().datagram_received(data, addr)
-            if data == b"bad":
-                raise ZeroDivisionError
-
-    loop = asyncio.get_running_loop()
-    reports: list[dict[str, Any]] = []
-    handler = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reports.append(context))
-    try:
-        async with (
-            endpoint(Clumsy, (address, 0)) as server,
-            endpoint(Recorder, remote_addr=where(server)) as client,
-        ):
-            for data in (b"bad", b"good", b"bad", b"good"):
-                client.transport.sendto(data)
-            await server.until(lambda: len(server.got) >= 4)
-    finally:
-        loop.set_exception_handler(handler)
-    assert [type(report["exception"]) for report in reports] == [ZeroDivisionError] * 2
-    assert all(report["protocol"] is server for report in reports)
 
 
 async def test_a_wildcard_stands_for_the_one_device(address: str) -> None:
@@ -350,83 +222,3 @@ async def test_ipv6(address: str) -> None:
         await client.until(lambda: client.data == [b"six"])
         assert client.got[0][1][:2] == where(server)
         assert server.got[0][1].host == host
-
-
-async def test_many_destinations(address: str) -> None:
-    """More than are kept: those that were not used for longest are found again."""
-    few = DatagramConfig(max_destinations=4)
-    async with endpoint(Recorder, (address, 0), config=few) as one:
-        transports = [(await create_datagram_endpoint(Recorder, (address, 0)))[0] for _ in range(8)]
-        for round_ in (b"1", b"2"):
-            for transport in transports:
-                other: Recorder = transport.get_protocol()
-                one.transport.sendto(round_, where(other))
-                await other.until(lambda o=other, r=round_: o.data and o.data[-1] == r)
-        assert len(one.transport._destinations._known) == 4
-        assert not one.errors
-        for transport in transports:
-            transport.close()
-        for transport in transports:
-            await transport.wait_closed()
-
-
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
-async def test_canceled_at_every_await(address: str, late: bool) -> None:
-    made: list[RdmaDatagramTransport] = []
-
-    async def make() -> None:
-        transport, _ = await create_datagram_endpoint(
-            Recorder, (address, 0), where(server), group="239.80.0.1"
-        )
-        made.append(transport)
-
-    async with endpoint(Echo, (address, 0)) as server:
-        at = 0
-        while not made:
-            at += 1
-            await run_canceled(make(), Steps(at, late=late))
-        assert at > 6
-        await made[0].join_group("239.80.0.2")
-        made[0].abort()
-        await made[0].wait_closed()
-
-
-async def test_a_network_device_that_goes_down_and_up(address: str) -> None:
-    """The adapter gives up the queue pair; the endpoint does not."""
-    shown = await run("ip", "-o", "-6", "addr", "show", "dev", "dummy0", "scope", "global")
-    of_ipv6 = [line.split()[3] for line in shown.splitlines()]  # the kernel forgets them
-    async with (
-        endpoint(Echo, (address, 0), group="239.80.0.9") as server,
-        endpoint(Recorder, remote_addr=where(server)) as client,
-    ):
-        client.transport.sendto(b"up")
-        await client.until(lambda: client.data == [b"up"])
-        await run("ip", "link", "set", "dummy0", "down")
-        try:
-            for _ in range(3):
-                client.transport.sendto(b"down")
-            await client.until(lambda: bool(client.errors))
-        finally:
-            await run("ip", "link", "set", "dummy0", "up")
-            for ip in of_ipv6:
-                await run("ip", "addr", "replace", ip, "dev", "dummy0", "nodad")
-        errors = [exc for exc in client.errors if isinstance(exc, OSError)]
-        assert {exc.errno for exc in errors} == {errno.ENETDOWN}
-        assert isinstance(errors[0].__cause__, aiordma.CompletionError)
-        async with asyncio.timeout(20):  # the port takes a moment to be active again
-            while client.data[-1] != b"up again":
-                client.transport.sendto(b"up again")
-                await asyncio.sleep(0.05)
-        assert b"down" not in server.data
-        # Groups and destinations are what they were.
-        async with endpoint(Recorder, (address, 0)) as other:
-            other.transport.sendto(b"to the group", ("239.80.0.9", 1))
-            await server.until(lambda: b"to the group" in server.data)
-        assert client.calls.count("lost") == 0
-
-
-async def run(*words: str) -> str:
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0, words
-    return output.decode()

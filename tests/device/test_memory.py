@@ -20,7 +20,6 @@ import aiordma
 from aiordma.verbs import (
     SGE,
     Access,
-    Context,
     MemoryRegion,
     MRAdvice,
     ODPGeneralCaps,
@@ -349,8 +348,10 @@ async def test_more_than_4_gib(ends: Ends, is_siw: bool) -> None:
             regions = [server.region(memory.buffer())]
             assert len(regions[0]) == SIZE
             for piece in (SGE(regions[0]), SGE(regions[0], 5, 1 << 32)):
-                with pytest.raises(ValueError, match="32 bits"):
+                with pytest.raises(aiordma.MessageTooLargeError, match="max_msg_sz is 4294967295"):
                     await server.qp.send(piece)
+                with pytest.raises(ValueError, match="32 bits"):
+                    await server.qp.recv(piece)
         else:
             # Soft-RoCE says that it takes 2**64 - 1 bytes, and takes 1 GiB.
             with pytest.raises(OSError, match="1 GiB") as refused:
@@ -445,7 +446,20 @@ async def test_dmabuf(pd: ProtectionDomain) -> None:
             MemoryRegion.from_dmabuf(pd, 0, length, offset=offset)
 
 
-async def test_what_the_port_carries(ends: Ends, is_siw: bool) -> None:
-    context: Context = ends.client.context
-    limit = context.query_port().max_msg_sz
-    assert limit == ((1 << 32) - 1 if is_siw else 1 << 31)
+async def test_a_message_beyond_what_the_port_carries(address: str, is_siw: bool) -> None:
+    """Unchecked, both devices send the length modulo 2**32, and report success."""
+    memory = Libc(GIB, PIECE)
+    try:
+        async with connected(address, max_send_sge=5) as ends:
+            limit = ends.client.context.query_port().max_msg_sz
+            assert limit == ((1 << 32) - 1 if is_siw else 1 << 31)
+            large = ends.client.region(memory.buffer())
+            inbox = ends.server.region(4096)
+            for pieces in ([SGE(large)] * 4 + [SGE(large, 0, 100)], [SGE(large)] * 4):
+                with pytest.raises(aiordma.MessageTooLargeError, match=f"max_msg_sz is {limit}"):
+                    await ends.client.qp.write(pieces, inbox.addr, inbox.rkey)
+            # Nothing was posted.
+            await ends.write(inbox.addr, inbox.rkey, b"fine")
+            assert bytes(inbox.view[:4]) == b"fine"
+    finally:
+        memory.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -19,6 +20,7 @@ import pytest
 import aiordma
 from aiordma import create_datagram_endpoint
 from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace
+from aiordma.cm.multicast import Multicast
 from aiordma.verbs import AddressHandle, AHAttributes
 from tests.device.datagrams import Recorder, UDEnd, bound
 from tests.device.stepping import Steps, run_canceled
@@ -174,6 +176,57 @@ async def test_the_network_is_told(events: EventChannel, address: str) -> None:
     assert not end.cm_id.groups
     await end.cm_id.join_multicast(GROUP, send_only=True)
     assert not joined(GROUP)
+    end.close()
+
+
+async def test_the_queue_pair_of_who_left_or_only_sends(events: EventChannel, address: str) -> None:
+    """The adapter itself brings nothing: what was sent to the group took no receive."""
+    end, member = UDEnd(bound(events, address)), UDEnd(bound(events, address))
+    ways = [await member.cm_id.join_multicast(group) for group in (GROUP, MARKER)]
+    await end.cm_id.join_multicast(MARKER)
+    for send_only in (False, True):
+        await end.cm_id.join_multicast(GROUP, send_only=send_only)
+        if not send_only:
+            await end.cm_id.leave_multicast(GROUP)
+        arriving = await end.receiving()
+        for way, data in zip(ways, (b"not for us", b"marker"), strict=True):
+            at_member = await member.receiving()
+            assert way.ah_attr is not None
+            with await AddressHandle.create(member.pd, way.ah_attr) as handle:
+                await member.qp.send(
+                    member.put(data), ah=handle, remote_qpn=way.qp_num, remote_qkey=way.qkey
+                )
+            assert (await at_member)[0] == data
+        assert (await arriving)[0] == b"marker"
+    for one in (end, member):
+        one.close()
+
+
+async def test_a_join_waits_for_what_is_being_left(
+    events: EventChannel, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then an event of the old membership could be taken for one of the new."""
+    leave, may_leave = Multicast._leave_now, threading.Event()
+
+    def slowly(handle: Any, member: Any) -> None:
+        assert may_leave.wait(10)
+        leave(handle, member)
+
+    end = UDEnd(bound(events, address))
+    await end.cm_id.join_multicast(GROUP)
+    monkeypatch.setattr(Multicast, "_leave_now", staticmethod(slowly))
+    with pytest.raises(TimeoutError):
+        await end.cm_id.leave_multicast(GROUP, timeout=0.02)
+    with pytest.raises(aiordma.ConnectTimeoutError, match="was not left"):
+        await end.cm_id.join_multicast(MARKER, timeout=0.02)
+    joining = asyncio.create_task(end.cm_id.join_multicast(MARKER))
+    await asyncio.sleep(0.02)
+    assert not joining.done()
+    may_leave.set()
+    event = await joining
+    assert event.ah_attr is not None
+    assert event.ah_attr.dgid[12:] == socket.inet_aton(MARKER)
+    assert end.cm_id.groups == (MARKER,)
     end.close()
 
 

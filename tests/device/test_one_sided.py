@@ -250,3 +250,25 @@ async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:
             for part in range(8):
                 group.create_task(writer(part))
             group.create_task(chatter())
+
+
+async def test_a_cache_of_registrations(address: str) -> None:
+    config = aiordma.ConnectionConfig(registration_cache_size=1 << 20)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=config) as client,
+        await listener.accept() as server,
+    ):
+        mine = bytearray(200_000)
+        async with exposed((client, server), bytearray(200_000), read=True, write=True) as remote:
+            for number in range(5):
+                mine[:] = bytes([number]) * 200_000
+                await client.write(remote, mine)
+                await client.read(remote, mine)
+                assert mine == bytes([number]) * 200_000
+        with pytest.raises(BufferError):
+            mine.append(0)  # the price, as documented
+        cache = client._one_sided._cache
+        assert cache is not None
+        assert (cache.stats.misses, cache.stats.hits) == (2, 8)  # two kinds of access
+    mine.append(0)

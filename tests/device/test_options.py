@@ -391,12 +391,8 @@ async def test_names(names: str, address: str) -> None:
         await aiordma.connect("no-such-host.invalid", 7)
 
 
-async def test_a_name_without_a_device(address: str, is_siw: bool) -> None:
-    if is_siw:  # serves the loopback interface, too
-        async with aiordma.listen("localhost", 0) as listener:
-            await part(*await meet(listener, "localhost"))
-        return
-    with pytest.raises(aiordma.DeviceNotFoundError):
+async def test_a_name_without_a_device() -> None:
+    with pytest.raises(OSError, match="no RDMA device serves this address"):
         await aiordma.connect("localhost", 7471)
 
 
@@ -418,6 +414,17 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return names
 
 
+@pytest.fixture
+def impatient_tcp() -> Iterator[None]:
+    """Software iWARP connects by TCP, in a call that cannot be ended: 3 seconds, not 130."""
+    retries = Path("/proc/sys/net/ipv4/tcp_syn_retries")
+    before = retries.read_text()
+    retries.write_text("1")
+    yield
+    retries.write_text(before)
+
+
+@pytest.mark.usefixtures("impatient_tcp")
 async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str, Any]) -> None:
     known["half-dead"] = [NOBODY, address]
     loop = asyncio.get_running_loop()

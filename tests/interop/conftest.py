@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,9 @@ _PORTS = itertools.count(20_000)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.interop)
+    for item in items:  # of all folders that are collected with this one
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.interop)
 
 
 @pytest.fixture

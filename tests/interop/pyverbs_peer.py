@@ -98,6 +98,7 @@ class Peer:
         self.words.write(c.POISON * 2 * c.SIZE, 2 * c.SIZE)
         self.parts = [self.qp, self.region, self.words, self.cq, self.completions]
         self.pending: list[WC] = []
+        self.flushed = False
 
     def move(self, *states: int) -> None:
         for state in states:
@@ -155,13 +156,20 @@ class Peer:
 
     # Requests
 
-    def completion(self, *opcodes: int) -> WC:
-        """The next completion of one of these kinds; what comes before it is kept."""
+    def completion(self, *opcodes: int, last: bool = False) -> WC | None:
+        """The next completion of one of these kinds; what comes before it is kept.
+
+        None if it was flushed: the other may hang up after the last message (`last`), and before
+        its adapter has acknowledged it.
+        """
         while True:
             for wc in self.pending:
                 if wc.opcode in opcodes:
                     self.pending.remove(wc)
                     return wc
+            if self.flushed:
+                expect(last, True, "flushed, after the last message")
+                return None
             _, found = self.cq.poll(8)
             if not found:
                 self.completions.get_cq_event(self.cq)
@@ -169,8 +177,11 @@ class Peer:
                 self.cq.req_notify()
                 _, found = self.cq.poll(8)
             for wc in found:
+                if wc.status == e.IBV_WC_WR_FLUSH_ERR:
+                    self.flushed = True
+                    continue
                 expect(wc.status, e.IBV_WC_SUCCESS, f"status of {wc}")
-            self.pending += found
+                self.pending.append(wc)
 
     def post_recv(self, count: int = 1) -> None:
         """Receives into the first half of the words."""
@@ -180,6 +191,7 @@ class Peer:
     def received(self, size: int, imm: int) -> bytes:
         """The next message, which has this size and this immediate."""
         wc = self.completion(e.IBV_WC_RECV, e.IBV_WC_RECV_RDMA_WITH_IMM)
+        assert wc is not None
         expect(wc.byte_len, size, "bytes of the message")
         if not self.iwarp:
             expect(bool(wc.wc_flags & e.IBV_WC_WITH_IMM), True, "immediate there")
@@ -197,6 +209,7 @@ class Peer:
         size: int,
         *,
         imm: int = 0,
+        last: bool = False,
         at: tuple[int, int] = (0, 0),
         atomic: tuple[int, int] = (0, 0),
     ) -> None:
@@ -211,13 +224,13 @@ class Peer:
         elif addr:
             wr.set_wr_rdma(rkey, addr)
         self.qp.post_send(wr)
-        self.completion(done)
+        self.completion(done, last=last)
 
-    def send(self, data: bytes, imm: int) -> None:
+    def send(self, data: bytes, imm: int, *, last: bool = False) -> None:
         """Send from the second half of the words; without the immediate on iWARP."""
         self.words.write(data, len(data), c.SIZE)
         opcode = e.IBV_WR_SEND if self.iwarp else e.IBV_WR_SEND_WITH_IMM
-        self.run(opcode, e.IBV_WC_SEND, self.words, c.SIZE, len(data), imm=imm)
+        self.run(opcode, e.IBV_WC_SEND, self.words, c.SIZE, len(data), imm=imm, last=last)
 
 
 # Scenes
@@ -273,7 +286,7 @@ def act(peer: Peer, base: int, rkey: int) -> None:
         expect(atomic(*compare, now, c.SWAPPED), now, "the counter after adding")
         expect(atomic(*compare, now, 0), c.SWAPPED, "the counter after the swap")
         expect(atomic(*compare, 0, 0), c.SWAPPED, "the counter after a comparison that failed")
-    peer.send(b"", c.IMM_DONE)
+    peer.send(b"", c.IMM_DONE, last=peer.role == "server")
 
 
 def endure(peer: Peer) -> None:
@@ -294,7 +307,7 @@ def echo(peer: Peer) -> None:
             expect(peer.received(size, c.IMM_BACK + size), back, "the answer")
         else:
             expect(peer.received(size, c.IMM_ECHO + size), there, "the message")
-            peer.send(back, c.IMM_BACK + size)
+            peer.send(back, c.IMM_BACK + size, last=size == c.ECHOES[-1])
     peer.hang_up()
 
 

@@ -15,7 +15,7 @@ DONE = "all as it must be"
 
 
 def pyverbs(scene: str, role: str, address: str, port: int) -> AbstractAsyncContextManager[Program]:
-    # Nothing of this Python's environment is for the other one.
+    """Run pyverbs_peer.py beside a block."""
     command = (PYTHON, "-X", "dev", "-m", "tests.interop.pyverbs_peer")
     return running(*command, scene, role, address, str(port), PYTHONPATH=str(ROOT))
 

@@ -15,20 +15,12 @@ import pytest
 from aiordma import NotSupportedError
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, PortSpace
 from aiordma.verbs import AddressHandle
+from tests.interop.datagram_programs import GROUP, IDLE, mckey
 from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Mailbox
 from tests.interop.native import End
 from tests.interop.program import assert_bytes, running
 
-GROUP = "239.80.0.7"
 NO_DATAGRAMS = "mckey: unable to create QP: Operation not supported"
-# The adapter of Soft-RoCE sends from a thread of the kernel, and mckey destroys its queue pair as
-# soon as it has posted: with one processor nothing would leave.  Idle programs wait for the kernel.
-IDLE = ("chrt", "--idle", "0")
-
-
-def mckey(address: str, *options: str) -> tuple[str, ...]:
-    counts = ("-C", str(MESSAGES), "-S", str(SIZE))
-    return ("mckey", "-m", GROUP, "-b", address, *counts, *options)
 
 
 @asynccontextmanager

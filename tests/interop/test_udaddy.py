@@ -15,28 +15,17 @@ import pytest
 from aiordma import NotSupportedError
 from aiordma.cm import PortSpace
 from aiordma.verbs import GRH, AddressHandle, AHAttributes
+from tests.interop.datagram_programs import PORT, SERVICES, assert_well, udaddy
 from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Letter, Mailbox
 from tests.interop.native import End, Server, dialed, serving
 from tests.interop.program import Program, assert_bytes, running
 
-PORT = 7174
-SERVICES = 5
 NO_DATAGRAMS = "udaddy: unable to create QP: Operation not supported"
-
-
-def udaddy(*options: str, services: int = SERVICES) -> tuple[str, ...]:
-    counts = ("-c", str(services), "-C", str(MESSAGES), "-S", str(SIZE))
-    return ("udaddy", *counts, *options)
 
 
 def message(number: int) -> bytes:
     """Bytes that no other message has."""
     return f"{number} ".encode().ljust(SIZE, bytes([number]))
-
-
-def assert_well(program: Program) -> None:
-    assert program.lines[-2:] == ["test complete", "return status 0"]
-    assert not [line for line in program.lines if "error" in line or "fail" in line]
 
 
 async def assert_no_datagrams(address: str) -> None:

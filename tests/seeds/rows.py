@@ -173,7 +173,7 @@ IWARP_DIFFERS: dict[int, str] = {
     50: "`query()` tells the two depths exchanged",
     51: "`query()` tells the two depths exchanged",
     52: "`query()` tells the two depths exchanged",
-    54: "the answer tells the client one depth of the two, and not turned around",
+    54: "serves as many reads as were asked for, whatever was granted",
     55: "TCP sends again, by its own rules: the count is not carried",
     56: "iWARP has no receiver-not-ready: the count is not carried",
     57: "iWARP has no receiver-not-ready: the connection ends",

@@ -38,7 +38,7 @@ def depths(end: End, is_siw: bool) -> tuple[int, int]:
 
 
 async def test_j050_responder_resources(address: str, is_siw: bool) -> None:
-    # Powers of two, since Soft-RoCE rounds up.
+    # Powers of two: what the software adapters round up to.
     asks, grants = ConnectionParameter(2, 8, 6, 6), ConnectionParameter(8, 2, 6, 6)
     async with connected(address, asks, grants) as pair:
         # The numbers of an event are those of the end that reads it.
@@ -58,9 +58,11 @@ async def test_j051_limit_of_responder_resources(address: str, is_siw: bool) -> 
 
 
 async def test_j052_initiator_depth(address: str, is_siw: bool) -> None:
-    asks, grants = ConnectionParameter(2, 8, 6, 6), ConnectionParameter(8, 2, 6, 6)
+    asks, grants = ConnectionParameter(2, 5, 6, 6), ConnectionParameter(5, 2, 6, 6)
     async with connected(address, asks, grants) as pair:
-        assert pair.request.responder_resources == 8
+        assert pair.request.responder_resources == 5
+        assert pair.established.initiator_depth == 5
+        # The software adapters round up to a power of two.
         assert depths(pair.client, is_siw)[1] == 8
         assert depths(pair.server, is_siw)[1] == 2
 
@@ -91,10 +93,10 @@ async def test_j054_the_peer_lowers_the_depths(address: str, is_siw: bool) -> No
     asks, grants = ConnectionParameter(4, 4, 6, 6), ConnectionParameter.exact(2, 1)
     async with connected(address, asks, grants) as pair:
         told = pair.established.initiator_depth, pair.established.responder_resources
-        if is_siw:
-            # An iWARP answer is not turned around, and tells one of the two.
-            assert told == (1, 4)
-            assert depths(pair.server, is_siw)[1] == 1
+        if is_siw:  # serves what was asked for, whatever was granted
+            assert told == (4, 1)
+            assert depths(pair.client, is_siw) == (1, 4)
+            assert depths(pair.server, is_siw) == (4, 1)
         else:
             # What the server serves is what the client may have under way.
             assert told == (2, 1)

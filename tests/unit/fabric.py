@@ -25,6 +25,8 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connect import hello_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
+from aiordma.memory import elastic
+from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.enums import Access
 
 Step = tuple[str, int]
@@ -47,6 +49,36 @@ class FakeArena:
     def slot(self, number: int, length: int) -> memoryview:
         start = number * self.slot_size
         return self.view[start : start + length]
+
+    def in_service(self, number: int) -> bool:
+        return 0 <= number < self.count
+
+    @property
+    def present(self) -> int:
+        """Slots that are registered."""
+        return self.count
+
+    @property
+    def regions(self) -> list[FakeRegion]:
+        return []
+
+    # What memory.elastic does.
+
+    def grow(self, again: Callable[[], None]) -> Iterable[int]:
+        return ()
+
+    @property
+    def spare(self) -> int:
+        return 0
+
+    def shrink(self) -> Iterable[int]:
+        return ()
+
+    def leaving(self, slot: int) -> bool:
+        return False
+
+    def hand_in(self, slot: int) -> None:
+        raise AssertionError("no slot leaves")
 
 
 class FakeRegion:
@@ -87,6 +119,28 @@ class FakeRegion:
     async def wait_closed(self, timeout: float = 60.0) -> None:
         async with asyncio.timeout(timeout):
             await self._gone.wait()
+
+
+class FakeElastic(ElasticArena):
+    """The real one, over fake regions (`use_fake_slots`)."""
+
+    __slots__ = ()
+
+    def slot(self, number: int, length: int) -> memoryview:
+        assert self.in_service(number)
+        start = number * self.slot_size
+        return self.view[start : start + length]
+
+    def in_service(self, number: int) -> bool:
+        chunk = self._chunks.get(self._number(number))
+        return chunk is not None and number in chunk.inside
+
+    @property
+    def present(self) -> int:
+        return sum(len(chunk.inside) for chunk in self._chunks.values())
+
+
+AnyFakeArena = FakeArena | FakeElastic
 
 
 class FakePool:
@@ -131,12 +185,19 @@ class FakeId:
 class FakeLink:
     """The adapter's side of a connection; what is sent waits in the peer's `inbound`."""
 
-    def __init__(self, config: ConnectionConfig) -> None:
+    def __init__(
+        self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.send = FakeArena(
-            config.send_depth + (0 if config.raw else CONTROL_SLOTS), config.slot_size
+        self.send, self.recv = arenas or (
+            FakeArena(config.send_depth, config.slot_size),
+            FakeArena(config.receives, config.slot_size),
         )
-        self.recv = FakeArena(config.recv_depth + config.control_depth, config.slot_size)
+        for arena in (self.send, self.recv):
+            if isinstance(arena, FakeElastic):
+                arena.pin, arena.unpin = self.pin, self.unpin  # type: ignore[assignment]
+        self.control = None if config.raw else FakeArena(CONTROL_SLOTS, 64)
+        self.data_slots = config.send_depth
         self.cm_id = FakeId()
         self.pd = None
         self.pool = FakePool()
@@ -176,9 +237,13 @@ class FakeLink:
 
     def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
         assert slot not in self.busy, "the slot is under way"
-        assert length <= self.send.slot_size
+        arena, place = self.send, slot
+        if slot >= self.data_slots and self.control is not None:
+            arena, place = self.control, slot - self.data_slots
+        assert length <= arena.slot_size
+        assert arena.in_service(place), "the slot's memory is not registered"
         self.busy.add(slot)
-        frame = bytes(self.send.slot(slot, length))
+        frame = bytes(arena.slot(place, length))
         self.sent.append(frame)
         # Every credit that the peer now has, and every control message, has its receive.
         assert len(self.posted) + len(self.landed) + self.processing >= self.promised()
@@ -195,7 +260,7 @@ class FakeLink:
             return
         for slot in slots:
             assert slot not in self.posted, "posted twice"
-            assert 0 <= slot < self.recv.count
+            assert self.recv.in_service(slot), "the slot's memory is not registered"
             self.posted.append(slot)
 
     def post_read(
@@ -311,10 +376,17 @@ def as_link(link: FakeLink) -> Link:
 class Wire:
     """Two connected `Connection`s, [0] the connecting side."""
 
-    def __init__(self, first: ConnectionConfig, second: ConnectionConfig) -> None:
+    def __init__(
+        self,
+        first: ConnectionConfig,
+        second: ConnectionConfig,
+        arenas: Callable[[ConnectionConfig], tuple[AnyFakeArena, AnyFakeArena] | None] = (
+            lambda config: None
+        ),
+    ) -> None:
         FakeRegion.regions.clear()
         self.configs = (first, second)
-        self.links = (FakeLink(first), FakeLink(second))
+        self.links = (FakeLink(first, arenas(first)), FakeLink(second, arenas(second)))
         self.links[0].peer, self.links[1].peer = self.links[1], self.links[0]
         self.links[0].cm_id.peer, self.links[1].cm_id.peer = (
             self.links[1].cm_id,
@@ -331,7 +403,8 @@ class Wire:
     def meet(self, side: int) -> None:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
-        self.ends[side]._meet(hello_of(peer, b""), peer.responder_resources)
+        window = self.ends[1 - side]._receiver.window.size
+        self.ends[side]._meet(hello_of(peer, b"", window), peer.responder_resources)
 
     async def open(self) -> None:
         """The whole handshake."""
@@ -390,9 +463,10 @@ class Wire:
 def _promises(end: Connection, config: ConnectionConfig) -> Callable[[], int]:
     if config.raw:
         return lambda: 0
-    return lambda: end._receiver._unused + config.control_depth
+    return lambda: end._receiver.window.unused + config.control_depth
 
 
 def use_fake_regions(monkeypatch: Any) -> None:
-    """Have the rendezvous register with the fake adapter."""
+    """Have the rendezvous, and arenas that grow, register with the fake adapter."""
     monkeypatch.setattr(rendezvous, "MemoryRegion", FakeRegion)
+    monkeypatch.setattr(elastic, "MemoryRegion", FakeRegion)

@@ -215,19 +215,27 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         sender, receiver = end._sender, end._receiver
         peer = wire.ends[1 - side]._sender
         config = wire.configs[side]
-        assert len(link.posted) == link.recv.count, "a receive slot was lost"
-        assert len(sender._free) == config.send_depth, "a send slot was lost"
+        window = receiver.window
+        assert len(link.posted) == window.posted == link.recv.present, "a receive slot was lost"
+        assert len(sender._free) == link.send.present, "a send slot was lost"
         assert len(sender._control_free) == CONTROL_SLOTS, "a control slot was lost"
-        assert peer.credits + receiver._owed == config.recv_depth, "a credit was lost"
-        assert peer.credits == receiver._unused
-        assert peer.credits > config.recv_depth // 2 - 1, "the peer is kept short of credits"
+        data = window.posted - config.control_depth
+        assert peer.credits + window.owed == data, "a credit was lost"
+        assert peer.credits == window.unused
+        assert peer.credits > window.size // 2 - 1, "the peer is kept short of credits"
         assert end._exposer.window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window
         )
         assert link.reads_allowed == 0
         assert link.pool.out == 0
-        assert link.pinned == set()
-    assert FakeRegion.regions == {}
+        slots = {region for arena in (link.recv, link.send) for region in arena.regions}
+        assert link.pinned <= slots
+    assert set(FakeRegion.regions.values()) <= {
+        region
+        for link in wire.links
+        for arena in (link.recv, link.send)
+        for region in arena.regions
+    }
     await wire.close()
     for end in wire.ends:
         with pytest.raises((ConnectionEndedError, ResourceClosedError)):

@@ -41,7 +41,7 @@ class Side:
         self.controls.append((kind, flags, argument, bytes(body), imm))
 
     def send_credit(self) -> None:
-        self.returned.append(self.receiver.take_owed(0xFFFF))
+        self.returned.append(self.receiver.window.take(0xFFFF, alone=True))
 
     def arrive(self, frame: bytes, imm: int | None = None) -> int:
         slot = self.link.posted.popleft()
@@ -102,15 +102,15 @@ def test_a_credit_is_owed_only_once_the_slot_is_posted_again(run: Run) -> None:
     async def main() -> None:
         side = Side(recv_depth=2)
         posted_when_returned: list[int] = []
-        side.receiver._send_credit = lambda: posted_when_returned.append(side.away)
+        side.receiver.window._send_credit = lambda: posted_when_returned.append(side.away)
         side.data(b"x")
         message = await side.receiver.recv()
         assert side.away == 1
-        assert side.receiver.take_owed(10) == 0, "it is still held"
+        assert side.receiver.window.take(10, alone=False) == 0, "it is still held"
         message.release()
         assert side.away == 0
         assert posted_when_returned == [0]
-        assert side.receiver.take_owed(10) == 1
+        assert side.receiver.window.take(10, alone=False) == 1
 
     run(main())
 
@@ -136,7 +136,7 @@ def test_taking_owed_credits_is_bounded_and_counts_once(run: Run) -> None:
         for _ in range(4):
             side.data(b"x")
             (await side.receiver.recv()).release()
-        assert [side.receiver.take_owed(3) for _ in range(3)] == [3, 1, 0]
+        assert [side.receiver.window.take(3, alone=False) for _ in range(3)] == [3, 1, 0]
 
     run(main())
 
@@ -211,7 +211,7 @@ def test_control_frames_give_their_slots_back_at_once(run: Run) -> None:
         assert side.away == 0
         assert side.credits == [3, 3, 3, 3]
         assert [(c[0], c[1], c[2]) for c in side.controls] == [(k, 2, 7) for k in (0, 3, 4, 5)]
-        assert side.receiver._unused == 4, "they need no credit"
+        assert side.receiver.window.unused == 4, "they need no credit"
 
     run(main())
 

@@ -24,15 +24,12 @@ class Side:
         self.link = FakeLink(self.config)
         self.owed = 0
         self.due = False
-        self.sender = Sender(as_link(self.link), self.config, self.take_owed, self.credit_is_due)
+        self.sender = Sender(as_link(self.link), self.config, self)
 
-    def take_owed(self, most: int) -> int:
+    def take(self, most: int, *, alone: bool) -> int:
         taken, self.owed = min(self.owed, most), 0
         self.due = False
         return taken
-
-    def credit_is_due(self) -> bool:
-        return self.due
 
     def acknowledge(self, slot: int | None = None) -> None:
         slot = min(self.link.busy) if slot is None else slot

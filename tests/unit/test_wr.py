@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiordma._ffi import ffi
-from aiordma.errors import NotSupportedError
+from aiordma.errors import MessageTooLargeError, NotSupportedError
 from aiordma.verbs import SGE, Access, MWType, Opcode, QPLimits, QPType, RecvWR, SendFlags, SendWR
-from aiordma.verbs.enums import AtomicCap, DeviceCapFlags, TransportType
+from aiordma.verbs.enums import MTU, AtomicCap, DeviceCapFlags, TransportType
 from aiordma.verbs.wr import build_recv, build_send, pinned, sge_list
 from aiordma.verbs.wr_check import WRRules
 
@@ -61,6 +62,9 @@ class Device:
         for name, value in attributes.items():
             setattr(self.attributes, name, value)
 
+    def query_port(self, port: int) -> Any:
+        return SimpleNamespace(max_msg_sz=1 << 31, active_mtu=MTU.MTU_4096)
+
 
 class Iwarp(Device):
     """A context without immediates."""
@@ -70,11 +74,13 @@ class Iwarp(Device):
 
 
 def rules(device: Any = None, qp_type: QPType = QPType.RC, **options: Any) -> WRRules:
-    return WRRules.of(device or Device(), LIMITS, qp_type, **options)
+    context: Any = Device() if device is None else device
+    return WRRules.of(context, LIMITS, qp_type, **options)
 
 
 def piece(length: int | None = 8, offset: int = 0, region: Any = None) -> SGE:
-    return SGE(region or Region(), offset, length)
+    memory: Any = Region() if region is None else region
+    return SGE(memory, offset, length)
 
 
 # Values
@@ -204,6 +210,19 @@ def test_inline() -> None:
     for opcode in (Opcode.RDMA_READ, Opcode.ATOMIC_FETCH_AND_ADD):
         with pytest.raises(ValueError, match="cannot be inline"):
             check([SendWR(0, [piece()], opcode, SendFlags.INLINE)])
+
+
+def test_the_largest_message() -> None:
+    """Adapters add up the pieces in 32 bits; what is beyond would be sent modulo that."""
+    check = rules().check_send
+    half = piece(1 << 30, region=Region(1 << 30))
+    for opcode in (Opcode.SEND, Opcode.RDMA_WRITE, Opcode.RDMA_READ):
+        check([SendWR(0, [half, half], opcode)])
+    huge = piece((1 << 31) + 1, region=Region(1 << 40))
+    for opcode in (Opcode.SEND, Opcode.RDMA_WRITE, Opcode.RDMA_READ):
+        for pieces in ([huge], [half, piece((1 << 30) + 1, region=Region(1 << 40))]):
+            with pytest.raises(MessageTooLargeError, match="max_msg_sz is 2147483648"):
+                check([SendWR(0, pieces, opcode)])
 
 
 def test_atomics_are_aligned_and_have_8_bytes() -> None:

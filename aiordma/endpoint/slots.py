@@ -1,0 +1,205 @@
+"""Slots: what a connection's messages lie in and where they complete; its own, or out of a pool.
+
+Theory of operation
+    By default a connection has receives for `recv_depth` messages, slots for `send_depth`, and a
+    completion queue.  A thousand connections, of which most are silent, then pin memory for all
+    that each of them could have under way.
+
+    With `shared_slots` the connections of a loop and device share a budget (memory.budget) and
+    completion queues.  Each begins with the few slots that it is guaranteed, gets more while its
+    peer uses up its credits, and gives some back when others want them.  What they do not share is
+    memory or a protection domain: a receive that one connection was granted is posted to that
+    connection's queue pair, so that no peer can use up another's, and no key opens another's
+    memory.  A shared receive queue would do neither: who sends beyond its credits takes the
+    receives that others were promised, and on Soft-RoCE a queue pair that dies inside a message
+    keeps a receive for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
+from aiordma.loop import registry
+from aiordma.loop.workers import call_blocking
+from aiordma.memory.arena import Arena
+from aiordma.memory.budget import Share, SlotBudget
+from aiordma.memory.elastic import ElasticArena
+from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QueuePair
+from aiordma.verbs.resource import Resource
+
+__all__ = ["SharedQueues", "Slots"]
+
+_CQE = 1024  # completions that a shared queue has room for at first
+_CONTROL_SIZE = 64  # a message without data is a header
+_STEPS = 16  # from the guaranteed slots to all
+_INLINE = 1 << 20  # registering more than this takes long enough to go to a thread
+
+
+class SharedQueues:
+    """The completion queues that the connections of a loop and device share.
+
+    One, as long as it can grow; where the device cannot do that, or has reached its limit, the next
+    is begun.
+    """
+
+    def __init__(self, channel: CompletionChannel) -> None:
+        self._channel = channel
+        self.queues: list[CompletionQueue] = []
+
+    def take(self, completions: int) -> CompletionQueue:
+        """A queue with room for so many more, which the queue pair then promises.
+
+        Raises:
+            OSError: The adapter has no more.
+        """
+        for cq in self.queues:
+            if cq._make_room(completions):
+                return cq
+        context = self._channel.context
+        room = min(max(_CQE, completions), context.attributes.max_cqe)
+        cq = CompletionQueue(context, room, self._channel)
+        self.queues.append(cq)
+        return cq
+
+    def close(self) -> None:
+        """The last connection has let go."""
+        for cq in self.queues:
+            cq.close()
+
+
+class Slots:
+    """The slots of one connection, and its completion queue; made by `open`.
+
+    Attributes:
+        recv: Where the peer's messages land.
+        send: Where messages lie while they are sent.
+        control: Where those without data lie; None for a raw connection.
+        cq: Where all of it completes.
+    """
+
+    __slots__ = ("_own_cq", "_share", "_undo", "control", "cq", "recv", "send")
+
+    recv: Arena
+    send: Arena
+    control: Arena | None
+    cq: CompletionQueue
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+        self._own_cq = True
+        self._share: Share | None = None
+
+    @classmethod
+    async def open(
+        cls, pd: ProtectionDomain, channel: CompletionChannel, config: ConnectionConfig
+    ) -> Slots:
+        """Allocate and register.
+
+        Raises:
+            OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
+                cannot guarantee what a connection needs.
+
+        Cancellation: what was made is given back.
+        """
+        slots = cls()
+        try:
+            if config.shared_slots is None:
+                slots.recv = await _registered(lambda: Arena(pd, config.receives, config.slot_size))
+                slots._undo.callback(slots.recv.close)
+                slots.send = await _registered(
+                    lambda: Arena(pd, config.send_depth, config.slot_size)
+                )
+                slots._undo.callback(slots.send.close)
+            else:
+                await slots._join(pd, config, config.shared_slots)
+            slots.control = None
+            if not config.raw:
+                slots.control = Arena(pd, CONTROL_SLOTS, _CONTROL_SIZE)
+                slots._undo.callback(slots.control.close)
+            slots._complete(channel, config)
+        except BaseException:
+            slots.abandon()
+            raise
+        return slots
+
+    async def _join(self, pd: ProtectionDomain, config: ConnectionConfig, total: int) -> None:
+        """Become a member of the pool, with the slots that are guaranteed."""
+        receives = MIN_WINDOW + config.control_depth
+        sends = min(MIN_SENDS, config.send_depth)
+        key = ("slots", id(pd.context), total, config.slot_size)
+        budget, release = registry.acquire(key, lambda: SlotBudget(total))
+        self._undo.callback(release)
+        share = self._share = budget.join(receives + sends)
+        share.take(receives + sends)
+        self.recv = await _elastic(pd, config.receives, receives, config.slot_size, share)
+        self._undo.callback(self.recv.close)
+        self.send = await _elastic(pd, config.send_depth, sends, config.slot_size, share)
+        self._undo.callback(self.send.close)
+
+    def _complete(self, channel: CompletionChannel, config: ConnectionConfig) -> None:
+        completions = config.sends + config.receives
+        if config.shared_slots is None:
+            self.cq = CompletionQueue(channel.context, completions, channel)
+            self._undo.callback(self.cq.close)
+        else:
+            key = ("shared completions", id(channel.context))
+            queues, release = registry.acquire(key, lambda: SharedQueues(channel))
+            self._undo.callback(release)
+            self._own_cq = False
+            self.cq = queues.take(completions)
+
+    @property
+    def regions(self) -> list[MemoryRegion]:
+        """All memory that is registered now."""
+        arenas = [self.recv, self.send] + ([self.control] if self.control is not None else [])
+        return [region for arena in arenas for region in arena.regions]
+
+    def pin_with(
+        self, pin: Callable[[MemoryRegion], None], unpin: Callable[[MemoryRegion], None]
+    ) -> None:
+        """How memory that comes later is kept as long as the queue pair may use it."""
+        for arena in (self.recv, self.send):
+            if isinstance(arena, ElasticArena):
+                arena.pin, arena.unpin = pin, unpin
+
+    def abandon(self) -> None:
+        """Give everything back; there never was a queue pair."""
+        self._undo.close()
+        if self._share is not None:
+            self._share.leave()
+
+    def close(self, qp: QueuePair) -> list[Resource]:
+        """Give everything back once the queue pair is gone; what there is to wait for."""
+        parts: list[Resource] = [*self.regions, *([self.cq] if self._own_cq else [])]
+        self._undo.close()
+        if (share := self._share) is not None:
+            # Not before the queue pair is gone: until then the memory is pinned.
+            loop = asyncio.get_running_loop()
+
+            def leave(_: object) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(share.leave)
+
+            qp._gone.add_done_callback(leave)
+        return parts
+
+
+async def _registered(make: Callable[[], Arena]) -> Arena:
+    """Pinning takes time with the size, so it is done off the loop."""
+    return await call_blocking(make, undo=Arena.close)
+
+
+async def _elastic(
+    pd: ProtectionDomain, most: int, base: int, slot_size: int, share: Share
+) -> ElasticArena:
+    chunk = min(max(4, (most - base) // _STEPS), max(1, _INLINE // slot_size))
+    return await call_blocking(
+        lambda: ElasticArena(pd, most, base, chunk, slot_size, share), undo=ElasticArena.close
+    )

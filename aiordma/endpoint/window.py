@@ -1,0 +1,126 @@
+"""Window: the receives that a peer may use, and the credits that say so.
+
+Theory of operation
+    At any time the adapter has a receive for every credit that the peer has, for every credit that
+    it is owed, and for `control` messages without credit.  So what is owed need not be counted:
+    it is what is posted beyond the other two.
+
+    A slot of a pool may leave instead of being posted again.  It does so only if that sum still
+    holds without it, which is always the case for the slot of a data message: with the message a
+    credit has gone, too.  The window shrinks by credits that are not given back, never by taking
+    any away.
+
+    A CREDIT frame costs no credit, so the receives that it uses have to be counted: the peer keeps
+    two.  One is known to be processed when the peer has spent a credit that came with it or after
+    it; while two are not, a third has to wait, which does no harm, because a peer that has not
+    processed them has credits to spend.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from aiordma.endpoint.config import MIN_WINDOW
+from aiordma.endpoint.link import Link
+
+__all__ = ["Window"]
+
+_CREDIT_FRAMES = 2
+
+
+class Window:
+    """The receiving side's account.
+
+    Args:
+        link: Has the receive slots.
+        control: Receives for messages without credit.
+        send_credit: Called when enough is owed for a CREDIT frame.
+
+    Attributes:
+        posted: Receives that the adapter has.
+        unused: Credits that the peer has.
+    """
+
+    __slots__ = ("_control", "_granted", "_link", "_marks", "_send_credit", "posted", "unused")
+
+    def __init__(self, link: Link, control: int, send_credit: Callable[[], None]) -> None:
+        self._link = link
+        self._control = control
+        self._send_credit = send_credit
+        self.posted = link.recv.count
+        self.unused = self.size
+        self._granted = self.unused  # since the beginning
+        # For each CREDIT frame that may be unprocessed: what was granted before it.
+        self._marks: deque[int] = deque()
+
+    @property
+    def size(self) -> int:
+        """Data messages for which there are slots; those that are leaving do not count."""
+        return self._link.recv.count - self._control
+
+    @property
+    def owed(self) -> int:
+        """Receives for data whose credit the peer does not have yet."""
+        return max(0, self.posted - self._control - self.unused)
+
+    @property
+    def due(self) -> bool:
+        """Whether half of the window is owed, and a CREDIT frame may be sent."""
+        return self.owed >= max(1, (self.size + 1) // 2) and len(self._marks) < _CREDIT_FRAMES
+
+    def spend(self) -> bool:
+        """A message that costs a credit has come; False if the peer had none."""
+        if self.unused <= 0:
+            return False
+        self.unused -= 1
+        spent = self._granted - self.unused
+        while self._marks and spent > self._marks[0]:
+            self._marks.popleft()
+        return True
+
+    def take(self, most: int, *, alone: bool) -> int:
+        """Credits for a frame that is about to be sent; `alone` for a CREDIT frame."""
+        credits = min(self.owed, most)
+        if alone and credits:
+            self._marks.append(self._granted)
+        self._granted += credits
+        self.unused += credits
+        return credits
+
+    # Slots
+
+    def post(self, slots: Iterable[int]) -> None:
+        """Give slots to the adapter."""
+        slots = list(slots)
+        self._link.post_recv(slots)
+        self.posted += len(slots)
+        if self.due:
+            self._send_credit()
+
+    def back(self, slot: int) -> None:
+        """A slot is free: to the adapter again, or out of service."""
+        if self._link.recv.leaving(slot) and self.posted >= self.unused + self._control:
+            self._link.recv.hand_in(slot)
+        else:
+            self.post((slot,))
+
+    def adapt(self, held: int) -> None:
+        """A message was released: fit the window to what the peer and the others need.
+
+        Grows when the peer has used up its credits, and shrinks when connections of the pool wait
+        for slots and this one has more than its share.
+
+        Args:
+            held: Slots that the program keeps; at most half of the window may be.
+        """
+        arena = self._link.recv
+        if not self.unused:
+            self._grow()
+        elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * held):
+            # All of its slots are posted, queued or kept: none is there to be handed in yet.
+            arena.shrink()
+
+    def _grow(self) -> None:
+        if not self.unused:
+            self.post(self._link.recv.grow(self._grow))

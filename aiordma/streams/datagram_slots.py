@@ -1,0 +1,149 @@
+"""Slots of registered memory that datagrams leave from and arrive in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiordma._ffi import ffi, lib
+from aiordma.loop.slots import SUB_SHIFT
+from aiordma.verbs.ah import AddressHandle
+from aiordma.verbs.enums import Opcode, SendFlags
+from aiordma.verbs.mr import MemoryRegion
+
+__all__ = ["RECV", "RecvSlots", "SendSlots"]
+
+# The sub-index of a wr_id: this bit and n for receive slot n, n alone for send slot n.
+RECV = 0x8000
+
+
+class SendSlots:
+    """What leaves: a datagram is copied into a slot, which it has until its completion.
+
+    Args:
+        mr: Memory of all slots.
+        count: Slots.
+        size: Bytes each.
+    """
+
+    __slots__ = ("_bad", "_free", "_pins", "_sge", "_wr", "mr", "size")
+
+    def __init__(self, mr: MemoryRegion, count: int, size: int) -> None:
+        self.mr = mr
+        self.size = size
+        self._free = list(range(count))
+        self._pins: dict[int, AddressHandle] = {}  # the adapter looks at a handle when it sends
+        # One request is filled in again and again: the adapter copies it when it is posted.
+        self._sge = ffi.new("struct ibv_sge *")
+        self._sge.lkey = mr.lkey
+        self._wr = ffi.new("struct ibv_send_wr *")
+        self._wr.sg_list = self._sge
+        self._wr.num_sge = 1
+        self._wr.opcode = int(Opcode.SEND)
+        self._wr.send_flags = int(SendFlags.SIGNALED)
+        self._bad = ffi.new("struct ibv_send_wr **")
+
+    def __len__(self) -> int:
+        """Datagrams that the adapter has."""
+        return len(self._pins)
+
+    @property
+    def full(self) -> bool:
+        """Whether no slot is free."""
+        return not self._free
+
+    def post(
+        self, qp_handle: Any, base: int, data: Any, ah: AddressHandle, qpn: int, qkey: int
+    ) -> int:
+        """Copy a datagram into a free slot and post it; 0 or what `ibv_post_send(3)` returned.
+
+        The slot is taken either way: the adapter may have queued what it refused.
+        """
+        ud = self._wr.wr.ud
+        ud.ah = ah._require()
+        ud.remote_qpn = qpn
+        ud.remote_qkey = qkey
+        slot = self._free.pop()
+        length = len(data)
+        start = slot * self.size
+        self.mr.view[start : start + length] = data
+        self._sge.addr = self.mr.addr + start
+        self._sge.length = length
+        self._wr.wr_id = base + (slot << SUB_SHIFT)
+        ah._retain()
+        self._pins[slot] = ah
+        return int(lib.ibv_post_send(qp_handle, self._wr, self._bad))
+
+    def done(self, slot: int) -> None:
+        """The datagram has left, or has failed."""
+        self._pins.pop(slot)._let_go()
+        self._free.append(slot)
+
+    def all_done(self) -> None:
+        """The adapter has forgotten everything."""
+        for slot in list(self._pins):
+            self.done(slot)
+
+    def pinned(self) -> list[AddressHandle]:
+        """Hand over the handles that are in use, for somebody else to let go of."""
+        pins = list(self._pins.values())
+        self._pins.clear()
+        return pins
+
+
+class RecvSlots:
+    """What arrives: header and datagram, in a slot that the adapter was lent.
+
+    Args:
+        mr: Memory of all slots.
+        count: Slots.
+        size: Bytes each, the header among them.
+    """
+
+    __slots__ = ("_back", "_lent", "_numbers", "count", "mr", "size")
+
+    def __init__(self, mr: MemoryRegion, count: int, size: int) -> None:
+        self.mr = mr
+        self.count = count
+        self.size = size
+        self._numbers = ffi.new("uint16_t[]", count)
+        self._lent: set[int] = set()
+        self._back: list[int] = []
+
+    def __len__(self) -> int:
+        """Slots that the adapter has."""
+        return len(self._lent)
+
+    def post(self, qp_handle: Any, base: int, slots: Iterable[int]) -> int:
+        """Lend slots, in one chain; 0 or what `ibv_post_recv(3)` returned."""
+        count = 0
+        for slot in slots:
+            self._numbers[count] = slot
+            self._lent.add(slot)
+            count += 1
+        return int(
+            lib.aio_post_recv_slots(
+                qp_handle, base + (RECV << SUB_SHIFT), self.mr.addr, self.size, self.mr.lkey,
+                self._numbers, count,
+            )
+        )  # fmt: skip
+
+    def filled(self, slot: int) -> None:
+        """A datagram is in it."""
+        self._lent.discard(slot)
+
+    def keep(self, slots: Iterable[int]) -> None:
+        """Slots that cannot be lent now."""
+        self._back += slots
+
+    def take_all(self) -> list[int]:
+        """All slots that are not with the program; the adapter has forgotten those it had."""
+        slots = [*self._lent, *self._back]
+        self._lent.clear()
+        self._back.clear()
+        return slots
+
+    def view(self, slot: int, length: int) -> memoryview:
+        """The first bytes of a slot: header and datagram."""
+        start = slot * self.size
+        return self.mr.view[start : start + length]

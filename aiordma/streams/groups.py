@@ -1,0 +1,46 @@
+"""Groups: the multicast groups of one datagram endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.streams.datagram_port import DatagramPort
+
+__all__ = ["Groups"]
+
+
+class Groups:
+    """The multicast groups of one endpoint; joins and leaves one after another."""
+
+    def __init__(self, port: DatagramPort) -> None:
+        self._port = port
+        self._one = asyncio.Lock()
+        self._members: dict[str, tuple[ConnectionEvent, bool]] = {}
+
+    def receives(self, gid: bytes) -> bool:
+        """Whether the endpoint is a full member of the group with this GID."""
+        return any(
+            event.ah_attr is not None and event.ah_attr.dgid == gid and not send_only
+            for event, send_only in self._members.values()
+        )
+
+    async def join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
+        """Be a member; one that only sends becomes a full one if that is asked for."""
+        async with asyncio.timeout(timeout), self._one:
+            event, only_sends = self._members.get(host, (None, True))
+            if event is not None:
+                if send_only or not only_sends:
+                    return event
+                del self._members[host]
+                await self._port.home.leave_multicast(host, timeout=timeout)
+            event = await self._port.home.join_multicast(host, send_only=send_only, timeout=timeout)
+            self._members[host] = (event, send_only)
+            return event
+
+    async def leave(self, host: str, *, timeout: float) -> None:
+        """Be no member any more."""
+        self._members.pop(host, None)  # from now on nothing of the group is delivered
+        async with asyncio.timeout(timeout), self._one:
+            self._members.pop(host, None)
+            await self._port.home.leave_multicast(host, timeout=timeout)

@@ -1,0 +1,123 @@
+"""Outbox: datagrams on their way from `sendto` to the adapter.
+
+A datagram goes to the adapter at once if its destination is known, nothing waits before it and a
+slot is free.  Else it is copied, and waits: for its destination to be found, then in one line for
+slots.  The bytes that wait are counted, and bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from aiordma.streams.datagram_config import DatagramConfig, Key
+from aiordma.streams.datagram_port import DatagramPort
+from aiordma.streams.destinations import Destination, Destinations
+from aiordma.streams.flow import FlowControl
+from aiordma.streams.groups import Groups
+
+__all__ = ["Outbox"]
+
+_HEADER = 8  # bytes that a datagram counts beside its own, so that empty ones count
+
+
+class Outbox:
+    """What waits to be sent, and for whom.
+
+    Args:
+        port: The adapter's side.
+        groups: The endpoint's multicast groups.
+        config: Limits.
+        flow: Told how many bytes wait.
+        error: Called with what happened to datagrams that are lost.
+        moved: Called when something has left, or was given up.
+
+    Attributes:
+        destinations: Where datagrams go.
+    """
+
+    __slots__ = ("_error", "_flow", "_line", "_loop", "_moved", "_port", "_room", "destinations")
+
+    def __init__(
+        self,
+        port: DatagramPort,
+        groups: Groups,
+        config: DatagramConfig,
+        flow: FlowControl,
+        error: Callable[[OSError], None],
+        moved: Callable[[], None],
+    ) -> None:
+        self.destinations = Destinations(port, groups, config, self._on_found, self._on_not_found)
+        self._loop = asyncio.get_running_loop()
+        self._port = port
+        self._flow = flow
+        self._room = config.max_buffer_size
+        self._error = error
+        self._moved = moved
+        self._line: deque[tuple[bytes, Destination]] = deque()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits and the adapter has nothing."""
+        return not self._line and not self._port.sending and not self.destinations.busy
+
+    def send(self, data: Any, key: Key) -> None:
+        """Send contiguous bytes; copies them.  What is dropped is reported, in a later turn."""
+        try:
+            destination = self.destinations.get(key)
+        except OSError as exc:
+            self._loop.call_soon(self._error, exc)
+            return
+        if not self._line and self._post(data, destination):
+            return
+        size = len(data) + _HEADER
+        if self._flow.size + size > self._room:
+            full = OSError(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
+            self._loop.call_soon(self._error, full)
+            return
+        if destination.ah is None:
+            destination.pending.append(bytes(data))
+        else:
+            self._enqueue(bytes(data), destination)
+        self._flow.add(size)
+
+    def _post(self, data: Any, destination: Destination) -> bool:
+        ah = destination.ah
+        if ah is None:
+            return False
+        return self._port.post_send(data, ah, destination.qpn, destination.qkey)
+
+    def _enqueue(self, data: bytes, destination: Destination) -> None:
+        self._line.append((data, destination))
+        destination.queued += 1
+
+    def flush(self) -> None:
+        """Send what waits, in order, as long as there are slots."""
+        while self._line:
+            data, destination = self._line[0]
+            # One that is not found any more was reported; what was for it is lost.
+            if destination.ah is not None and not self._post(data, destination):
+                break
+            self._line.popleft()
+            destination.queued -= 1
+            self._flow.remove(len(data) + _HEADER)
+        self._moved()
+
+    def _on_found(self, destination: Destination) -> None:
+        while destination.pending:
+            self._enqueue(destination.pending.popleft(), destination)
+        self.flush()
+
+    def _on_not_found(self, destination: Destination, exc: OSError) -> None:
+        while destination.pending:
+            self._flow.remove(len(destination.pending.popleft()) + _HEADER)
+        self._error(exc)
+        self._moved()
+
+    def clear(self) -> None:
+        """Drop everything, and stop looking for destinations."""
+        self._line.clear()
+        self.destinations.close()

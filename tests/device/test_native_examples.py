@@ -1,0 +1,27 @@
+"""The examples of the native level, each a process of its own, run as they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.device.oracle import adapter_objects
+from tests.seeds.programs import PORT, running
+
+pytestmark = pytest.mark.device
+
+
+@pytest.mark.smoke
+async def test_the_native_examples(address: str, is_siw: bool) -> None:
+    before = adapter_objects()
+    async with running("native_server.py") as server:
+        assert await server.first_line() == f"listening on 0.0.0.0 {PORT}\n"
+        async with running("native_client.py", address) as client:
+            assert await client.finish() == (
+                "lent by the server: 1024 bytes\nread: left by a server\necho: hello, verbs\n"
+            )
+        assert await server.finish() == (
+            "a client says: hello, verbs\n"
+            "in memory: left by a client\n"
+            f"counter: {0 if is_siw else 1}\n"  # iWARP has no atomics
+        )
+    assert adapter_objects() == before

@@ -1,0 +1,77 @@
+"""Addresses that sendto() takes, and the numbers of an endpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, key_of
+
+
+@pytest.mark.parametrize(
+    ("address", "key"),
+    [
+        (("10.0.0.1", 7000), ("service", "10.0.0.1", 7000)),
+        (("fd80:0:0::1", 7000), ("service", "fd80::1", 7000)),
+        (("fe80::1%3", 7000), ("service", "fe80::1%3", 7000)),
+        (("fe80::1", 7000, 0, 3), ("service", "fe80::1%3", 7000)),
+        (("fd80::1", 7000, 9, 0), ("service", "fd80::1", 7000)),
+        (("239.1.2.3", 7000), ("group", "239.1.2.3", 0)),
+        (("239.1.2.3", 0), ("group", "239.1.2.3", 0)),
+        (("ff0e::1", 5), ("group", "ff0e::1", 0)),
+        (DatagramAddress("10.0.0.1", 0, 17), ("queue", "10.0.0.1", 17)),
+        (DatagramAddress("10.0.0.1", 7000, 17), ("queue", "10.0.0.1", 17)),
+        (("10.0.0.1", 7000, 17), ("queue", "10.0.0.1", 17)),
+        (DatagramAddress("10.0.0.1", 7000, 0), ("service", "10.0.0.1", 7000)),
+    ],
+)
+def test_what_an_address_names(address: Any, key: tuple[str, str, int]) -> None:
+    assert key_of(address) == key
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        (("host.example", 7000), "numeric"),
+        (("", 7000), "numeric"),
+        (("10.0.0.1", 0), "neither a port nor a queue pair"),
+        (("10.0.0.1", 0, 0), "neither a port nor a queue pair"),
+        (("10.0.0.1", -1), "not in 0..65535"),
+        (("10.0.0.1", 65536), "not in 0..65535"),
+        (("10.0.0.1", 5, 1 << 24), "queue pair 16777216"),
+    ],
+)
+def test_addresses_out_of_range(address: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        key_of(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:5", ("10.0.0.1",), (5, 5), ("10.0.0.1", "5"), ["10.0.0.1", 5], None]
+)
+def test_what_is_no_address(address: Any) -> None:
+    with pytest.raises(TypeError):
+        key_of(address)
+
+
+@pytest.mark.parametrize(
+    "name", ["recv_depth", "send_depth", "max_buffer_size", "max_destinations"]
+)
+def test_whole_numbers(name: str) -> None:
+    assert getattr(DatagramConfig(**{name: 1}), name) == 1
+    for value in (0, -1, 1 << 60):
+        with pytest.raises(ValueError, match=name):
+            DatagramConfig(**{name: value})
+    for other in (1.5, "1", True, None):
+        with pytest.raises(TypeError, match=name):
+            DatagramConfig(**{name: other})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["resolve_timeout_s", "refresh_s", "close_timeout_s"])
+def test_seconds(name: str) -> None:
+    assert getattr(DatagramConfig(**{name: 0.5}), name) == 0.5  # type: ignore[arg-type]
+    for value in (0, -1, float("inf"), float("nan"), "1"):
+        with pytest.raises(ValueError, match=name):
+            DatagramConfig(**{name: value})  # type: ignore[arg-type]
+    assert DatagramConfig(refresh_s=None).refresh_s is None
