@@ -282,6 +282,7 @@ _ERRNO_HINTS: dict[tuple[str, int], str] = {
     "address does not fit: `rdma link`",
     ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
     "`aiordma devices`",
+    ("ibv_create_ah", errno.ETIMEDOUT): "no neighbor has the address: `ip neighbor`",
 }
 for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
     # libsiw takes one page for an invalid one, and says nothing: tests/device/test_siw_limits.py.

@@ -33,7 +33,7 @@ BURST = 32
 ORDINARY_EVERY = 4  # of so many bursts one is posted in the ordinary way, too
 # Bytes in a burst: the queues note their order in blocks of 64 places, which they use again.
 BYTES_LIMIT = 2048
-OBJECTS_LIMIT = 200
+OBJECTS_LIMIT = 1000  # after all: what free lists of Python keep is counted, too
 DEADLINE_S = 60.0
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -222,3 +225,12 @@ async def test_ipv6(address: str) -> None:
         await client.until(lambda: client.data == [b"six"])
         assert client.got[0][1][:2] == where(server)
         assert server.got[0][1].host == host
+
+
+async def test_the_example(address: str) -> None:
+    program = Path(__file__).parents[2] / "examples" / "datagrams.py"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-W", "error", str(program), address), stdout=asyncio.subprocess.PIPE
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, output) == (0, b"b'HELLO'\nb'TO EVERYBODY IN THE GROUP'\n")

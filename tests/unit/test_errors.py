@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import aiordma
 from aiordma import errors
 from aiordma.cm.enums import EventType
+from aiordma.error_words import SERVICE_REASONS
 from aiordma.errors import (
     CompletionError,
     RdmaError,
@@ -37,6 +38,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "ConnectionFailedError": (ConnectionError, OSError),
     "AddressError": (errors.ConnectionFailedError,),
     "RouteError": (errors.ConnectionFailedError,),
+    "MulticastError": (errors.ConnectionFailedError,),
     "ConnectionRejectedError": (errors.ConnectionFailedError, ConnectionRefusedError),
     "ConnectTimeoutError": (TimeoutError, OSError),
     "ConnectionLostError": (ConnectionResetError, ConnectionError),
@@ -179,6 +181,17 @@ def test_every_reason_to_reject(status: int) -> None:
     assert hint in str(error)
 
 
+@pytest.mark.parametrize("status", list(SERVICE_REASONS))
+def test_every_reason_of_a_datagram_service(status: int) -> None:
+    words, hint = SERVICE_REASONS[status]
+    error = cm_error("UNREACHABLE", status, b"data")
+    assert isinstance(error, errors.ConnectionRejectedError)
+    assert (error.event, error.status, error.private_data) == ("UNREACHABLE", status, b"data")
+    assert (error.errno, error.hint) == (errno.ECONNREFUSED, hint)
+    assert f"connection rejected: {words} (status {status})" in str(error)
+    assert isinstance(cm_error("UNREACHABLE", -errno.ETIMEDOUT), errors.ConnectTimeoutError)
+
+
 def test_a_reject_reason_may_be_unknown_or_an_errno() -> None:
     assert reject_reason(77) == "reason 77"
     assert reject_reason(-errno.ECONNREFUSED) == os.strerror(errno.ECONNREFUSED)
@@ -203,6 +216,7 @@ def test_an_end_is_a_lost_connection(event: str) -> None:
         ("ADDR_ERROR", -errno.ENODEV, errors.DeviceNotFoundError),
         ("ADDR_ERROR", 0, errors.AddressError),
         ("ROUTE_ERROR", -errno.EINVAL, errors.RouteError),
+        ("MULTICAST_ERROR", -errno.EINVAL, errors.MulticastError),
         ("UNREACHABLE", -errno.ETIMEDOUT, errors.ConnectTimeoutError),
         ("UNREACHABLE", 0, errors.ConnectTimeoutError),
         ("CONNECT_ERROR", -errno.EINVAL, errors.ConnectionFailedError),

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
+from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.memory.budget import SlotBudget
 
 from .conftest import run_on, settle
@@ -213,7 +214,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
     """Half of the window may be kept; it does not shrink below twice that."""
 
     async def main() -> None:
-        config = config_of(recv_depth=16, send_depth=4, window=1, total=60)
+        config = config_of(recv_depth=16, send_depth=4, window=1, total=30)
         pool = Pool(config, chunk=4)
         wire = Wire(config, config, pool.arenas_of)
         await wire.open()
@@ -225,19 +226,53 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
             await wire.run()
             if len(other.held) > 7:
                 other.release(0)
-        assert len(receiver._held) >= 4
-        while pool.rival.take(1):
-            pass
-        pool.rival.want(pool.again)
+        assert len(receiver._held) == 7
+        assert receiver.window.size == 16
+        pool.squeeze()
         for _ in range(40):
             one.send(10)
             other.recv()
             await wire.run()
             other.release(7)
-            assert receiver.window.size >= 2 * len(receiver._held) - 1
-            if pool.told:
-                pool.rival.want(pool.again)
+            assert receiver.window.size // 2 >= len(receiver._held)
+        assert pool.rival in pool.budget._waiting.values(), "it has enough"
         await finish(wire, [one, other], keeps=True)
+
+    run_on("asyncio", main())
+
+
+def test_two_credit_frames_at_most_are_unprocessed_while_a_window_shrinks() -> None:
+    async def main() -> None:
+        config = config_of(recv_depth=22, send_depth=22, window=1, total=60)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of)
+        await wire.open()
+        one, other = (Program(end, name) for name, end in enumerate(wire.ends))
+        window = wire.ends[1]._receiver.window
+        while window.size < 22 or wire.ends[0]._sender.credits < 22:
+            one.send(10)
+            other.recv()
+            await wire.run()
+            other.release()
+        # From now on the sending side processes nothing; what it had credits for is on its way.
+        link = wire.links[1]
+        before = len(link.sent)
+        for _ in range(22):
+            one.send(10)
+            other.recv()
+        await settle()
+        while link.inbound or link.landed:
+            link.land() if link.inbound else link.process()
+        await settle()
+        pool.squeeze()
+        while other.held:
+            other.release(0)
+            await settle()
+        assert window.size < 22
+        frames = link.sent[before:]
+        assert {FRAME.unpack_from(frame)[0] for frame in frames} == {FrameKind.CREDIT}
+        assert 1 <= len(frames) <= 2
+        await finish(wire, [one, other])
 
     run_on("asyncio", main())
 
