@@ -276,7 +276,10 @@ _ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
     ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
     ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
-    ("rdma_resolve_addr", errno.EADDRINUSE): "another id has the local port: reuse_address for both",
+    (
+        "rdma_resolve_addr",
+        errno.EADDRINUSE,
+    ): "another id has the local port: reuse_address for both",
     ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address",
     ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
     "address does not fit: `rdma link`",
@@ -358,7 +361,11 @@ def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
 def completion_error(
     status: int, *, operation: str = "", qp_num: int = 0, vendor_err: int = 0
 ) -> CompletionError:
-    """Build the exception for a completion whose status is not success."""
+    """Build the exception for a completion whose `status` is not success.
+
+    `operation` is what was posted, `qp_num` the local queue pair, `vendor_err` the adapter's own
+    code.
+    """
     name = wc_status_name(status)
     what = operation or "work request"
     text = _with_hint(f"{what} failed: {name} (status {status})", WC_HINTS.get(name, ""))

@@ -41,7 +41,7 @@ static int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *
     } else {
         out->token = ev->id ? (uint64_t)(uintptr_t)ev->id->context : 0;
     }
-    if (ev->id && ev->id->ps == RDMA_PS_UDP) {
+    if (ev->id && ev->id->qp_type == IBV_QPT_UD) { /* port spaces UDP and IPOIB */
         out->is_datagram = 1;
         out->qp_num = ev->param.ud.qp_num;
         out->qkey = ev->param.ud.qkey;

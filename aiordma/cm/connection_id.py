@@ -102,7 +102,10 @@ class ConnectionId(Options, Datagrams):
         self.stage = Stage.BOUND
 
     def listen(self, backlog: int = 50) -> None:
-        """Listen for requests; 0 or less means 50 (`rdma_listen(3)`).
+        """Listen for requests (`rdma_listen(3)`).
+
+        Args:
+            backlog: Requests that may wait; 0 or less means 50.
 
         Raises:
             OSError: Not bound, or the port is taken.
@@ -175,6 +178,9 @@ class ConnectionId(Options, Datagrams):
     async def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the path to the resolved address (`rdma_resolve_route(3)`).
 
+        Args:
+            timeout: Seconds.
+
         Raises:
             ValueError: The limit is negative.
             OSError: EINVAL before `resolve_addr`.
@@ -201,7 +207,10 @@ class ConnectionId(Options, Datagrams):
     ) -> QueuePair:
         """Make the id's queue pair, ready for receives (`ibv_create_qp(3)`).
 
-        The id outlives it, whatever is closed first; so does everything in `uses`.
+        Args:
+            pd: Protection domain, on the id's device.
+            attr: Sizes, completion queues, type.
+            uses: Resources that outlive it, whatever is closed first; so does the id.
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
@@ -373,6 +382,9 @@ class ConnectionId(Options, Datagrams):
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse the request that made this id (`rdma_reject(3)`); close the id after it.
+
+        Args:
+            private_data: Bytes for the peer's program.
 
         Raises:
             ValueError: More than 148 bytes, or 136 for datagrams.

@@ -46,6 +46,8 @@ class QPPolicy:
     def granting(self, responder_resources: int, initiator_depth: int) -> QPPolicy:
         """The policy of an end that accepts with these depths.
 
+        `responder_resources` and `initiator_depth` are what the answer to the request grants.
+
         The connection manager proposes what the request asked for.  An end that started more
         reads than it announced would break its connection: the peer serves no more than that.
         """

@@ -47,7 +47,7 @@ async def create_datagram_endpoint(
     Datagrams are RDMA's own (queue pairs of type UD), not UDP's: both ends speak RDMA, and the
     largest datagram is the port's MTU.  An address (host, port) names a service, which the
     connection manager resolves when the first datagram goes there; any program of librdmacm's
-    port space UDP can be at the other end.
+    port space UDP can be at the other end (`rdma_cm(7)`).
 
     Args:
         protocol_factory: Makes the `asyncio.DatagramProtocol`.

@@ -44,8 +44,9 @@ class DatagramConfig:
         max_destinations: Destinations that are kept, 1 to 65,536; the one not used for longest
             goes first.
         resolve_timeout_s: Seconds in which a destination has to be found.
-        refresh_s: Seconds after which a service that is still used is asked for again: one that
-            was restarted has another queue pair, and nothing else would tell.  None: never.
+        refresh_s: Seconds after which a destination that is still used is looked for again: a
+            service that was restarted has another queue pair, and nothing else would tell.  None:
+            never.
         close_timeout_s: Seconds that `close()` waits for what was sent to leave.
     """
 

@@ -238,9 +238,10 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     async def join_group(
         self, group: str | Address, *, send_only: bool = False, timeout: float = 5.0
     ) -> None:
-        """Receive what is sent to a multicast group; what this endpoint sends to it, too.
+        """Receive what is sent to a multicast group (`rdma_join_multicast_ex(3)`).
 
-        Sending to a group needs no call: `sendto` joins as a member that only sends.
+        What this endpoint sends to it arrives here, too.  Sending to a group needs no call:
+        `sendto` joins as a member that only sends.
 
         Args:
             group: Numeric IPv4 address of the group.
@@ -258,7 +259,11 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         await self._groups.join(group_host(group), send_only=send_only, timeout=timeout)
 
     async def leave_group(self, group: str | Address, *, timeout: float = 5.0) -> None:
-        """Receive nothing more of a multicast group, from the call on.
+        """Receive nothing more of a multicast group, from the call on (`rdma_leave_multicast(3)`).
+
+        Args:
+            group: Its address.
+            timeout: Seconds to wait for the connection manager.
 
         Raises:
             ValueError: Not a multicast address.

@@ -8,8 +8,9 @@ Theory of operation
     Finding takes a while, so each destination has a task of its own, with a deadline, and keeps
     the datagrams that wait for it.  Their number of bytes is bounded by the transport.
 
-    A service that is restarted has another queue pair, and what is sent to the old one vanishes.
-    So one that is used for long is asked for again beside the traffic (`refresh_s`).
+    A service that is restarted has another queue pair, a host that is repaired another network
+    card, and what is sent to the old one vanishes.  So what is used for long is looked for again
+    beside the traffic (`refresh_s`).
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ class Destinations:
         if (
             refresh is not None
             and destination.task is None
-            and key[0] == "service"
+            and key[0] != "group"
             and self._loop.time() - destination.found_at > refresh
         ):
             self._look_for(destination)
@@ -174,11 +175,13 @@ class Destinations:
     async def _find(self, destination: Destination) -> None:
         try:
             await self._way(destination)
-        except OSError as exc:
+        except Exception as exc:
+            # Whatever it is: nobody waits for ever.
             destination.task = None
             self._forget(destination)
+            error = exc if isinstance(exc, OSError) else OSError(errno.EIO, repr(exc))
             if not self._closed:
-                self._failed(destination, exc)
+                self._failed(destination, error)
         else:
             destination.task = None
             if not self._closed:
@@ -221,11 +224,11 @@ class Destinations:
         finally:
             asking.close()
         assert event.ah_attr is not None
+        source = (event.ah_attr.dgid, event.qp_num)
         old = destination.ah
-        if old is None or (old.attr.dgid, destination.qpn) != (event.ah_attr.dgid, event.qp_num):
+        if old is not None and (old.attr.dgid, destination.qpn) != source:
             self._unname(destination)
-            await self._take(destination, event)
-        source = (event.ah_attr.dgid, destination.qpn)
+        await self._take(destination, event)
         if self._services.get(source) != address:
             self._services[source] = address
             self._sources.pop(source, None)

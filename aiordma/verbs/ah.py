@@ -7,6 +7,7 @@ then hold anything, which is what makes the two hard to tell apart.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -16,7 +17,7 @@ from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_pointer
-from aiordma.errors import os_error
+from aiordma.errors import ConnectTimeoutError, os_error
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import GIDType
@@ -321,11 +322,20 @@ class AddressHandle(Resource):
             timeout: Seconds.
 
         Raises:
-            TimeoutError, and what the class raises.
+            ConnectTimeoutError: The neighbor did not answer in time.
+            OSError: What the class raises.
 
         Cancellation: what was made is destroyed.
         """
-        return await call_blocking(lambda: cls(pd, attr), undo=cls.close, timeout=timeout)
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                return await call_blocking(lambda: cls(pd, attr), undo=cls.close)
+        except TimeoutError as exc:
+            if not limit.expired():
+                raise
+            msg = f"no answer from the neighbor within {timeout} s"
+            raise ConnectTimeoutError(errno.ETIMEDOUT, msg) from exc
 
     @classmethod
     def from_wc(
@@ -333,7 +343,8 @@ class AddressHandle(Resource):
     ) -> AddressHandle:
         """The way back to the sender of a received datagram (`ibv_create_ah_from_wc(3)`).
 
-        Arguments and exceptions as `AHAttributes.from_wc`; blocks as the class does.
+        Completion `wc`, header `grh`, `port_num` and exceptions (it raises them) as for
+        `AHAttributes.from_wc`; blocks as the class does.
         """
         return cls(pd, AHAttributes.from_wc(pd.context, wc, grh, port_num))
 

@@ -46,9 +46,10 @@ class Groups(Resource):
         self._groups.add((gid, lid))
 
     def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive nothing more of the group (`ibv_detach_mcast(3)`).
+        """Receive nothing more of a group (`ibv_detach_mcast(3)`).
 
-        What has arrived already still completes.
+        `gid` and `lid` are those that it was attached with.  What has arrived already still
+        completes.
 
         Raises:
             OSError: It is not attached (EINVAL).

@@ -121,7 +121,7 @@ class PreparedPost:
         self._pinned = tuple(dict.fromkeys(one for planned in plan for one in planned.regions))
         self._success = True
         self._freed = False
-        self._entries: list[Posted] = []
+        self._entries: list[_Entry] = []
         try:
             for position, planned in enumerate(plan):
                 self._entries.append(_Entry(queue, planned, self, position))
@@ -300,13 +300,11 @@ class PreparedPost:
 
     def _settle(self) -> None:
         """Once freed and idle: let go of the entries and the memory."""
-        if self._freed and self._entries:
-            last = self._entries[-1]
-            assert isinstance(last, _Entry)
-            if last.retired == self._c.executions:
-                entries, self._entries = self._entries, []
-                for entry in entries:
-                    entry.release()
+        if not self._freed or any(one.retired != self._c.executions for one in self._entries):
+            return
+        entries, self._entries = self._entries, []
+        for entry in entries:
+            entry.release()
 
     def __enter__(self) -> Self:
         return self
@@ -378,7 +376,13 @@ class Preparing(RawPosting):
         return PreparedPost(self, self._sq, chain, self._build_send(chain))
 
     def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedPost:
-        """Build one receive request or a list once, to be posted many times; see `prepare_send`."""
+        """Build one receive request or a list once, to be posted many times.
+
+        Args:
+            requests: As for `post_recv`; later changes of the objects have no effect.
+
+        Returns and raises: as `prepare_send`.
+        """
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
         return PreparedPost(self, self._rq, chain, self._build_recv(chain))
 

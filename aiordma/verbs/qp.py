@@ -136,6 +136,14 @@ class QueuePair(Requests, Groups):
     def modify(self, mask: QPAttrMask, **attributes: int) -> None:
         """Change attributes (`ibv_modify_qp(3)`), by their C names.
 
+        Args:
+            mask: Which attributes are given.
+            attributes: Their values.
+
+        Args:
+            mask: Which attributes are meant.
+            attributes: Their values, such as `qp_state=QPState.ERR`.
+
         Raises:
             ValueError: An unknown name.
             OSError: The transition is not allowed (EINVAL).

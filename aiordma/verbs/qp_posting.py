@@ -56,6 +56,9 @@ class RawPosting(Resource):
         stay registered until then, even if they are closed; bytes of an INLINE request may be
         reused at once.
 
+        Args:
+            requests: What to do, in this order.
+
         Raises:
             ResourceBusyError: The queue has not enough free places.
             ValueError: A number does not fit into its field, a limit of the queue pair (`limits`)
@@ -71,7 +74,14 @@ class RawPosting(Resource):
         self._post_raw(self._sq, chain, self._build_send(chain))
 
     def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
-        """Post one receive request or a list (`ibv_post_recv(3)`); see `post_send`."""
+        """Post one receive request or a list (`ibv_post_recv(3)`).
+
+        Args:
+            requests: The receives, in the order in which they are to be used.
+
+        Raises and completions: as `post_send`; ValueError also if the queue pair uses a shared
+        receive queue.
+        """
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
         self._post_raw(self._rq, chain, self._build_recv(chain))
 

@@ -152,8 +152,20 @@ class Requests(Preparing):
     async def recv(self, buffers: Buffers) -> WorkCompletion:
         """Post a receive and await its message; `byte_len` of the completion tells its length.
 
-        Raises and cancellation: as `send`.  A message that arrives for a canceled receive is
-        consumed.
+        Args:
+            buffers: Regions or pieces of regions, filled in order; at most
+                `limits.max_recv_sge`.
+
+        Raises:
+            CompletionError: The receive failed, or was flushed with the queue pair.
+            ValueError: Too many pieces, or the queue pair uses a shared receive queue.
+            NotSupportedError: No piece at all, on software iWARP.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the receive stays posted, and the message that arrives for it
+        is consumed.
+
+        Man page: `ibv_post_recv(3)`.
         """
         return await self._run(self._rq, [RecvWR(sg_list=sge_list(buffers))], "recv")
 
@@ -170,8 +182,27 @@ class Requests(Preparing):
     ) -> WorkCompletion:
         """RDMA WRITE the buffers to the peer's memory; with `imm` it consumes a peer's receive.
 
-        Arguments, raises and cancellation: as `send`; a canceled write may have written.
-        `solicited` counts only with `imm`: nothing else of a write is noticed by the peer.
+        Args:
+            buffers: Regions or pieces of regions, gathered in order; at most
+                `limits.max_send_sge`.
+            remote_addr: Address of the first byte in the peer's memory, 64 bits.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_WRITE`.
+            imm: 32-bit immediate that the receiver finds in its completion.
+            solicited: Wake a receiver that waits for solicited completions only; counts with `imm`
+                alone, because the peer notices nothing else of a write.
+            inline: Copy the bytes at the post; see `send`.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: Too many pieces, too many bytes for inline, or a number out of range.
+            NotSupportedError: The transport has no immediates (iWARP).
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the write may still take place, and the regions stay
+        registered until it is done.
+
+        Man page: `ibv_post_send(3)`.
         """
         opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
         request = SendWR(
@@ -186,8 +217,21 @@ class Requests(Preparing):
     ) -> WorkCompletion:
         """RDMA READ the peer's memory into the buffers.
 
-        Arguments, raises and cancellation: as `send`; the buffers belong to the adapter until it
-        is done.
+        Args:
+            buffers: Regions or pieces of regions, filled in order; at most
+                `limits.max_send_sge` and the device's `max_sge_rd`.
+            remote_addr: Address of the first byte in the peer's memory, 64 bits.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_READ`.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: Too many pieces, or a number out of range.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the buffers belong to the adapter until the read is done.
+
+        Man page: `ibv_post_send(3)`.
         """
         request = SendWR(
             sg_list=sge_list(buffers), opcode=Opcode.RDMA_READ,
@@ -235,7 +279,20 @@ class Requests(Preparing):
         *,
         fence: bool = False,
     ) -> WorkCompletion:
-        """Store `desired` in the peer's 64-bit integer if it is `expected`; see `fetch_add`."""
+        """Store a value in the peer's 64-bit integer if that has another, all in one step.
+
+        Args:
+            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            remote_addr: Address of the integer, a multiple of 8.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            expected: The value that it has to have, 0 to 2**64 - 1.
+            desired: The value that it then gets, 0 to 2**64 - 1.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises and cancellation: as `fetch_add`.
+
+        Man page: `ibv_post_send(3)`.
+        """
         request = SendWR(
             sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_CMP_AND_SWP,
             remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,

@@ -30,6 +30,6 @@ def rnr_timer_code(milliseconds: float) -> int:
     if not RNR_TIMERS_MS[1] <= milliseconds <= RNR_TIMERS_MS[0]:
         msg = f"an RNR timer of {milliseconds} ms is not in 0.01..655.36"
         raise ValueError(msg)
-    return min(
-        (delay, code) for code, delay in enumerate(RNR_TIMERS_MS) if delay >= milliseconds
-    )[1]
+    return min((delay, code) for code, delay in enumerate(RNR_TIMERS_MS) if delay >= milliseconds)[
+        1
+    ]

@@ -182,7 +182,7 @@ class SharedReceiveQueue(Resource):
         return len(self._table)
 
     def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
-        """Post one receive or a list (`ibv_post_srq_recv(3)`).
+        """Post `requests`, one receive or a list (`ibv_post_srq_recv(3)`).
 
         The completion of each comes out of the receive CQ of the queue pair that took it, with the
         caller's `wr_id` and the number of that queue pair.
@@ -241,6 +241,9 @@ class SharedReceiveQueue(Resource):
         self, buffers: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
     ) -> WorkCompletion:
         """Post a receive and await the message that takes it, from whichever queue pair.
+
+        Args:
+            buffers: Regions or pieces of regions, filled in order.
 
         Returns:
             The completion; `qp_num` tells the queue pair, `byte_len` the length.

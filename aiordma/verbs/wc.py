@@ -52,7 +52,7 @@ class WorkCompletion:
 
     @classmethod
     def from_record(cls, record: WCRecord, wr_id: int | None = None) -> WorkCompletion:
-        """From an unpacked `struct ibv_wc`; `wr_id` replaces an id that was translated."""
+        """From a `record` (an unpacked `struct ibv_wc`); `wr_id` replaces one that was changed."""
         status = WCStatus(record[1])
         good = record[1] == 0
         flags = WCFlags(record[8]) if good else WCFlags(0)

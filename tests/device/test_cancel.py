@@ -15,6 +15,8 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from aiordma.endpoint import connect as connect_module
+from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
 
@@ -61,6 +63,40 @@ async def test_connect(address: str, late: bool) -> None:
             await close_both(client, server)
 
     assert await for_every_step(scenario, late=late) >= 5
+
+
+@pytest.mark.parametrize("delay", [0.25, 0])
+async def test_connect_to_a_name_with_two_addresses(
+    address: str, late: bool, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is dead, so that both are under way at a time; or both are the listener's."""
+    hosts = ["10.80.0.77" if delay else ADDRESS_V6, address]
+
+    async def look_up(host: str, port: int) -> list[tuple[str, int]]:
+        return [(found, port) for found in (hosts if host == "two" else [host])]
+
+    monkeypatch.setattr(connect_module, "look_up", look_up)
+
+    async def scenario(steps: Steps) -> None:
+        async with aiordma.listen(None, 0, config=CONFIG) as listener:
+
+            async def connect(host: str = "two") -> Connection:
+                return await aiordma.connect(
+                    host, listener.port, config=CONFIG, happy_eyeballs_delay=delay
+                )
+
+            client = await run_canceled(connect(), steps)
+            clients = [client] if client is not None else []
+            clients.append(await connect(address))  # the listener is unharmed
+            for client in clients:
+                async for server in listener:
+                    if server.get_extra_info("peername") == client.get_extra_info("sockname"):
+                        await echoes(client, server)
+                        break
+                    await server.close()
+                await close_both(client, server)
+
+    assert await for_every_step(scenario, late=late) >= 3
 
 
 async def test_accept(address: str, late: bool) -> None:

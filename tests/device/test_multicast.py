@@ -179,6 +179,18 @@ async def test_the_network_is_told(events: EventChannel, address: str) -> None:
     end.close()
 
 
+async def test_an_id_that_resolved_its_group(events: EventChannel, address: str) -> None:
+    """As mckey does it: the way to the group tells the device."""
+    cm_id = ConnectionId(events, PortSpace.UDP)
+    await cm_id.resolve_addr((GROUP, 0), (address, 0), timeout=5)
+    end = UDEnd(cm_id)
+    event = await cm_id.join_multicast(GROUP)
+    assert event.ah_attr is not None
+    assert event.ah_attr.dgid[12:] == socket.inet_aton(GROUP)
+    assert joined(GROUP)
+    end.close()
+
+
 async def test_the_queue_pair_of_who_left_or_only_sends(events: EventChannel, address: str) -> None:
     """The adapter itself brings nothing: what was sent to the group took no receive."""
     end, member = UDEnd(bound(events, address)), UDEnd(bound(events, address))

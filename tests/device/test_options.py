@@ -310,7 +310,7 @@ FAMILIES = [
 
 @pytest.mark.parametrize(("host", "ipv6_only", "families"), FAMILIES)
 async def test_listeners_and_families(
-    address: str, host: str | None, ipv6_only: bool, families: tuple[int, ...]
+    address: str, is_siw: bool, host: str | None, ipv6_only: bool, families: tuple[int, ...]
 ) -> None:
     hosts = {4: address, 6: ADDRESS_V6, -6: link_local()}
     named = {"v4": address, "v6": ADDRESS_V6, "link-local": hosts[-6]}
@@ -324,10 +324,14 @@ async def test_listeners_and_families(
                 assert bytes(await server.recv()) == b"hello"
                 peer, _ = server.get_extra_info("peername")
                 assert peer.partition("%")[0] == target.partition("%")[0]
+                # A request does not tell the interface; to software iWARP its socket does.
+                assert ("%" in peer) == (family == -6 and is_siw)
                 await part(client, server)
             elif family != -6:
-                with pytest.raises(ConnectionRefusedError):
+                with pytest.raises(aiordma.ConnectionRejectedError) as caught:
                     await aiordma.connect(target, listener.port)
+                # Somebody listens on the port, though not for this address: not reason 8.
+                assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 28)
         if 4 in families:
             mapped = f"::ffff:{address}"
             await part(*await meet(listener, mapped))
@@ -414,9 +418,12 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return names
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def impatient_tcp() -> Iterator[None]:
-    """Software iWARP connects by TCP, in a call that cannot be ended: 3 seconds, not 130."""
+    """Software iWARP connects by TCP, in a call that cannot be ended: 3 seconds, not 130.
+
+    For the module, so that it still holds while `clean` waits for the end of the call.
+    """
     retries = Path("/proc/sys/net/ipv4/tcp_syn_retries")
     before = retries.read_text()
     retries.write_text("1")

@@ -145,13 +145,13 @@ async def test_more_executions_than_their_number_has_bits(ends: Ends) -> None:
     write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, flags, 0, addr, rkey)
     with client.qp.prepare_send(write) as send:
         send._c.executions = (1 << 16) - 4
-        send._entries[0].retired = send._c.executions  # type: ignore[attr-defined]
+        send._entries[0].retired = send._c.executions
         for number in range(10):
             assert send.patch(wr_id=number).execute().is_success
             if number % 2:
                 assert await numbers(client, 2) == [number - 1, number]
         send._c.executions = (1 << 32) - 4
-        send._entries[0].retired = send._c.executions  # type: ignore[attr-defined]
+        send._entries[0].retired = send._c.executions
         for number in range(10):
             send.patch(wr_id=number).execute()
             assert await numbers(client, 1) == [number]

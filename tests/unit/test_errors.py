@@ -51,6 +51,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "RemoteAccessError": (CompletionError,),
     "RemoteInvalidRequestError": (errors.RemoteAccessError,),
     "QueueError": (OSError,),
+    "DeviceRemovedError": (errors.ConnectionLostError,),
     "ReceiverNotReadyError": (CompletionError,),
     "TransportRetryError": (CompletionError,),
 }
@@ -202,9 +203,11 @@ def test_a_reject_reason_may_be_unknown_or_an_errno() -> None:
 @pytest.mark.parametrize("event", ENDS)
 def test_an_end_is_a_lost_connection(event: str) -> None:
     error = cm_error(event, 0)
-    assert type(error) is errors.ConnectionLostError
-    assert error.errno == errno.ECONNRESET
-    assert ("removed" in str(error)) == (event == "DEVICE_REMOVAL")
+    removed = event == "DEVICE_REMOVAL"
+    kind = errors.DeviceRemovedError if removed else errors.ConnectionLostError
+    assert type(error) is kind
+    assert error.errno == (errno.ENODEV if removed else errno.ECONNRESET)
+    assert ("removed" in str(error)) == removed
 
 
 @pytest.mark.parametrize(

@@ -249,15 +249,18 @@ def test_two_credit_frames_at_most_are_unprocessed_while_a_window_shrinks() -> N
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window = wire.ends[1]._receiver.window
-        while window.size < 22 or wire.ends[0]._sender.credits < 22:
-            one.send(10)
-            other.recv()
+        for _ in range(30):
+            for _ in range(30):
+                one.send(10)
+                other.recv()
             await wire.run()
             other.release()
+            await wire.run()
+        assert window.size == 22
         # From now on the sending side processes nothing; what it had credits for is on its way.
         link = wire.links[1]
         before = len(link.sent)
-        for _ in range(22):
+        for _ in range(wire.ends[0]._sender.credits):
             one.send(10)
             other.recv()
         await settle()
