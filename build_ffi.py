@@ -40,6 +40,7 @@ Debian/Ubuntu: apt install libibverbs-dev librdmacm-dev. Fedora/RHEL: dnf instal
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>

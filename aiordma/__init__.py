@@ -8,6 +8,7 @@ RDMA itself still needs.
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection, ConnectionStats
+from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.endpoint.message import Message
@@ -21,6 +22,7 @@ from aiordma.errors import (
     ConnectionRejectedError,
     ConnectTimeoutError,
     DeviceNotFoundError,
+    DeviceRemovedError,
     DeviceRemovedError,
     FlushedError,
     ForkedError,
@@ -57,6 +59,7 @@ __all__ = [
     "Connection",
     "ConnectionConfig",
     "ConnectionEndedError",
+    "ConnectionEvents",
     "ConnectionFailedError",
     "ConnectionLostError",
     "ConnectionRejectedError",
@@ -65,6 +68,7 @@ __all__ = [
     "DatagramConfig",
     "Device",
     "DeviceNotFoundError",
+    "DeviceRemovedError",
     "DeviceRemovedError",
     "FlushedError",
     "ForkedError",

@@ -51,6 +51,7 @@ __all__ = [
     "TransportRetryError",
     "cm_error",
     "completion_error",
+    "device_error",
     "os_error",
     "queue_error",
 ]
@@ -372,6 +373,11 @@ def completion_error(
     return _WC_CLASSES.get(name, CompletionError)(
         text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
     )
+
+
+def device_error() -> DeviceRemovedError:
+    """Build the exception for the event DEVICE_FATAL."""
+    return DeviceRemovedError(errno.ENODEV, "the RDMA device failed, or was removed (DEVICE_FATAL)")
 
 
 def queue_error(event: str, queue: str) -> QueueError:

@@ -82,6 +82,41 @@ static int aio_poll_into(struct ibv_cq *cq, struct ibv_wc *out, int cap, int *n)
     return 0;
 }
 
+/*
+ * Who may touch a CQ: nobody, the drain, or, from then on for good, the thread that destroys it.
+ *
+ * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
+ * software iWARP unmaps the queue before it waits, and a poll that runs beside it crashes.
+ */
+enum { AIO_FREE, AIO_DRAINED, AIO_RETIRED };
+
+static int aio_cq_seize(struct aio_cq *own)
+{
+    int expected = AIO_FREE;
+
+    return __atomic_compare_exchange_n(&own->hands, &expected, AIO_DRAINED, 0, __ATOMIC_ACQUIRE,
+                                       __ATOMIC_RELAXED);
+}
+
+static void aio_cq_release(struct aio_cq *own)
+{
+    __atomic_store_n(&own->hands, AIO_FREE, __ATOMIC_RELEASE);
+}
+
+/* Before ibv_destroy_cq, in whatever thread: the drain keeps off it from now on. */
+static void aio_cq_retire(struct aio_cq *own)
+{
+    for (;;) {
+        int expected = AIO_FREE;
+
+        if (__atomic_compare_exchange_n(&own->hands, &expected, AIO_RETIRED, 0, __ATOMIC_ACQUIRE,
+                                        __ATOMIC_RELAXED) ||
+            expected == AIO_RETIRED)
+            return;
+        sched_yield(); /* a drain takes microseconds */
+    }
+}
+
 /* Completions that one CQ may take before the next has its turn. */
 #define AIO_TURN 64
 
@@ -110,9 +145,12 @@ static void aio_drain_admit(struct aio_drain *d)
             ibv_ack_cq_events(cq, 1);
             continue;
         }
-        code = ibv_req_notify_cq(cq, own->solicited);
-        if (code && !d->error)
-            d->error = code;
+        if (aio_cq_seize(own)) {
+            code = ibv_req_notify_cq(cq, own->solicited);
+            aio_cq_release(own);
+            if (code && !d->error)
+                d->error = code;
+        }
         if (own->pending) { /* will be polled until empty after this arming, too */
             ibv_ack_cq_events(cq, 1);
             continue;
@@ -140,7 +178,7 @@ static void aio_drain_settle(struct aio_drain *d, int i)
  *   Arm before poll: ibv_req_notify_cq is one-shot and silent about completions that are there
  *   already; polling first would lose the completion that lands in between.
  *   Acknowledge last: ibv_destroy_cq, running in another thread, waits for it, so that the CQ
- *   cannot be freed under the poll.
+ *   cannot be freed while its event is at hand (see also aio_cq_retire).
  * CQs take turns of AIO_TURN completions, so that one that fills as fast as it is polled delays
  * the others by no more than that.  When the room in out ends, those that are not empty stay in
  * d->pending, d->more is 1 and the caller has to call again without waiting for the descriptor:
@@ -158,12 +196,17 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
     aio_drain_admit(d);
     while (d->n_pending && n < cap && d->n_segments < d->max_segments) {
         struct ibv_cq *cq = d->pending[0];
+        struct aio_cq *own = cq->cq_context;
         int before = n;
         int turn = n + AIO_TURN < cap ? n + AIO_TURN : cap;
-        int empty = aio_poll_into(cq, out, turn, &n);
+        int empty = 1;
 
+        if (aio_cq_seize(own)) {
+            empty = aio_poll_into(cq, out, turn, &n);
+            aio_cq_release(own);
+        }
         if (n > before) {
-            d->segments[d->n_segments].token = ((struct aio_cq *)cq->cq_context)->token;
+            d->segments[d->n_segments].token = own->token;
             d->segments[d->n_segments].count = n - before;
             d->n_segments++;
         }
@@ -314,8 +357,7 @@ static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr,
 }
 
 static int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
-                                   uint32_t stride, uint32_t lkey, const uint16_t *slots,
-                                   int count)
+                                   uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
 {
     return aio_post_slots(NULL, srq, wr_id, addr, stride, lkey, slots, count);
 }

@@ -27,6 +27,7 @@ struct aio_cq {
     int managed;
     int solicited; /* wake the loop for solicited completions and failures only */
     int pending;   /* in aio_drain.pending */
+    int hands;     /* who may touch the queue; see aio_cq_retire */
 };
 
 struct aio_segment {
@@ -45,6 +46,7 @@ struct aio_drain {
     int error;
 };
 
+void aio_cq_retire(struct aio_cq *own);
 int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap);
 void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq);
 

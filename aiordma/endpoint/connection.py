@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
+from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.one_sided import register
@@ -370,6 +371,20 @@ class Connection(ConnectionCore):
         await self.close()
 
     # What it is
+
+    def events(self) -> ConnectionEvents:
+        """What happens around the connection from now on, until it is closed.
+
+        An async iterator over events of the connection manager (`cm.ConnectionEvent`) and of the
+        device (`verbs.AsyncEvent`): a port that goes down or up, a changed address, the removal of
+        the device (`rdma_get_cm_event(3)`, `ibv_get_async_event(3)`).  They are for the program
+        to know; what ends the connection is handled without it.
+
+        Raises:
+            RuntimeError: Not in the connection's event loop.
+        """
+        self._check_loop()
+        return self._events.open(self._link)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What the connection runs on, by `name`; `default` for a name that is unknown.

@@ -20,6 +20,7 @@ from typing import Any
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.liveness import Liveness
 from aiordma.endpoint.one_sided import OneSided
@@ -97,6 +98,8 @@ class ConnectionCore:
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
         self._one_sided = OneSided(link, config, self._reason)
         link.at_close(self._drop_memory)
+        self._events = EventHub()
+        link.at_close(self._events.end)
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed
@@ -198,6 +201,7 @@ class ConnectionCore:
             self._fetcher.on_read(number)
 
     def _on_cm_event(self, event: ConnectionEvent) -> bool:
+        self._events.publish(event)
         if event.type == EventType.ESTABLISHED:
             return True
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):

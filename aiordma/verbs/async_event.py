@@ -7,6 +7,10 @@ the subscribers of both.
 An event about a queue goes to the object of that queue as well, so that whoever waits for its
 completions learns that they will not come.  It is found by a number that the C object carries
 (`next_token`, `enroll`), never by its address, which may be another queue's by then.
+
+The end of a device is DEVICE_FATAL, told to all its queues; and, where the kernel takes the device
+away from programs that use it, a descriptor that cannot be read any more, which counts as the same.
+Software devices are not taken away: there the kernel waits for the programs.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from aiordma._ffi import ffi, lib
-from aiordma.errors import os_error
+from aiordma.errors import device_error, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.verbs.context import Context
@@ -53,8 +57,12 @@ class AsyncEvent:
 class Queue(Protocol):
     """A completion queue, queue pair or shared receive queue, as the reader sees it."""
 
+    @property
+    def _device(self) -> Context:
+        """Whose it is."""
+
     def _on_async_event(self, event: AsyncEvent) -> None:
-        """The device says something about it; called in any loop that reads the device."""
+        """The device says something about it, or about itself (DEVICE_FATAL); in any loop."""
 
 
 _tokens = itertools.count(1)
@@ -72,16 +80,18 @@ def enroll(token: int, queue: Queue) -> None:
 
 
 class _Subscription:
-    __slots__ = ("callback", "context", "loop")
+    __slots__ = ("callback", "context", "gone", "loop")
 
     def __init__(
         self,
         context: Context,
         callback: Callable[[AsyncEvent], None],
+        gone: Callable[[], None] | None,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.context = context
         self.callback = callback
+        self.gone = gone
         self.loop = loop
 
 
@@ -92,6 +102,7 @@ class _Reader:
     """The reader of one device's descriptor in one loop."""
 
     def __init__(self, context: Context) -> None:
+        self.gone = False
         self._context = context
         self._event = ffi.new("struct aio_async_event *")
         loop = asyncio.get_running_loop()
@@ -114,27 +125,45 @@ class _Reader:
                 self._context,
             )
             _tell_queue(self._event.token, event)
+            if event.type == AsyncEventType.DEVICE_FATAL:
+                _tell_all_queues(event)
             _publish(event)
         return True
 
     def _failed(self, exc: BaseException) -> None:
         # EIO on the descriptor is how the kernel says that the device was unplugged.
         _log.warning("device %s: no more events: %s", self._context, exc)
-        _publish(AsyncEvent(AsyncEventType.DEVICE_FATAL, 0, 0, self._context))
+        self.gone = True
+        event = AsyncEvent(AsyncEventType.DEVICE_FATAL, 0, 0, self._context)
+        _tell_all_queues(event)
+        _publish(event)
+        for subscription in _subscribers(self._context):
+            if subscription.gone is not None:
+                subscription.loop.call_soon_threadsafe(subscription.gone)
 
     def close(self) -> None:
         self._pump.close()
         self._context._let_go()
 
 
+def _tell(queue: Queue, event: AsyncEvent) -> None:
+    try:
+        queue._on_async_event(event)
+    except Exception:
+        # The reader serves everybody else on the device.
+        _log.exception("device %s: handling %s failed", event.context, event.type.name)
+
+
 def _tell_queue(token: int, event: AsyncEvent) -> None:
     queue = _queues.get(token) if token else None
     if queue is not None:
-        try:
-            queue._on_async_event(event)
-        except Exception:
-            # The reader serves everybody else on the device.
-            _log.exception("device %s: handling %s failed", event.context, event.type.name)
+        _tell(queue, event)
+
+
+def _tell_all_queues(event: AsyncEvent) -> None:
+    for queue in list(_queues.values()):
+        if queue._device is event.context:
+            _tell(queue, event)
 
 
 def watch(context: Context) -> Callable[[], None]:
@@ -142,25 +171,47 @@ def watch(context: Context) -> Callable[[], None]:
 
     Returns:
         A function that ends it.
+
+    Raises:
+        DeviceRemovedError: The device is gone.
     """
-    return registry.acquire(("async_events", id(context)), lambda: _Reader(context))[1]
+    reader, release = registry.acquire(("async_events", id(context)), lambda: _Reader(context))
+    if reader.gone:
+        release()
+        raise device_error()
+    return release
+
+
+def _subscribers(context: Context) -> list[_Subscription]:
+    return [s for s in _subscriptions if s.context is context and not s.loop.is_closed()]
 
 
 def _publish(event: AsyncEvent) -> None:
-    for subscription in _subscriptions:
-        if subscription.context is event.context and not subscription.loop.is_closed():
-            subscription.loop.call_soon_threadsafe(subscription.callback, event)
+    for subscription in _subscribers(event.context):
+        subscription.loop.call_soon_threadsafe(subscription.callback, event)
 
 
-def subscribe(context: Context, callback: Callable[[AsyncEvent], None]) -> Callable[[], None]:
+def subscribe(
+    context: Context,
+    callback: Callable[[AsyncEvent], None],
+    gone: Callable[[], None] | None = None,
+) -> Callable[[], None]:
     """Have `callback` called in the running loop for each event of the device.
+
+    Args:
+        context: The device.
+        callback: Takes the event.
+        gone: Called when no event will follow any more, because the device is gone.
 
     Returns:
         A function that ends the subscription.
+
+    Raises:
+        DeviceRemovedError: The device is gone.
     """
     loop = asyncio.get_running_loop()
-    _, release = registry.acquire(("async_events", id(context)), lambda: _Reader(context))
-    subscription = _Subscription(context, callback, loop)
+    release = watch(context)
+    subscription = _Subscription(context, callback, gone, loop)
     _subscriptions.append(subscription)
 
     def end() -> None:
@@ -172,17 +223,24 @@ def subscribe(context: Context, callback: Callable[[AsyncEvent], None]) -> Calla
 
 
 class DeviceEvents:
-    """Async iterator over a device's events, from its creation on; `close()` ends it.
+    """Async iterator over a device's events, from its creation on.
+
+    Ports that go up and down (PORT_ACTIVE, PORT_ERR), changes of their addresses (GID_CHANGE,
+    where the device tells of them: software iWARP does not), queues that fail, and DEVICE_FATAL.
+    It ends when the device is gone, or with `close()`.
 
     Args:
         context: The device.
+
+    Raises:
+        DeviceRemovedError: The device is gone already.
     """
 
     def __init__(self, context: Context) -> None:
         self._queue: deque[AsyncEvent] = deque()
         self._ready = asyncio.Event()
         self._closed = False
-        self._end = subscribe(context, self._on_event)
+        self._end = subscribe(context, self._on_event, self.close)
 
     def _on_event(self, event: AsyncEvent) -> None:
         self._queue.append(event)

@@ -141,9 +141,9 @@ class CompletionChannel(Resource):
         if self._failure is not None:
             raise self._failure
         if self._pump is None:
-            self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
             # Queues that fail say so on the device's own descriptor, not on this one.
             self._unwatch = async_event.watch(self.context)
+            self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
             raise RuntimeError(msg)

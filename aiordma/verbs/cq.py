@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import ResourceBusyError, os_error, queue_error
+from aiordma.errors import ResourceBusyError, device_error, os_error, queue_error
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
@@ -41,6 +41,10 @@ class Dependent(Protocol):
 
     def _broken(self, cause: BaseException) -> None:
         """The completion queue has failed; completions may be missing."""
+
+
+def _overrun() -> BaseException:
+    return queue_error(AsyncEventType.CQ_ERR.name, "completion queue")
 
 
 class CompletionQueue(Resource):
@@ -221,22 +225,30 @@ class CompletionQueue(Resource):
             self._error = error
         self._waiters.wake_all()
 
+    @property
+    def _device(self) -> Context:
+        return self.context
+
     def _on_async_event(self, event: AsyncEvent) -> None:
-        if event.type != AsyncEventType.CQ_ERR:
+        error: Callable[[], BaseException]
+        if event.type == AsyncEventType.CQ_ERR:
+            error = _overrun
+        elif event.type == AsyncEventType.DEVICE_FATAL:
+            error = device_error
+        else:
             return
         if self.channel is None:
-            self._overrun()
+            self._failed(error)
         else:
-            self.channel._in_loop(self._overrun)
+            self.channel._in_loop(lambda: self._failed(error))
 
-    def _overrun(self) -> None:
+    def _failed(self, error: Callable[[], BaseException]) -> None:
         """The device says that it has failed: nothing that is awaited here may hang."""
-        name = AsyncEventType.CQ_ERR.name
-        self._end(lambda: queue_error(name, "completion queue"))
+        self._end(error)
         if self.channel is not None and not self.managed and not self.closed:
             self.channel._notify(self)  # who waits for an event polls, and finds out
         for user in list(self._users):
-            user._broken(queue_error(name, "completion queue"))
+            user._broken(error())
 
     def __aiter__(self) -> Self:
         return self
@@ -336,6 +348,7 @@ class CompletionQueue(Resource):
         self._waiters.wake_all()
 
     def _destroy(self, handle: Any) -> None:
+        lib.aio_cq_retire(self._aio)
         check_errno(lib.ibv_destroy_cq(handle), "ibv_destroy_cq")
 
     def __repr__(self) -> str:

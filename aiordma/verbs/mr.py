@@ -292,10 +292,11 @@ class MemoryRegion(Resource):
     def _destroy(self, handle: Any) -> None:
         try:
             check_errno(lib.ibv_dereg_mr(handle), "ibv_dereg_mr")
-        except OSError:
+        except OSError as exc:
             # Still registered: the adapter may write to it.  A leak is a bug report, memory that
             # is freed under an adapter is a corruption; so keep it for good.
-            _leaked.append((self._keep, self._view))
+            if exc.errno != errno.EIO:  # not there any more
+                _leaked.append((self._keep, self._view))
             raise
         finally:
             self._keep = self._view = None

@@ -11,9 +11,16 @@ from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma.errors import ResourceClosedError, completion_error, os_error, queue_error
+from aiordma.errors import (
+    ResourceClosedError,
+    completion_error,
+    device_error,
+    os_error,
+    queue_error,
+)
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
+from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import MTU, Access, AsyncEventType, QPAttrMask, QPState, WCStatus
 from aiordma.verbs.groups import Groups
@@ -215,8 +222,8 @@ class QueuePair(Requests, Groups):
     def to_error(self) -> None:
         """Move to the error state: what is posted completes as flushed.  Idempotent.
 
-        Software adapters do not flush everything.  What is awaited and not flushed within a
-        second fails here; its memory stays registered until the queue pair is destroyed.  What
+        Software adapters do not flush everything.  What is not flushed within a second ends here,
+        awaited or raw; its memory stays registered until the queue pair is destroyed.  What
         is posted from now on is flushed without the adapter, which might keep it for ever.
         """
         if self.closed:
@@ -273,6 +280,10 @@ class QueuePair(Requests, Groups):
             with contextlib.suppress(OSError):
                 self.to_error()
 
+    @property
+    def _device(self) -> Context:
+        return self.pd.context
+
     def _on_async_event(self, event: AsyncEvent) -> None:
         channel = self.recv_cq.channel
         if channel is None:
@@ -283,6 +294,8 @@ class QueuePair(Requests, Groups):
     def _handle_event(self, kind: AsyncEventType) -> None:
         if kind in _FATAL:
             self._broken(queue_error(kind.name, f"queue pair {self.num}"))
+        elif kind == AsyncEventType.DEVICE_FATAL:
+            self._broken(device_error())
         elif kind == AsyncEventType.QP_LAST_WQE_REACHED:
             cq = self.recv_cq
             if cq.managed and cq.channel is not None:

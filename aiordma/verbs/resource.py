@@ -283,8 +283,12 @@ class Resource:
             if not self._borrowed:
                 self._destroy(handle)
         except OSError as exc:
-            _log.warning("destroying %s failed: %s", type(self).__name__, exc)
             outcome: OSError | None = exc
+            if exc.errno == errno.EIO:
+                # The device was taken away, and the kernel has destroyed what was made from it.
+                outcome = None
+            else:
+                _log.warning("destroying %s failed: %s", type(self).__name__, exc)
         else:
             outcome = None
         self._state = ResourceState.GONE

@@ -37,6 +37,7 @@ from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
     completion_error,
+    device_error,
     os_error,
     queue_error,
 )
@@ -45,6 +46,7 @@ from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable
 from aiordma.verbs import async_event
 from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
+from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.mr import MemoryRegion
@@ -379,6 +381,10 @@ class SharedReceiveQueue(Resource):
             if limit > below and not future.done():
                 future.set_result(None)
 
+    @property
+    def _device(self) -> Context:
+        return self.pd.context
+
     def _on_async_event(self, event: AsyncEvent) -> None:
         if self._loop is None or self._loop is asyncio.get_running_loop():
             self._told(event.type)
@@ -396,6 +402,8 @@ class SharedReceiveQueue(Resource):
         elif kind == AsyncEventType.SRQ_ERR:
             name = kind.name
             self._fail(lambda: queue_error(name, "shared receive queue"))
+        elif kind == AsyncEventType.DEVICE_FATAL:
+            self._fail(device_error)
 
     def _fail(self, error: Callable[[], BaseException]) -> None:
         """Nothing will be received any more: nobody may go on waiting."""

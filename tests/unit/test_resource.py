@@ -418,3 +418,27 @@ def test_held_resources_outlive_their_holder() -> None:
         memory.destroy()
     user.close()
     assert Fake.log == ["user", "memory"]
+
+
+def test_what_went_with_its_device_is_gone(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """EIO: the kernel has destroyed it already."""
+
+    class Removed(Fake):
+        __slots__ = ()
+
+        def _destroy(self, handle: Any) -> None:
+            super()._destroy(handle)
+            raise OSError(errno.EIO, "Input/output error")
+
+    async def main() -> None:
+        parent = Fake("parent")
+        child = Removed("child", parent)
+        child.close()
+        parent.close()
+        await child.wait_closed(LIMIT_S)
+        await parent.wait_closed(LIMIT_S)
+
+    with caplog.at_level(logging.WARNING, "aiordma"):
+        run(main())
+    assert Fake.log == ["child", "parent"]
+    assert not caplog.records

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.memory.budget import SlotBudget
 
 from .conftest import run_on, settle
@@ -237,45 +236,6 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
             assert receiver.window.size // 2 >= len(receiver._held)
         assert pool.rival in pool.budget._waiting.values(), "it has enough"
         await finish(wire, [one, other], keeps=True)
-
-    run_on("asyncio", main())
-
-
-def test_two_credit_frames_at_most_are_unprocessed_while_a_window_shrinks() -> None:
-    async def main() -> None:
-        config = config_of(recv_depth=22, send_depth=22, window=1, total=60)
-        pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of)
-        await wire.open()
-        one, other = (Program(end, name) for name, end in enumerate(wire.ends))
-        window = wire.ends[1]._receiver.window
-        for _ in range(30):
-            for _ in range(30):
-                one.send(10)
-                other.recv()
-            await wire.run()
-            other.release()
-            await wire.run()
-        assert window.size == 22
-        # From now on the sending side processes nothing; what it had credits for is on its way.
-        link = wire.links[1]
-        before = len(link.sent)
-        for _ in range(wire.ends[0]._sender.credits):
-            one.send(10)
-            other.recv()
-        await settle()
-        while link.inbound or link.landed:
-            link.land() if link.inbound else link.process()
-        await settle()
-        pool.squeeze()
-        while other.held:
-            other.release(0)
-            await settle()
-        assert window.size < 22
-        frames = link.sent[before:]
-        assert {FRAME.unpack_from(frame)[0] for frame in frames} == {FrameKind.CREDIT}
-        assert 1 <= len(frames) <= 2
-        await finish(wire, [one, other])
 
     run_on("asyncio", main())
 

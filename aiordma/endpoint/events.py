@@ -1,0 +1,133 @@
+"""What happens around a connection, as an async iterator: its own events and those of its device.
+
+The device's events are asked for when the first iterator is made, and no longer than the connection
+lives.  Of them a connection gets what concerns its port, its queue pair, or the whole device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from aiordma._ffi import ffi
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.endpoint.link import Link
+from aiordma.errors import DeviceRemovedError
+from aiordma.verbs.async_event import AsyncEvent, subscribe
+from aiordma.verbs.enums import AsyncEventType
+
+__all__ = ["ConnectionEvents", "EventHub"]
+
+# About one queue; everything else is about a port or the device.
+_OF_A_QUEUE = frozenset({
+    AsyncEventType.CQ_ERR, AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR,
+    AsyncEventType.QP_ACCESS_ERR, AsyncEventType.COMM_EST, AsyncEventType.SQ_DRAINED,
+    AsyncEventType.PATH_MIG, AsyncEventType.PATH_MIG_ERR, AsyncEventType.SRQ_ERR,
+    AsyncEventType.SRQ_LIMIT_REACHED, AsyncEventType.QP_LAST_WQE_REACHED,
+    AsyncEventType.WQ_FATAL,
+})  # fmt: skip
+
+
+class EventHub:
+    """The open iterators of one connection."""
+
+    __slots__ = ("_elements", "_ended", "_iterators", "_port", "_unsubscribe")
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._elements: set[int] = set()
+        self._iterators: weakref.WeakSet[ConnectionEvents] = weakref.WeakSet()
+        self._unsubscribe: Callable[[], None] | None = None
+        self._ended = False
+
+    def open(self, link: Link) -> ConnectionEvents:
+        """A new iterator over what happens from now on; `link` is the adapter's side."""
+        iterator = ConnectionEvents()
+        if self._ended:
+            iterator.close()
+            return iterator
+        if self._unsubscribe is None:
+            # Copies, and not the link: the device's reader holds this object, and whoever forgets
+            # a connection without closing it shall be warned.
+            self._port = link.cm_id.port_num
+            queues = (link.qp, link.qp.send_cq)
+            self._elements = {int(ffi.cast("uintptr_t", queue._handle)) for queue in queues}
+            # Without a device the connection's own events tell the rest.
+            with contextlib.suppress(DeviceRemovedError):
+                self._unsubscribe = subscribe(link.context, self._on_device_event)
+        self._iterators.add(iterator)
+        return iterator
+
+    def _on_device_event(self, event: AsyncEvent) -> None:
+        if event.type in _OF_A_QUEUE:
+            concerns = event.element in self._elements
+        else:
+            concerns = event.port in (0, self._port)
+        if concerns:
+            self.publish(event)
+
+    def publish(self, event: ConnectionEvent | AsyncEvent) -> None:
+        """Something has happened."""
+        for iterator in self._iterators:
+            iterator._put(event)
+
+    def end(self) -> None:
+        """The connection is closed: nothing more will happen to it."""
+        self._ended = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+            self._unsubscribe = None
+        for iterator in self._iterators:
+            iterator.close()
+
+
+class ConnectionEvents:
+    """Async iterator over the events of a connection, from `Connection.events()`.
+
+    Yields a `cm.ConnectionEvent` for what the connection manager tells (DISCONNECTED,
+    DEVICE_REMOVAL, ADDR_CHANGE, ...) and a `verbs.AsyncEvent` for what the device tells (PORT_ERR,
+    PORT_ACTIVE, GID_CHANGE, DEVICE_FATAL, ...).  Nothing of it needs an acknowledgement, or an
+    answer: what ends a connection ends it without this.
+    """
+
+    __slots__ = ("__weakref__", "_closed", "_queue", "_ready")
+
+    def __init__(self) -> None:
+        self._queue: deque[ConnectionEvent | AsyncEvent] = deque()
+        self._ready = asyncio.Event()
+        self._closed = False
+
+    def _put(self, event: ConnectionEvent | AsyncEvent) -> None:
+        if not self._closed:
+            self._queue.append(event)
+            self._ready.set()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ConnectionEvent | AsyncEvent:
+        """The next event; the end when the connection is closed and all were returned.
+
+        Cancellation: safe; no event is lost.
+        """
+        while not self._queue:
+            if self._closed:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._queue.popleft()
+
+    def close(self) -> None:
+        """End the iterator; what has arrived is still returned.  Idempotent."""
+        self._closed = True
+        self._ready.set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,170 @@
+"""Window: what is owed follows from what is posted, also while slots come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from aiordma.endpoint.window import Window
+
+from .fabric import as_link
+
+CONTROL = 7
+
+
+class Slots:
+    """A link and its receive slots, as far as a window sees them."""
+
+    def __init__(self, size: int) -> None:
+        self.recv = self
+        self.count = CONTROL + size
+        self.spare = 0
+        self.gone: list[int] = []
+        self.more: list[int] = []
+        self.again: Callable[[], None] | None = None
+        self.out: set[int] = set()  # leaving
+        self.posts: list[int] = []
+        self.credits = 0
+        self.window = Window(as_link(self), CONTROL, self.send_credit)  # type: ignore[arg-type]
+
+    def send_credit(self) -> None:
+        """As the sender does it."""
+        while self.window.due:
+            self.credits += 1
+            assert self.window.take(0xFFFF, alone=True)
+
+    def post_recv(self, slots: Iterable[int]) -> None:
+        self.posts += slots
+
+    def grow(self, again: Callable[[], None]) -> Iterable[int]:
+        self.again = again
+        more, self.more = self.more, []
+        self.count += len(more)
+        return more
+
+    def leaving(self, slot: int) -> bool:
+        return slot in self.out
+
+    def hand_in(self, slot: int) -> None:
+        self.gone.append(slot)
+
+    def shrink(self) -> Iterable[int]:
+        self.count -= self.spare
+        self.spare = 0
+        return ()
+
+    def data(self, messages: int) -> None:
+        """Messages that cost a credit arrive."""
+        for _ in range(messages):
+            self.window.posted -= 1
+            assert self.window.spend()
+
+    def control(self, slot: int = 1) -> None:
+        """One that costs none arrives and is processed."""
+        self.window.posted -= 1
+        self.window.back(slot)
+
+    def release(self, slots: Iterable[int], held: int = 0) -> None:
+        for slot in slots:
+            self.window.adapt(held)
+            self.window.back(slot)
+
+
+def test_a_message_is_owed_for_once_its_receive_is_posted() -> None:
+    slots = Slots(4)
+    window = slots.window
+    assert (window.size, window.unused, window.owed) == (4, 4, 0)
+    slots.data(3)
+    assert (window.unused, window.owed) == (1, 0)
+    slots.release([0])
+    assert (window.owed, slots.credits) == (1, 0)
+    slots.control()
+    assert window.owed == 1
+    slots.release([1])
+    assert (window.owed, window.unused, slots.credits) == (0, 3, 1)
+    slots.release([2])
+    assert window.take(5, alone=False) == 1
+    assert window.unused == 4
+    slots.data(4)
+    assert not window.spend()
+
+
+def test_of_credit_frames_that_the_peer_may_not_have_processed_there_are_two() -> None:
+    slots = Slots(20)
+    window = slots.window
+    slots.data(20)
+    slots.release(range(10))
+    assert (slots.credits, window.unused) == (1, 10)
+    # Others need the slots: the window falls to 4, and half of it is little.
+    slots.count = CONTROL + 4
+    slots.release([10, 11])
+    assert (slots.credits, window.unused) == (2, 12)
+    slots.release([12, 13, 14, 15, 16])
+    assert (slots.credits, window.owed) == (2, 5)
+    # The peer spends one of the first frame's credits: that one is processed, and no other.
+    slots.data(1)
+    slots.release([17])
+    assert (slots.credits, window.owed) == (3, 0)
+    slots.release([18, 19])
+    assert (slots.credits, window.owed) == (3, 2)
+    slots.data(10)
+    slots.release([0])
+    assert slots.credits == 4
+
+
+def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
+    slots = Slots(6)
+    window = slots.window
+    slots.spare = 4
+    slots.data(1)
+    slots.out = {6, 7, 8, 9}
+    slots.release([6])
+    assert slots.gone == [6]
+    assert (window.size, window.unused, window.owed) == (2, 5, 0)
+    # A message without credit lay in one that is leaving: without it there would be too few.
+    slots.control(7)
+    assert slots.gone == [6]
+    assert slots.posts[-1] == 7
+    # A message that cost a credit takes its slot along.
+    slots.data(3)
+    slots.release([7, 8, 9])
+    assert slots.gone == [6, 7, 8, 9]
+    assert (window.unused, window.owed) == (2, 0)
+    assert window.posted == CONTROL + 2
+
+
+def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
+    slots = Slots(2)
+    window = slots.window
+    slots.more = [9, 10]
+    slots.data(1)
+    slots.release([0])
+    assert slots.more, "the peer had a credit"
+    slots.data(window.unused)
+    slots.release([0])
+    assert (window.size, slots.posts[-3:]) == (4, [9, 10, 0])
+    assert (window.unused, window.owed) == (2, 1)
+    # The pool has none now; later it has, and nobody needs them any more.
+    slots.data(window.unused)
+    slots.release([1])
+    assert slots.again is not None
+    assert window.unused
+    slots.more = [11]
+    slots.again()
+    assert slots.more == [11]
+    slots.data(window.unused)
+    slots.again()
+    assert slots.posts[-1] == 11
+
+
+def test_a_window_does_not_shrink_below_what_the_program_may_keep() -> None:
+    for held, size in ((0, 2), (1, 2), (2, 6), (3, 6)):
+        slots = Slots(6)
+        slots.spare = 4
+        slots.data(1)
+        slots.release([0], held)
+        assert slots.window.size == size
+    slots = Slots(4)
+    slots.spare = 3  # at least two have to be left
+    slots.data(1)
+    slots.release([0])
+    assert slots.window.size == 4
