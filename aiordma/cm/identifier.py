@@ -192,6 +192,8 @@ class Identifier(Resource):
         if self._trying and event.type == EventType.ADDR_ERROR:
             event.hidden = event.status == -errno.ETIMEDOUT
         if event.type in (EventType.DISCONNECTED, EventType.DEVICE_REMOVAL):
+            if event.type == EventType.DEVICE_REMOVAL and self.qp is not None:
+                self.qp._broken(cm_error(event.type.name, event.status))
             self._peer_left()
         elif event.type == EventType.CONNECT_RESPONSE:
             event = self._on_response(event)

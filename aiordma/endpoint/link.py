@@ -30,13 +30,13 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.slots import Slots
-from aiordma.errors import ResourceClosedError, completion_error, os_error
+from aiordma.errors import ConnectionLostError, ResourceClosedError, completion_error, os_error
 from aiordma.loop import fork, registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
+from aiordma.verbs.enums import Access, PortState, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -51,6 +51,7 @@ _RECV = 0x8000
 _READ = 0x4000
 _WR_FLUSH_ERR = 5
 _FLUSH_GRACE_S = 0.5
+_REASON_S = 0.5
 _DESTROY_S = 5.0
 _SIGNALED = int(SendFlags.SIGNALED)
 
@@ -68,8 +69,8 @@ class Link:
     __slots__ = (
         "__weakref__", "_at_close", "_base", "_channel", "_cq", "_data_slots", "_idle",
         "_on_failed", "_on_frame", "_on_read", "_on_sent", "_open_rights", "_parts", "_pinned",
-        "_qp_handle", "_slots", "_thread", "closed", "cm_id", "context", "control", "failure",
-        "loop", "pd", "pool", "posted", "qp", "recv", "send",
+        "_qp_handle", "_slots", "_thread", "_unexplained", "closed", "cm_id", "context", "control",
+        "failure", "loop", "pd", "pool", "posted", "qp", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +106,7 @@ class Link:
         self._at_close: list[Callable[[], None]] = []
         self._open_rights: Counter[Access] = Counter()
         self._base = 0
+        self._unexplained: asyncio.TimerHandle | None = None
         slots.pin_with(self.pin, self.unpin)
         fork.guard(self)
 
@@ -194,11 +196,26 @@ class Link:
 
     def _failed(self, sub: int, record: WCRecord) -> None:
         if record[1] == _WR_FLUSH_ERR:
+            # The reason has come before, or comes by another descriptor; or, where Soft-RoCE has
+            # no way to send a packet, never.
+            if self._unexplained is None and self.failure is None and not self.closed:
+                self._unexplained = self.loop.call_later(_REASON_S, self._without_reason)
             return
         operation = "receive" if sub & _RECV else "RDMA read" if sub & _READ else "send"
         self.fail(
             completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
         )
+
+    def _without_reason(self) -> None:
+        if self.failure is not None or self.closed:
+            return
+        text = "the adapter ended the connection and gave no reason"
+        with contextlib.suppress(OSError):
+            port = self.cm_id.port_num
+            state = self.context.query_port(port).state
+            if state != PortState.ACTIVE:
+                text += f" (port {port} of {self.context.name} is {state.name})"
+        self.fail(ConnectionLostError(errno.ECONNRESET, text))
 
     def fail(self, cause: BaseException) -> None:
         """The connection is broken; the first cause counts, and is reported once."""
@@ -360,6 +377,8 @@ class Link:
         if self.closed:
             return
         self.closed = True
+        if self._unexplained is not None:
+            self._unexplained.cancel()
         pinned, self._pinned = self._pinned, set()
 
         def let_go(_: object) -> None:

@@ -1,4 +1,4 @@
-"""Posting: lists, pieces, inline, flags, signaled groups, and what is refused at the call."""
+"""Posting: lists with one doorbell, pieces, inline bytes, flags."""
 
 from __future__ import annotations
 
@@ -11,60 +11,33 @@ import pytest
 import aiordma
 from aiordma.verbs import (
     SGE,
-    Access,
-    MemoryWindow,
-    MWType,
     Opcode,
-    QPState,
+    QPAttrMask,
     RecvWR,
     SendFlags,
     SendWR,
     WCOpcode,
-    WCStatus,
     WorkCompletion,
     qp_posting,
 )
-from aiordma.verbs.resource import Resource
-from tests.device.ends import ALL, End, Ends, connected
+from tests.device.ends import ALL, Ends, connected
+from tests.device.posting import (
+    DEPTH,
+    SIZES,
+    completions,
+    received,
+    still_works,
+)
 
 pytestmark = pytest.mark.device
-
-DEPTH = 8
-NO_FLAGS = SendFlags(0)
 
 
 @pytest.fixture
 async def ends(address: str) -> AsyncIterator[Ends]:
-    options: dict[str, Any] = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, "max_inline_data": 64}
-    async with connected(address, **options, max_send_sge=3, max_recv_sge=3) as both:
+    async with connected(address, **SIZES) as both:
         both.client.mr = both.client.region(4096, ALL)
         both.server.mr = both.server.region(4096, ALL)
         yield both
-
-
-async def completions(end: End, count: int) -> list[WorkCompletion]:
-    async with asyncio.timeout(10):
-        return [await anext(end.cq) for _ in range(count)]
-
-
-async def received(end: End, length: int) -> bytes:
-    """The bytes of the one message that arrives next."""
-    (completion,) = await completions(end, 1)
-    assert completion.status == WCStatus.SUCCESS
-    assert completion.byte_len == length
-    return bytes(end.mr.view[:length])
-
-
-async def still_works(ends: Ends) -> None:
-    """Bytes still go through, in both directions."""
-    for source, sink in ((ends.client, ends.server), (ends.server, ends.client)):
-        source.mr.view[:5] = b"still"
-        receiving = asyncio.create_task(sink.qp.recv(SGE(sink.mr, 0, 64)))
-        await asyncio.sleep(0)
-        async with asyncio.timeout(10):
-            await source.qp.send(SGE(source.mr, 0, 5))
-            assert (await receiving).byte_len == 5
-        assert bytes(sink.mr.view[:5]) == b"still"
 
 
 # Lists
@@ -104,6 +77,7 @@ async def test_a_list_is_one_call(ends: Ends, monkeypatch: pytest.MonkeyPatch) -
     assert bells.calls == ["ibv_post_recv", "ibv_post_send", "ibv_post_send"]
 
 
+@pytest.mark.smoke
 async def test_a_list_of_different_kinds(ends: Ends) -> None:
     client, server = ends.client, ends.server
     client.mr.view[:12] = b"writtensent!"
@@ -236,6 +210,8 @@ async def test_inline_bytes_may_be_changed_at_once(ends: Ends, is_siw: bool, raw
     receive = RecvWR(sg_list=[SGE(server.mr, 0, 64)])
     if is_siw:  # a message that finds no receive ends an iWARP connection
         server.qp.post_recv(receive)
+    else:
+        server.qp.modify(QPAttrMask.MIN_RNR_TIMER, min_rnr_timer=28)  # 164 ms
     client.mr.view[:8] = b"original"
     pieces = [SGE(client.mr, 0, 4), SGE(client.mr, 4, 4)]
     flags = SendFlags.SIGNALED | SendFlags.INLINE
@@ -246,8 +222,8 @@ async def test_inline_bytes_may_be_changed_at_once(ends: Ends, is_siw: bool, raw
         sending = asyncio.create_task(client.qp.send(pieces, inline=True))
         await asyncio.sleep(0)
     client.mr.view[:8] = b"CHANGED!"
-    if not is_siw:  # without a receive it is sent again, from the adapter's copy
-        await asyncio.sleep(0.05)
+    if not is_siw:  # it found no receive, and is sent again from the adapter's copy
+        await asyncio.sleep(0.02)
         server.qp.post_recv(receive)
     assert await received(server, 8) == b"original"
     if sending is None:
@@ -347,355 +323,3 @@ async def test_immediate_data(ends: Ends, is_siw: bool) -> None:
             await qp.send(piece, imm=wrong)
     with pytest.raises(ValueError, match="not both"):
         await qp.send(piece, imm=1, invalidate=1)
-
-
-# Signaled and unsignaled
-
-
-def sends(end: End, count: int, *, tail: bool = True) -> list[SendWR]:
-    """Unsignaled one-byte messages, the last one signaled if `tail`."""
-    chain = [SendWR(n, [SGE(end.mr, n, 1)], send_flags=NO_FLAGS) for n in range(count)]
-    if tail:
-        chain[-1].send_flags = SendFlags.SIGNALED
-    return chain
-
-
-async def test_only_the_tail_of_a_raw_list_completes(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    for _ in range(3):
-        server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(DEPTH)])
-        client.mr.view[:DEPTH] = bytes(range(1, DEPTH + 1))
-        client.qp.post_send(sends(client, DEPTH))
-        assert [wc.wr_id for wc in await completions(client, 1)] == [DEPTH - 1]
-        assert len(await completions(server, DEPTH)) == DEPTH
-        assert bytes(server.mr.view[:DEPTH]) == bytes(client.mr.view[:DEPTH])
-        server.mr.view[:DEPTH] = bytes(DEPTH)
-        assert client.qp.outstanding == 0
-        assert client.cq.poll() == []
-
-
-async def test_a_queue_that_could_never_drain_is_refused(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(DEPTH)])
-    with pytest.raises(ValueError, match=r"all 8 places .* unsignaled .* SIGNALED"):
-        client.qp.post_send(sends(client, DEPTH, tail=False))
-    assert client.qp.outstanding == 0
-    client.qp.post_send(sends(client, 5, tail=False))
-    client.qp.post_send(sends(client, 2, tail=False))
-    with pytest.raises(ValueError, match="could never complete"):
-        client.qp.post_send(sends(client, 1, tail=False))
-    assert client.qp.outstanding == 7
-    # A signaled one still has its place, and frees the others.
-    await client.qp.send(SGE(client.mr, 0, 1))
-    assert client.qp.outstanding == 0
-    assert len(await completions(server, DEPTH)) == DEPTH
-
-
-async def test_a_signaled_one_in_the_middle_is_enough(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(DEPTH)])
-    chain = sends(client, DEPTH, tail=False)
-    chain[2].send_flags = SendFlags.SIGNALED
-    client.qp.post_send(chain)
-    assert [wc.wr_id for wc in await completions(client, 1)] == [2]
-    assert client.qp.outstanding == 5
-    assert len(await completions(server, DEPTH)) == DEPTH
-    server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(2)])
-    client.qp.post_send(sends(client, 2, tail=False))
-    with pytest.raises(ValueError, match="could never complete"):
-        client.qp.post_send(sends(client, 1, tail=False))
-    await client.qp.read(SGE(client.mr, 0, 1), server.mr.addr, server.mr.rkey)
-    assert client.qp.outstanding == 0
-
-
-async def test_every_send_completes_with_sq_sig_all(address: str) -> None:
-    async with connected(address, max_send_wr=DEPTH, sq_sig_all=True) as ends:
-        client, server = ends.client, ends.server
-        client.mr, server.mr = client.region(64), server.region(64)
-        server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(2 * DEPTH)])
-        client.qp.post_send(sends(client, DEPTH, tail=False))
-        assert [wc.wr_id for wc in await completions(client, DEPTH)] == list(range(DEPTH))
-        done = await client.qp.submit(sends(client, DEPTH))
-        assert done.wr_id == DEPTH - 1
-        assert client.qp.outstanding == 0
-        assert client.cq.poll() == []
-        assert len(await completions(server, 2 * DEPTH)) == 2 * DEPTH
-
-
-# Lists that are awaited
-
-
-async def test_the_first_failure_of_a_list_is_told(ends: Ends, is_siw: bool) -> None:
-    client, server = ends.client, ends.server
-    client.mr.view[:4] = b"good"
-    addr, rkey = server.mr.addr, server.mr.rkey
-    chain = [
-        SendWR(n, [SGE(client.mr, n * 64, 4)], Opcode.RDMA_READ, remote_addr=addr, rkey=rkey)
-        for n in range(5)
-    ]
-    server.mr.view[:4] = b"read"
-    chain[2].rkey ^= 0x5A00
-    with pytest.raises(aiordma.CompletionError, match="request 2 of its list") as caught:
-        await client.qp.submit(chain)
-    assert caught.value.index == 2
-    # iWARP tells no reason: the peer ends the connection.
-    kind = aiordma.FlushedError if is_siw else aiordma.RemoteAccessError
-    assert isinstance(caught.value, kind)
-    assert bytes(client.mr.view[:4]) == bytes(client.mr.view[64:68]) == b"read"
-    assert client.qp.state == QPState.ERR
-    with pytest.raises(aiordma.FlushedError) as flushed:
-        await client.qp.submit(chain)
-    assert flushed.value.index == 0
-    if not is_siw:
-        assert isinstance(flushed.value.__cause__, aiordma.RemoteAccessError)
-
-
-async def test_a_list_that_is_flushed(ends: Ends, is_siw: bool) -> None:
-    client = ends.client
-    # Nothing is received: the list stays under way until the queue pair fails.
-    if is_siw:  # a message without a receive ends the connection at once
-        client.qp.to_error()
-    submitting = asyncio.create_task(client.qp.submit(sends(client, 4)))
-    await asyncio.sleep(0)
-    client.qp.to_error()
-    async with asyncio.timeout(5):
-        with pytest.raises(aiordma.FlushedError) as caught:
-            await submitting
-    assert caught.value.index == 0
-
-
-async def test_lists_share_the_queue(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    # Each takes more than half of the queue: they cannot wait for each other in pieces.
-    addr, rkey = server.mr.addr, server.mr.rkey
-    order: list[int] = []
-
-    async def write(number: int) -> None:
-        piece = SGE(client.mr, number, 1)
-        chain = [
-            SendWR(number, [piece], Opcode.RDMA_WRITE, remote_addr=addr + number * 8 + i, rkey=rkey)
-            for i in range(5)
-        ]
-        assert (await client.qp.submit(chain)).wr_id == number
-        order.append(number)
-
-    client.mr.view[:12] = bytes(range(1, 13))
-    async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-        for number in range(12):
-            group.create_task(write(number))
-    await client.qp.read(SGE(client.mr, 64, 96), addr, rkey)
-    expected = b"".join(bytes([n + 1] * 5 + [0] * 3) for n in range(12))
-    assert bytes(client.mr.view[64:160]) == expected
-    assert order == sorted(order)
-
-
-async def test_a_canceled_list(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    addr, rkey = server.mr.addr, server.mr.rkey
-
-    def chain(count: int) -> list[SendWR]:
-        piece = SGE(client.mr, 0, 4096)
-        return [
-            SendWR(n, [piece], Opcode.RDMA_WRITE, remote_addr=addr, rkey=rkey) for n in range(count)
-        ]
-
-    first = asyncio.create_task(client.qp.submit(chain(6)))
-    waiting = asyncio.create_task(client.qp.submit(chain(6)))
-    behind = asyncio.create_task(client.qp.submit(chain(2)))
-    await asyncio.sleep(0)
-    assert client.qp.outstanding <= 8
-    waiting.cancel()  # had no places: nothing was posted
-    async with asyncio.timeout(10):
-        await asyncio.gather(first, behind)
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    last = asyncio.create_task(client.qp.submit(chain(8)))
-    await asyncio.sleep(0)
-    last.cancel()
-    region = client.mr
-    region.close()  # pinned by the list, if it is under way still
-    with pytest.raises(asyncio.CancelledError):
-        await last
-    async with asyncio.timeout(10):
-        await region.wait_closed()
-    with pytest.raises(aiordma.ResourceClosedError):
-        await client.qp.submit(chain(1))
-
-
-async def test_a_read_that_is_overtaken_completes_by_itself(ends: Ends) -> None:
-    """On iWARP the message behind a read completes before the bytes of the read are there."""
-    client, server = ends.client, ends.server
-    size = 200_000
-    source, into = server.region(size), client.region(size)
-    addr, rkey = source.addr, source.rkey
-    for number in range(1, 9):
-        content = bytes([number]) * size
-        source.view[:] = content
-        server.qp.post_recv([RecvWR(n, [SGE(server.mr, 0, 64)]) for n in range(3)])
-        sending: list[asyncio.Task[WorkCompletion]] = []
-        reading = asyncio.create_task(client.qp.read(into, addr, rkey))
-        await asyncio.sleep(0)
-        sending.append(asyncio.create_task(client.qp.send(SGE(client.mr, 0, 1))))
-        await reading
-        assert bytes(into.view) == content
-        # The same by numbers, with a read that is not signaled.
-        read = SendWR(1, [SGE(into)], Opcode.RDMA_READ, remote_addr=addr, rkey=rkey)
-        client.qp.post_send([read, SendWR(2, [SGE(client.mr, 0, 1)])])
-        assert sorted(wc.wr_id for wc in await completions(client, 2)) == [1, 2]
-        read.send_flags = NO_FLAGS
-        client.qp.post_send([read, SendWR(3, [SGE(client.mr, 0, 1)])])
-        assert [wc.wr_id for wc in await completions(client, 1)] == [3]
-        await asyncio.gather(*sending)
-        await completions(server, 3)
-    # Whatever was overtaken has come in the end.
-    await client.qp.read(into, addr, rkey)
-    assert client.qp.outstanding == 0
-    assert client.cq.poll() == []
-
-
-async def test_raw_and_awaited_requests_side_by_side(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    server.qp.post_recv([RecvWR(n, [SGE(server.mr, n, 1)]) for n in range(DEPTH)])
-    client.mr.view[:DEPTH] = bytes(range(11, 11 + DEPTH))
-    client.qp.post_send(sends(client, 3, tail=False))
-    sending = asyncio.create_task(client.qp.send(SGE(client.mr, 3, 1)))
-    await asyncio.sleep(0)
-    client.qp.post_send(SendWR(77, [SGE(client.mr, 4, 1)]))
-    await client.qp.submit([SendWR(sg_list=[SGE(client.mr, n, 1)]) for n in (5, 6, 7)])
-    await sending
-    assert [wc.wr_id for wc in await completions(client, 1)] == [77]
-    assert [wc.wr_id for wc in await completions(server, DEPTH)] == list(range(DEPTH))
-    assert bytes(server.mr.view[:DEPTH]) == bytes(range(11, 11 + DEPTH))
-
-
-# What is refused at the call
-
-
-async def test_a_list_that_is_partly_invalid_posts_nothing(ends: Ends) -> None:
-    client, server = ends.client, ends.server
-    server.qp.post_recv(RecvWR(1, [SGE(server.mr, 0, 64)]))
-    good = SendWR(1, [SGE(client.mr, 0, 1)])
-    closed = client.region(16)
-    piece = SGE(closed, 0, 1)
-    closed.close()
-    wrong: list[tuple[type[Exception], SendWR]] = [
-        (ValueError, SendWR(1 << 64, [SGE(client.mr, 0, 1)])),
-        (ValueError, SendWR(2, [SGE(client.mr, 0, 1)] * 99)),
-        (ValueError, SendWR(2, [SGE(client.mr, 0, 999)], send_flags=SendFlags.INLINE)),
-        (ValueError, SendWR(2, [], Opcode.RDMA_WRITE, remote_addr=-1)),
-        (ValueError, SendWR(2, [], Opcode.RDMA_WRITE, rkey=1 << 32)),
-        (TypeError, SendWR(2, [], Opcode.RDMA_WRITE, remote_addr=1.5)),  # type: ignore[arg-type]
-        (aiordma.NotSupportedError, SendWR(2, [], Opcode.TSO)),
-        (aiordma.ResourceClosedError, SendWR(2, [piece])),
-    ]
-    for error, request in wrong:
-        for chain in ([good, request], [request, good]):
-            with pytest.raises(error):
-                client.qp.post_send(chain)
-            with pytest.raises(error):
-                await client.qp.submit(chain)
-    assert client.qp.outstanding == 0
-    assert server.cq.poll() == []
-    with pytest.raises(aiordma.ResourceClosedError):
-        client.qp.post_recv([RecvWR(1, [SGE(client.mr)]), RecvWR(2, [piece])])
-    assert client.qp.outstanding == 0
-    client.mr.view[:1] = b"!"
-    await client.qp.send(SGE(client.mr, 0, 1))
-    assert await received(server, 1) == b"!"
-
-
-async def test_atomic_requests(ends: Ends, is_siw: bool) -> None:
-    client, server = ends.client, ends.server
-    access = Access.LOCAL_WRITE | Access.REMOTE_ATOMIC
-    if is_siw:
-        for opcode in (Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD):
-            request = SendWR(sg_list=[SGE(client.mr, 0, 8)], opcode=opcode)
-            with pytest.raises(aiordma.NotSupportedError, match="no atomic operations"):
-                client.qp.post_send(request)
-        await still_works(ends)
-        return
-    target = server.region(64, access)
-    most = (1 << 64) - 1
-    piece, addr, rkey = SGE(client.mr, 0, 8), target.addr, target.rkey
-    await client.qp.compare_swap(piece, addr, rkey, 0, most)
-    await client.qp.fetch_add(piece, addr, rkey, most)  # minus one: it wraps around
-    assert int.from_bytes(client.mr.view[:8], "little") == most
-    assert int.from_bytes(target.view[:8], "little") == most - 1
-    await client.qp.submit([
-        SendWR(n, [piece], Opcode.ATOMIC_FETCH_AND_ADD, remote_addr=addr, rkey=rkey, compare_add=n)
-        for n in (1, 2, 3)
-    ])  # fmt: skip
-    assert int.from_bytes(target.view[:8], "little") == 4
-    for wrong in (-1, 1 << 64):
-        with pytest.raises(ValueError, match=r"compare_add .* 64 bits"):
-            await client.qp.fetch_add(piece, addr, rkey, wrong)
-        with pytest.raises(ValueError, match=r"swap .* 64 bits"):
-            await client.qp.compare_swap(piece, addr, rkey, 0, wrong)
-        with pytest.raises(ValueError, match=r"remote_addr .* 64 bits"):
-            await client.qp.fetch_add(piece, wrong * 8, rkey, 1)
-    with pytest.raises(ValueError, match="not a multiple of 8"):
-        await client.qp.fetch_add(piece, addr + 4, rkey, 1)
-    with pytest.raises(ValueError, match="one piece of 8 bytes"):
-        await client.qp.fetch_add(SGE(client.mr, 0, 16), addr, rkey, 1)
-    await still_works(ends)
-
-
-# Invalidation
-
-
-async def opened(end: End, is_siw: bool) -> tuple[int, int, list[Resource]]:
-    """Address and key of 64 bytes that an invalidation can close, and what to close after it."""
-    if is_siw:  # has no windows, and lets a region's own key be invalidated
-        region = end.region(64)
-        return region.addr, region.rkey, []
-    region = end.region(64, ALL | Access.MW_BIND)
-    window = MemoryWindow(end.pd, MWType.TYPE_2)
-    await window.bind(end.qp, region, access=Access.REMOTE_READ)
-    return window.addr, window.rkey, [window]
-
-
-async def key_is_dead(ends: Ends, addr: int, rkey: int) -> None:
-    async with asyncio.timeout(10):
-        with pytest.raises(aiordma.CompletionError) as caught:
-            await ends.client.qp.read(SGE(ends.client.mr, 0, 8), addr, rkey)
-    assert isinstance(caught.value, aiordma.RemoteAccessError | aiordma.FlushedError)
-
-
-async def test_send_with_invalidate(ends: Ends, is_siw: bool) -> None:
-    client, server = ends.client, ends.server
-    addr, rkey, parts = await opened(server, is_siw)
-    await client.qp.read(SGE(client.mr, 0, 8), addr, rkey)
-    server.qp.post_recv([RecvWR(n, [SGE(server.mr, n * 64, 64)]) for n in range(3)])
-    client.mr.view[:4] = b"done"
-    plain = SendWR(1, [SGE(client.mr, 0, 4)])
-    await client.qp.submit([plain])
-    await client.qp.send(SGE(client.mr, 0, 4), invalidate=rkey)
-    first, second = await completions(server, 2)
-    assert first.invalidated_rkey is None
-    # Software iWARP's library does not tell it.
-    assert second.invalidated_rkey == (None if is_siw else rkey)
-    assert second.imm_data is None
-    assert bytes(server.mr.view[64:68]) == b"done"
-    await key_is_dead(ends, addr, rkey)
-    for part in parts:
-        part.close()
-
-
-async def test_local_invalidate(ends: Ends, is_siw: bool) -> None:
-    server = ends.server
-    if is_siw:  # without windows there is nothing that a program could invalidate
-        with pytest.raises(aiordma.NotSupportedError, match="LOCAL_INV"):
-            await server.qp.local_invalidate(server.mr.rkey)
-        await still_works(ends)
-        return
-    addr, rkey, parts = await opened(server, is_siw)
-    await ends.client.qp.read(SGE(ends.client.mr, 0, 8), addr, rkey)
-    await server.qp.local_invalidate(rkey)
-    await key_is_dead(ends, addr, rkey)
-    for part in parts:
-        part.close()
-    for wrong in (-1, 1 << 32):
-        with pytest.raises(ValueError, match=r"invalidate_rkey .* 32 bits"):
-            await server.qp.local_invalidate(wrong)
-    with pytest.raises(ValueError, match="what LOCAL_INV can carry is 0"):
-        server.qp.post_send(SendWR(1, [SGE(server.mr, 0, 1)], Opcode.LOCAL_INV))

@@ -1,0 +1,279 @@
+"""What a device tells of itself, and what its end does to those who use it.
+
+A port goes down here and comes up again, and nothing is sent in between: a message of the
+connection manager would break Soft-RoCE for good (tests/runner/test_device_removal.py).
+
+A kernel that takes a device away from its users says so through the device's descriptor.  Software
+devices are not taken away, so that here the descriptor is made to say it; everything else is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from aiordma.cm import ConnectionEvent, EventType
+from aiordma.errors import DeviceRemovedError, FlushedError
+from aiordma.loop import registry
+from aiordma.testing.softroce.network import ADDRESS_V6
+from aiordma.verbs import (
+    AsyncEvent,
+    AsyncEventType,
+    Context,
+    DeviceEvents,
+    PortState,
+    RecvWR,
+    SharedReceiveQueue,
+    async_event,
+)
+from tests.device.closing import End, Hall, until
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+CARD = "dummy0"
+
+
+async def ip(*words: str) -> None:
+    await asyncio.to_thread(subprocess.run, ["ip", *words], check=True)
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    """The device, opened for this test alone."""
+    with aiordma.devices()[0].open() as context:
+        yield context
+
+
+async def kinds(events: AsyncIterator[Any], last: Any) -> list[Any]:
+    """Types of the events up to the first of type `last`."""
+    found = []
+    async with asyncio.timeout(10):
+        async for event in events:
+            found.append(event.type)
+            if event.type == last:
+                break
+    return found
+
+
+async def down(context: Context) -> None:
+    await ip("link", "set", "dev", CARD, "down")
+    assert context.query_port(1).state == PortState.DOWN
+
+
+async def up(context: Context, *, has_gids: bool) -> None:
+    """The card as it was: going down has cost it its IPv6 addresses."""
+    await ip("link", "set", "dev", CARD, "up")
+    await ip("-6", "address", "replace", f"{ADDRESS_V6}/64", "dev", CARD, "nodad")
+    await until(lambda: context.query_port(1).state == PortState.ACTIVE)
+    if has_gids:
+        await until(lambda: ADDRESS_V6 in {str(entry) for entry in context.gid_table()})
+
+
+async def test_a_port_goes_down_and_up(context: Context, pair: Pair, is_siw: bool) -> None:
+    """Every watcher is told; a connection that is idle meanwhile survives."""
+    client, server = pair
+    with DeviceEvents(context) as mine, client.events() as theirs, server.events() as others:
+        try:
+            await down(context)
+            for events in (mine, theirs, others):
+                assert AsyncEventType.PORT_ERR in await kinds(events, AsyncEventType.PORT_ERR)
+        finally:
+            await up(context, has_gids=not is_siw)
+        for events in (mine, theirs, others):
+            assert AsyncEventType.PORT_ACTIVE in await kinds(events, AsyncEventType.PORT_ACTIVE)
+    await client.send(b"still here")
+    assert bytes(await server.recv()) == b"still here"
+
+
+async def test_a_gid_comes_and_goes(context: Context, pair: Pair, is_siw: bool) -> None:
+    """Software iWARP tells nothing of it."""
+
+    def gids() -> set[str]:
+        return {str(entry) for entry in context.gid_table()}
+
+    with DeviceEvents(context) as mine, pair[0].events() as theirs:
+        before = gids()
+        for action, there in (("add", True), ("del", False)):
+            await ip("address", action, "10.81.0.1/24", "dev", CARD)
+            if is_siw:
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await anext(mine)
+                assert gids() == before
+                continue
+            for events in (mine, theirs):
+                assert await kinds(events, AsyncEventType.GID_CHANGE)
+            await until(lambda there=there: ("::ffff:10.81.0.1" in gids()) is there)
+        assert gids() == before
+
+
+# Connection.events()
+
+
+async def test_events_of_a_connection_and_their_end(pair: Pair) -> None:
+    client, server = pair
+    mine, theirs = client.events(), server.events()
+    abandoned = client.events()
+    waiting = asyncio.create_task(anext(theirs))
+    await asyncio.sleep(0)
+    await client.close()
+    event = await waiting
+    assert isinstance(event, ConnectionEvent)
+    assert event.type == EventType.DISCONNECTED
+    await server.wait_closed()
+    assert [event async for event in theirs] == []
+    assert [event.type async for event in mine] == [EventType.DISCONNECTED]
+    with pytest.raises(StopAsyncIteration):
+        await anext(mine)
+    # Too late: over at once.
+    assert [event async for event in client.events()] == []
+    abandoned.close()
+
+
+async def test_a_canceled_reader_loses_no_event(pair: Pair) -> None:
+    client, server = pair
+    with server.events() as events:
+        waiting = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await client.close()
+        assert (await anext(events)).type == EventType.DISCONNECTED
+
+
+async def test_a_forgotten_iterator_is_forgotten(pair: Pair) -> None:
+    client, _ = pair
+    client.events()
+    assert len(client._events._iterators) == 0
+    assert len(async_event._subscriptions) == 1
+    await client.close()
+    assert not async_event._subscriptions
+
+
+# The end of a device
+
+
+class Unplugged:
+    """The library, except that a device's descriptor says what that of an unplugged one does."""
+
+    def __init__(self, lib: Any, answers: list[int]) -> None:
+        self._lib = lib
+        self._answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lib, name)
+
+    def aio_async_next(self, context: Any, event: Any) -> int:
+        """DEVICE_FATAL, or a negative errno, as the list says."""
+        if not self._answers:
+            return -errno.EAGAIN
+        answer = self._answers.pop(0)
+        if answer < 0:
+            return answer
+        event.type, event.port, event.element, event.token = answer, 0, 0, 0
+        return 0
+
+
+@pytest.fixture
+def unplug(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context, list[int]], None]:
+    def unplug(context: Context, answers: list[int]) -> None:
+        monkeypatch.setattr(async_event, "lib", Unplugged(async_event.lib, answers))
+        entries = registry._loops[asyncio.get_running_loop()]
+        entries["async_events", id(context)].shared._pump.kick()
+
+    return unplug
+
+
+Unplug = Callable[[Context, list[int]], None]
+FATAL = int(AsyncEventType.DEVICE_FATAL)
+
+
+@pytest.mark.parametrize("answers", [[FATAL], [-errno.EIO], [FATAL, -errno.EIO]])
+async def test_connections_of_a_device_that_ends(
+    address: str, unplug: Unplug, answers: list[int]
+) -> None:
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        client = await aiordma.connect(address, listener.port, config=config)
+        server = await listener.accept()
+    context = client._link.context
+    events = client.events()
+    await client.send(bytes(10_000))
+    waiting = (
+        client.recv(),
+        client.send(bytes(10_000)),  # until the peer takes the one before
+        anext(aiter(client)),
+    )
+    tasks = [asyncio.create_task(call) for call in waiting]
+    await asyncio.sleep(0.1)
+    unplug(context, list(answers))
+    if answers[-1] == -errno.EIO:
+        with pytest.raises(DeviceRemovedError):
+            DeviceEvents(context)
+    async with asyncio.timeout(5):
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(result, DeviceRemovedError), repr(result)
+            assert result.errno == errno.ENODEV
+            assert "device" in str(result)
+    assert len(await server.recv()) == 10_000  # what had arrived
+    for call in (client.recv(), server.recv(), client.send(b"late"), server.flush()):
+        with pytest.raises(DeviceRemovedError):
+            await call
+    began = time.monotonic()
+    await asyncio.gather(client.close(), server.close())
+    assert time.monotonic() - began < 5
+    found = [event.type async for event in events]
+    assert found[: len(answers)] == [AsyncEventType.DEVICE_FATAL] * len(answers)
+
+
+async def test_native_waits_on_a_device_that_ends(
+    address: str, unplug: Unplug, is_siw: bool
+) -> None:
+    hall = Hall(address)
+    client, server = await hall.connected()
+    context = client.cm_id.context
+    assert context is not None
+    watching = asyncio.create_task(_collect(DeviceEvents(context)))
+    srq = None
+    if not is_siw:
+        srq = SharedReceiveQueue(client["pd"], max_wr=4)  # type: ignore[arg-type]
+        srq.post_recv(RecvWR(wr_id=1))
+        low = asyncio.create_task(srq.low_water(1))
+    await asyncio.sleep(0.05)
+    unplug(context, [FATAL, -errno.EIO])
+    async with asyncio.timeout(5):
+        for end in (client, server):
+            received, completions = await asyncio.gather(*end.waiting[:2], return_exceptions=True)
+            assert isinstance(received, FlushedError)
+            assert isinstance(received.__cause__, DeviceRemovedError)
+            assert isinstance(completions, DeviceRemovedError)
+        events = await watching
+        if srq is not None:
+            with pytest.raises(DeviceRemovedError):
+                await low
+            srq.close()
+    assert [event.type for event in events] == [AsyncEventType.DEVICE_FATAL] * 2
+    for end in (client, server):
+        close(end)
+        await end.ended()
+    await hall.close()
+
+
+async def _collect(events: DeviceEvents) -> list[AsyncEvent]:
+    with events:
+        return [event async for event in events]
+
+
+def close(end: End) -> None:
+    for part in end.parts.values():
+        part.close()

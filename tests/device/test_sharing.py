@@ -1,0 +1,220 @@
+"""Connections that share the slots of a pool, and completion queues."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+import aiordma
+from aiordma.endpoint.config import MIN_WINDOW
+from aiordma.memory.budget import SlotBudget
+
+pytestmark = pytest.mark.device
+
+CONFIG = aiordma.ConnectionConfig(
+    slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2, one_sided_depth=4,
+    initiator_depth=2, responder_resources=2, receive_buffer_size=1 << 20, shared_slots=200,
+)  # fmt: skip
+Pair = tuple[aiordma.Connection, aiordma.Connection]
+
+
+@asynccontextmanager
+async def pairs(
+    address: str, count: int, config: aiordma.ConnectionConfig = CONFIG
+) -> AsyncIterator[list[Pair]]:
+    """Connected ends, (client, server), all of one pool."""
+    async with AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(aiordma.listen(address, 0, config=config))
+        made: list[Pair] = []
+        for _ in range(count):
+            connecting = aiordma.connect(address, listener.port, config=config)
+            client = await stack.enter_async_context(connecting)
+            made.append((client, await stack.enter_async_context(await listener.accept())))
+        yield made
+
+
+def budget_of(connection: aiordma.Connection) -> SlotBudget:
+    share = connection._link._slots._share
+    assert share is not None
+    return share._budget
+
+
+def window_of(connection: aiordma.Connection) -> int:
+    return connection._receiver.window.size
+
+
+async def transfer(sender: aiordma.Connection, receiver: aiordma.Connection, count: int) -> None:
+    """As fast as it goes."""
+
+    async def take() -> None:
+        for n in range(count):
+            with await receiver.recv() as message:
+                assert bytes(message) == n.to_bytes(4, "big") * 50
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(take())
+        for n in range(count):
+            await sender.send(n.to_bytes(4, "big") * 50)
+
+
+@pytest.mark.smoke
+async def test_what_is_shared_and_what_is_not(address: str) -> None:
+    async with pairs(address, 3) as made:
+        ends = [end for pair in made for end in pair]
+        links = [end._link for end in ends]
+        assert len({id(link._cq) for link in links}) == 1
+        assert len({id(link._cq.channel) for link in links}) == 1
+        assert len({id(budget_of(end)) for end in ends}) == 1
+        # Memory and protection domain are each connection's own.
+        assert len({id(link.pd) for link in links}) == len(links)
+        assert len({region.lkey for link in links for region in link._slots.regions}) >= len(links)
+        budget, cq = budget_of(ends[0]), links[0]._cq
+        assert budget.used == len(ends) * CONFIG.guaranteed
+        assert cq._promised == len(ends) * (CONFIG.sends + CONFIG.receives)
+        assert cq.cqe >= cq._promised
+        assert all(window_of(end) == MIN_WINDOW for end in ends)
+        await transfer(*made[0], count=20)
+    assert (budget.used, len(budget), budget.free) == (0, 0, 200)
+    assert cq._promised == 0
+    await cq.wait_closed(10)
+
+
+async def test_a_window_grows_while_there_is_room(address: str) -> None:
+    async with pairs(address, 2) as made:
+        (one, other), _ = made
+        budget = budget_of(one)
+        before = budget.used
+        await transfer(one, other, 300)
+        assert window_of(other) > MIN_WINDOW
+        assert one._link.send.count > 2
+        assert budget.used > before
+        assert budget.free >= 0
+        sizes = {region.length for region in other._link._slots.regions}
+        assert len(sizes) >= 2  # base and chunks
+        # The memory of all of it is registered, and no more.
+        registered = sum(region.length for region in other._link.recv.regions)
+        assert registered == other._link.recv.count * CONFIG.slot_size
+
+
+async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
+    config = aiordma.ConnectionConfig(
+        slot_size=1024, recv_depth=60, send_depth=8, rendezvous_window=1, one_sided_depth=1,
+        initiator_depth=1, responder_resources=1, shared_slots=84,
+    )  # fmt: skip
+    async with pairs(address, 3, config) as made:
+        (one, other), (two, second), _ = made
+        await transfer(one, other, 400)
+        assert window_of(other) > 8
+        assert budget_of(one).free <= 8
+        much = window_of(other)
+        # The second wants some; the first has more than its share and goes on sending.
+        await asyncio.gather(transfer(one, other, 300), transfer(two, second, 300))
+        assert window_of(second) > MIN_WINDOW
+        assert window_of(other) < much
+
+
+async def test_a_greedy_connection_starves_nobody(address: str) -> None:
+    async with pairs(address, 4) as made:
+        greedy, lazy = made[0]
+        flood = asyncio.create_task(send_for_ever(greedy))
+        async with asyncio.timeout(20):
+            # Nobody takes its messages: its window is full, and stays so.
+            done, _ = await asyncio.wait([flood], timeout=0.5)
+            assert not done
+            assert greedy._sender.credits == 0
+            others = [transfer(one, other, 50) for one, other in made[1:]]
+            back = [transfer(other, one, 50) for one, other in made[1:]]
+            await asyncio.gather(*others, *back)
+        assert not flood.done()
+        flood.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flood
+        lazy.abort()
+
+
+async def send_for_ever(connection: aiordma.Connection) -> None:
+    while True:
+        await connection.send(bytes(4000))
+
+
+async def test_messages_that_are_kept(address: str) -> None:
+    """A program that keeps what it gets does not stop the connection, nor take the pool."""
+    async with pairs(address, 2) as made:
+        (one, other), _ = made
+        kept = []
+        async with asyncio.timeout(30):
+            for n in range(100):
+                await one.send(bytes([n]) * 100)
+                kept.append(await other.recv())
+        assert [bytes(message) for message in kept] == [bytes([n]) * 100 for n in range(100)]
+        for message in kept:
+            message.release()
+        await transfer(one, other, 50)
+
+
+async def test_large_messages(address: str) -> None:
+    async with pairs(address, 2) as made:
+        (one, other), (two, second) = made
+        payload = bytes(range(256)) * 400
+
+        async def both(sender: aiordma.Connection, receiver: aiordma.Connection) -> None:
+            for _ in range(5):
+                sending = asyncio.create_task(sender.send(payload))
+                with await receiver.recv() as message:
+                    assert message == payload
+                await sending
+
+        async with asyncio.timeout(30):
+            await asyncio.gather(both(one, other), both(other, one), both(second, two))
+
+
+async def test_a_pool_that_is_used_up_refuses(address: str) -> None:
+    few = aiordma.ConnectionConfig(
+        slot_size=4096, rendezvous_window=2, shared_slots=3 * CONFIG.guaranteed - 1
+    )
+    own = aiordma.ConnectionConfig(slot_size=4096)
+    async with aiordma.listen(address, 0, config=few) as listener:
+        async with aiordma.connect(address, listener.port, config=few) as first:
+            assert len(budget_of(first)) == 2
+            async with await listener.accept():
+                with pytest.raises(OSError, match="raise shared_slots") as caught:
+                    await aiordma.connect(address, listener.port, config=few)
+                assert caught.value.errno == errno.ENOBUFS
+                # One that has slots of its own finds the listener's pool used up.
+                with pytest.raises(aiordma.ConnectionRejectedError, match="out of resources"):
+                    await aiordma.connect(address, listener.port, config=own)
+        # What was given back is there again.
+        async with aiordma.connect(address, listener.port, config=own), await listener.accept():
+            pass
+
+
+async def test_one_that_breaks_gives_everything_back(address: str) -> None:
+    async with pairs(address, 3) as made:
+        (one, other), (two, second), _ = made
+        budget = budget_of(one)
+        await transfer(one, other, 100)
+        waiting = asyncio.create_task(other.recv())
+        one.abort()
+        with pytest.raises(aiordma.ConnectionLostError):
+            await waiting
+        async with asyncio.timeout(20):
+            await one.wait_closed()
+            await other.wait_closed()
+        assert len(budget) == 4
+        assert budget.used == 4 * CONFIG.guaranteed
+        await transfer(two, second, 100)
+
+
+async def test_what_cannot_be_shared() -> None:
+    least = CONFIG.guaranteed
+    with pytest.raises(ValueError, match=f"one connection alone needs {least}"):
+        aiordma.ConnectionConfig(rendezvous_window=2, shared_slots=least - 1)
+    aiordma.ConnectionConfig(rendezvous_window=2, shared_slots=least)
+    with pytest.raises(ValueError, match="raw"):
+        aiordma.ConnectionConfig(raw=True, shared_slots=1000)
+    with pytest.raises(TypeError, match="shared_slots"):
+        aiordma.ConnectionConfig(shared_slots=1.5)  # type: ignore[arg-type]
