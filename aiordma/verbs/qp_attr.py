@@ -95,8 +95,8 @@ class QPLimits:
 class QPAttributes:
     """Attributes of a queue pair as `ibv_query_qp(3)` tells them, same names.
 
-    `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code (`RNR_TIMERS_MS`), and
-    `ah_attr` the way to the peer.
+    `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code of the table
+    `aiordma.verbs.rnr_timer.RNR_TIMERS_MS`, and `ah_attr` the way to the peer.
     """
 
     qp_state: QPState

@@ -119,7 +119,7 @@ class SharedReceiveQueue(Resource):
     """
 
     __slots__ = (
-        "_armed", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
+        "_armed", "_awaited", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
         "_unwatch", "limits", "max_wr", "pd", "room",
     )  # fmt: skip
 
@@ -152,6 +152,7 @@ class SharedReceiveQueue(Resource):
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
         self._marks: list[tuple[int, asyncio.Future[None]]] = []
         self._armed = 0
+        self._awaited = False  # every CQ in which a receive could complete is drained by the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwatch: Callable[[], None] | None = None
         self._error: Callable[[], BaseException] | None = None
@@ -163,6 +164,8 @@ class SharedReceiveQueue(Resource):
 
     def _admit(self, cq: CompletionQueue) -> None:
         """A queue pair that completes in `cq` is about to be made: any receive may land there."""
+        if self._awaited:
+            cq.manage()
         with _lock:
             if not self._cqs[cq]:
                 cq._promise(self.max_wr)
@@ -264,6 +267,7 @@ class SharedReceiveQueue(Resource):
         self._require()
         for cq in list(self._cqs):
             cq.manage()
+        self._awaited = True
         self._loop = asyncio.get_running_loop()
         await self.room.acquire()
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiordma
+from tests.device.ends import Ends, connected
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
 
 ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
@@ -70,6 +71,13 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     assert not reports, f"errors that nobody handled: {reports}"
     assert rdma_descriptors() == descriptors
     assert adapter_objects() == objects
+
+
+@pytest.fixture
+async def ends(address: str) -> AsyncIterator[Ends]:
+    """Two connected ends of the native layer."""
+    async with connected(address) as ends:
+        yield ends
 
 
 @pytest.fixture

@@ -162,6 +162,15 @@ async def test_async_with_waits_for_the_end(hall: Hall) -> None:
     assert adapter_objects() == objects
 
 
+async def disconnected(end: End) -> None:
+    await until(lambda: end.cm_id.stage is Stage.DISCONNECTED)
+
+
+def close_all(end: End) -> None:
+    for name in NAMES:
+        end[name].close()
+
+
 async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
     """A sample of the orders: refused exactly where C would refuse, or block, or crash."""
     rng = random.Random(SEED)
@@ -173,7 +182,7 @@ async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
                 end["id"].destroy()
         await ends[0].cm_id.disconnect()
         for end in ends:
-            await until(lambda end=end: end.cm_id.stage is Stage.DISCONNECTED)
+            await disconnected(end)
             # The flushed receive: nothing is under way any more, except what siw never flushes.
             left = end["qp"].outstanding  # type: ignore[attr-defined]
             gone: set[str] = set()
@@ -232,7 +241,7 @@ def unclosed() -> Iterator[list[str]]:
     """Collects the kinds of objects that are warned of; the objects themselves are let go."""
     kinds: list[str] = []
 
-    def show(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         assert category is ResourceWarning
         kinds.append(str(message).removeprefix("unclosed <").split()[0])
 
@@ -308,7 +317,7 @@ async def test_closing_in_a_thread_leaves_the_loop_its_part(hall: Hall) -> None:
     for end in await hall.connected():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(EventChannel, "_on_close", spy(threads, EventChannel._on_close))
-            await asyncio.to_thread(lambda end=end: [end[name].close() for name in NAMES])
+            await asyncio.to_thread(close_all, end)
             check_end(await end.ended())
     assert threads == {threading.get_ident()}
 

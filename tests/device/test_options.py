@@ -23,6 +23,7 @@ from aiordma.cm import (
     PortSpace,
     Stage,
 )
+from aiordma.cm import address as address_module
 from aiordma.endpoint import connect as connect_module
 from aiordma.errors import NotSupportedError, ResourceBusyError, ResourceClosedError
 from aiordma.testing.softroce.network import ADDRESS_V6
@@ -407,12 +408,11 @@ async def test_a_name_without_a_device() -> None:
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Names that the resolver knows."""
     names: dict[str, list[str]] = {}
-    real = connect_module.look_up
 
     async def look_up(host: str, port: int) -> list[tuple[str, int]]:
         if host in names:
             return [(address, port) for address in names[host]]
-        return await real(host, port)
+        return await address_module.look_up(host, port)
 
     monkeypatch.setattr(connect_module, "look_up", look_up)
     return names
@@ -617,6 +617,10 @@ async def test_what_cannot_be_migrated(hall: Hall) -> None:
     other.close()
 
 
+async def disconnected(end: End) -> None:
+    await until(lambda: end.cm_id.stage is Stage.DISCONNECTED)
+
+
 async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
     """The peer disconnects in the very moment; the event is on one of the channels, once."""
     old_ones = 0
@@ -630,7 +634,7 @@ async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
         for _ in range(number % 8):
             await asyncio.sleep(0)
         client.cm_id.migrate(new)
-        await until(lambda client=client: client.cm_id.stage is Stage.DISCONNECTED)
+        await disconnected(client)
         old.close()
         new.close()
         found = [[e.type async for e in channel] for channel in seen]

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
 
 import pytest
 
@@ -21,46 +17,16 @@ from aiordma.verbs import (
     SendWR,
     WCOpcode,
 )
-from aiordma.verbs.resource import Resource
-from tests.device.ends import ALL, End, Ends, connected
+from tests.device.ends import Ends, connected
+from tests.device.windows import DATA, OPENABLE, READ, TYPES, WRITE, make, refused
 
 pytestmark = pytest.mark.device
-
-OPENABLE = ALL | Access.MW_BIND
-READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE
-TYPES = (MWType.TYPE_1, MWType.TYPE_2)
-DATA = random.Random(12).randbytes(8192)
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    async with connected(address) as ends:
-        yield ends
 
 
 @pytest.fixture(params=TYPES, ids=lambda kind: kind.name)
 def kind(request: pytest.FixtureRequest) -> MWType:
     kind: MWType = request.param
     return kind
-
-
-def make(end: End, kind: MWType) -> MemoryWindow | None:
-    """A window; None on software iWARP, which has none: there the refusal is what is tested."""
-    if end.context.is_iwarp:
-        assert end.context.attributes.max_mw == 0
-        with pytest.raises(aiordma.NotSupportedError, match=rf"siw\d+ has no .*{kind.name}"):
-            MemoryWindow(end.pd, kind)
-        return None
-    window = MemoryWindow(end.pd, kind)
-    end.parts.insert(0, window)
-    return window
-
-
-async def refused(access: Coroutine[Any, Any, object]) -> None:
-    """The peer's adapter does not let it happen."""
-    with pytest.raises(aiordma.RemoteAccessError) as error:
-        await access
-    assert error.value.status_name == "REM_ACCESS_ERR"
 
 
 async def test_the_part_and_the_rights(ends: Ends, kind: MWType) -> None:
@@ -374,96 +340,3 @@ async def test_a_failed_queue_pair(ends: Ends, kind: MWType) -> None:
 
 
 # ---- closing -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("what", ["window", "mr", "qp"])
-async def test_closing_ends_the_access(address: str, kind: MWType, what: str) -> None:
-    async with connected(address) as ends, connected(address, server_pd=ends.server.pd) as others:
-        server = ends.server
-        window = make(server, kind)
-        if window is None:
-            return
-        mr = server.region(bytearray(DATA), OPENABLE)
-        await window.bind(server.qp, mr)
-        addr, rkey = window.addr, window.rkey
-        closed: Resource = {"window": window, "mr": mr, "qp": server.qp}[what]
-        closed.close()
-        await closed.wait_closed(10)
-        if what == "qp" and kind == MWType.TYPE_1:
-            # It belongs to the domain, and another queue pair serves the peer.
-            assert await others.read(addr, rkey, 10) == DATA[:10]
-            return
-        assert window.closed
-        await window.wait_closed(10)
-        await refused(others.read(addr, rkey, 1))
-
-
-async def test_every_order_of_closing(address: str, kind: MWType) -> None:
-    for bound in (True, False):
-        for order in itertools.permutations(("window", "qp", "mr", "pd")):
-            async with connected(address) as ends:
-                server = ends.server
-                window = make(server, kind)
-                if window is None:
-                    return
-                mr = server.region(bytearray(DATA), OPENABLE)
-                if bound:
-                    await window.bind(server.qp, mr)
-                parts: dict[str, Resource] = {
-                    "window": window, "qp": server.qp, "mr": mr, "pd": server.pd
-                }  # fmt: skip
-                for name in order:
-                    parts[name].close()
-                for name in order:
-                    await parts[name].wait_closed(10)
-
-
-@pytest.mark.parametrize("operation", ["bind", "invalidate"])
-@pytest.mark.parametrize("order", list(itertools.permutations(("window", "qp", "mr"))))
-async def test_closing_while_a_change_is_under_way(
-    ends: Ends, kind: MWType, operation: str, order: tuple[str, ...]
-) -> None:
-    server = ends.server
-    window = make(server, kind)
-    if window is None:
-        return
-    mr = server.region(bytearray(DATA), OPENABLE)
-    if operation == "invalidate":
-        await window.bind(server.qp, mr)
-        changing = asyncio.create_task(window.invalidate())
-    else:
-        changing = asyncio.create_task(window.bind(server.qp, mr))
-    for _ in range(3):
-        await asyncio.sleep(0)
-    parts: dict[str, Resource] = {"window": window, "qp": server.qp, "mr": mr}
-    for name in order:
-        parts[name].close()
-    async with asyncio.timeout(10):
-        (outcome,) = await asyncio.gather(changing, return_exceptions=True)
-    assert outcome is None or isinstance(
-        outcome, (aiordma.FlushedError, aiordma.ResourceClosedError)
-    )
-    for part in parts.values():
-        await part.wait_closed(10)
-
-
-async def test_strict_destroy_names_the_window(ends: Ends, kind: MWType) -> None:
-    server = ends.server
-    window = make(server, kind)
-    if window is None:
-        return
-    mr = server.region(bytearray(DATA), OPENABLE)
-    await window.bind(server.qp, mr)
-    with pytest.raises(aiordma.ResourceBusyError, match="1 MemoryWindow made from it"):
-        mr.destroy()
-    assert await ends.read(window.addr, window.rkey, 10) == DATA[:10]
-    await window.invalidate()
-    mr.destroy()
-    await mr.wait_closed(10)
-
-
-async def test_a_forgotten_window(ends: Ends) -> None:
-    if ends.server.context.is_iwarp:
-        return  # has no windows to forget
-    with pytest.warns(ResourceWarning, match="unclosed <MemoryWindow open TYPE_1 not bound"):
-        MemoryWindow(ends.server.pd)

@@ -30,6 +30,11 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+def remove() -> subprocess.Popen[bytes]:
+    """Begin to remove the device; the command may wait for this program to end."""
+    return subprocess.Popen(["rdma", "link", "delete", DEVICE])
+
+
 async def outcome(name: str, call: Awaitable[Any]) -> None:
     """Say what a call ended with."""
     try:
@@ -75,7 +80,7 @@ async def taken() -> None:
     ]
     tasks = [asyncio.create_task(wait) for wait in waiting]
     await asyncio.sleep(0)
-    subprocess.Popen(["rdma", "link", "delete", DEVICE])
+    remove()
     await asyncio.wait(tasks[:4], timeout=30)
     began = time.monotonic()
     await client.close()
@@ -103,7 +108,7 @@ async def kept() -> None:
         await listener.accept() as server,
     ):
         with client.events() as events:
-            deleting = subprocess.Popen(["rdma", "link", "delete", DEVICE])
+            removing = remove()
             await outcome("events", asyncio.wait_for(anext(events), 1))
         await client.send(b"still here")
         say(bytes(await server.recv()))
@@ -113,7 +118,7 @@ async def kept() -> None:
         ):
             await another.send(b"and more")
             say(bytes(await its_peer.recv()))
-        say("delete is over:", deleting.poll() is not None)
+        say("delete is over:", removing.poll() is not None)
 
 
 async def down() -> None:

@@ -92,7 +92,8 @@ def test_ports_out_of_range_are_refused(port: int, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", [(1, 2), ("1.2.3.4", "80"), (None, 1), (b"1.2.3.4", 1), "1.2.3.4", ("1.2.3.4",), None]
+    "address",
+    [(1, 2), ("1.2.3.4", "80"), (None, 1), (b"1.2.3.4", 1), "1.2.3.4", ("1.2.3.4",), None],
 )
 def test_other_types_are_refused(address: Any) -> None:
     with pytest.raises(TypeError, match="a pair of str and int"):

@@ -23,7 +23,8 @@ from aiordma.errors import (
 )
 
 from .conftest import Run, run_on, settle
-from .fabric import FakeLink, FakeRegion, Wire
+from .fabric import FakeLink, Wire
+from .fake_memory import FakeRegion
 
 CONFIG = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
 

@@ -15,7 +15,6 @@ from aiordma.cm.address import Address
 from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.errors import (
     AddressError,
-    ConnectionFailedError,
     ConnectionRejectedError,
     ConnectTimeoutError,
     DeviceNotFoundError,
@@ -226,7 +225,7 @@ def test_all_errors_in_the_kind_of_the_one_that_came_furthest(reverse: bool) -> 
         assert "no address of example.org could be connected to" in str(one)
         assert isinstance(one.__cause__, ExceptionGroup)
         assert list(one.__cause__.exceptions) == some
-    assert isinstance(one, ConnectionRejectedError)
-    assert one.private_data == b"no"
-    assert one.status == 8
-    assert isinstance(one, ConnectionFailedError)
+        if count == 4:
+            assert isinstance(one, ConnectionRejectedError)
+            assert one.private_data == b"no"
+            assert one.status == 8

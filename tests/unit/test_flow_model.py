@@ -23,7 +23,8 @@ from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
 
 from .conftest import run_on, settle
-from .fabric import FakeRegion, Wire
+from .fabric import Wire
+from .fake_memory import FakeRegion
 
 SLOT = 64
 EAGER = SLOT - 16

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,8 @@ from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.memory.budget import SlotBudget
 
 from .conftest import run_on, settle
-from .fabric import FakeElastic, FakeRegion, Wire, use_fake_regions
+from .fabric import Wire, use_fake_regions
+from .fake_memory import FakeElastic, FakeRegion
 from .test_flow_model import EAGER, PROGRAM, SLOT, Program, check, do, finish
 
 # Whole exchanges, which make windows grow, and a rival who makes them shrink.
@@ -153,8 +155,9 @@ async def simulate(
         pool.rival.leave()
     await settle()
     await finish(wire, programs, keeps=keeps)
+    held: list[Any] = [region for arena in pool.arenas for region in arena.regions]
     for region in list(FakeRegion.regions.values()):
-        assert region in [r for arena in pool.arenas for r in arena.regions]
+        assert region in held
 
 
 @settings(max_examples=3 * settings().max_examples)

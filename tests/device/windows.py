@@ -1,0 +1,37 @@
+"""What the tests of memory windows share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma.verbs import Access, MemoryWindow, MWType
+from tests.device.ends import ALL, End
+
+OPENABLE = ALL | Access.MW_BIND
+READ, WRITE = Access.REMOTE_READ, Access.REMOTE_WRITE
+TYPES = (MWType.TYPE_1, MWType.TYPE_2)
+DATA = random.Random(12).randbytes(8192)
+
+
+def make(end: End, kind: MWType) -> MemoryWindow | None:
+    """A window; None on software iWARP, which has none: there the refusal is what is tested."""
+    if end.context.is_iwarp:
+        assert end.context.attributes.max_mw == 0
+        with pytest.raises(aiordma.NotSupportedError, match=rf"siw\d+ has no .*{kind.name}"):
+            MemoryWindow(end.pd, kind)
+        return None
+    window = MemoryWindow(end.pd, kind)
+    end.parts.insert(0, window)
+    return window
+
+
+async def refused(access: Coroutine[Any, Any, object]) -> None:
+    """The peer's adapter does not let it happen."""
+    with pytest.raises(aiordma.RemoteAccessError) as error:
+        await access
+    assert error.value.status_name == "REM_ACCESS_ERR"

@@ -1,0 +1,130 @@
+"""Memory of a fake adapter: slots, regions, a pool; see fabric."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from aiordma.memory.elastic import ElasticArena
+
+
+class FakeArena:
+    """Slots of memory."""
+
+    def __init__(self, count: int, slot_size: int) -> None:
+        self.count = count
+        self.slot_size = slot_size
+        self.view = memoryview(bytearray(count * slot_size))
+
+    def slot(self, number: int, length: int) -> memoryview:
+        start = number * self.slot_size
+        return self.view[start : start + length]
+
+    def in_service(self, number: int) -> bool:
+        return 0 <= number < self.count
+
+    @property
+    def present(self) -> int:
+        """Slots that are registered."""
+        return self.count
+
+    @property
+    def regions(self) -> list[FakeRegion]:
+        return []
+
+    # What memory.elastic does.
+
+    def grow(self, again: Callable[[], None]) -> Iterable[int]:
+        return ()
+
+    @property
+    def spare(self) -> int:
+        return 0
+
+    def shrink(self) -> Iterable[int]:
+        return ()
+
+    def leaving(self, slot: int) -> bool:
+        return False
+
+    def hand_in(self, slot: int) -> None:
+        raise AssertionError("no slot leaves")
+
+
+class FakeRegion:
+    """A registered buffer; `regions` finds it by its address."""
+
+    regions: ClassVar[dict[int, FakeRegion]] = {}
+    _addresses = itertools.count(1 << 32, 1 << 32)
+
+    def __init__(self, pd: object, buffer: Any, access: object = None) -> None:
+        self._buffer = bytearray(buffer) if isinstance(buffer, int) else buffer
+        self.view = memoryview(self._buffer).cast("B")
+        self.length = self.view.nbytes
+        self.addr = next(self._addresses)
+        self.lkey = self.rkey = self.addr >> 32
+        self.closed = False
+        self.users = 0
+        self._gone = asyncio.Event()
+        self.regions[self.addr] = self
+
+    def _retain(self) -> None:
+        assert not self.closed
+        self.users += 1
+
+    def _let_go(self) -> None:
+        self.users -= 1
+        assert self.users >= 0
+        self._end()
+
+    def close(self) -> None:
+        self.closed = True
+        self._end()
+
+    def _end(self) -> None:
+        if self.closed and not self.users:
+            self.regions.pop(self.addr, None)
+            self._gone.set()
+
+    async def wait_closed(self, timeout: float = 60.0) -> None:
+        async with asyncio.timeout(timeout):
+            await self._gone.wait()
+
+
+class FakeElastic(ElasticArena):
+    """The real one, over fake regions (`use_fake_slots`)."""
+
+    __slots__ = ()
+
+    def slot(self, number: int, length: int) -> memoryview:
+        assert self.in_service(number)
+        start = number * self.slot_size
+        return self.view[start : start + length]
+
+    def in_service(self, number: int) -> bool:
+        chunk = self._chunks.get(self._number(number))
+        return chunk is not None and number in chunk.inside
+
+    @property
+    def present(self) -> int:
+        return sum(len(chunk.inside) for chunk in self._chunks.values())
+
+
+AnyFakeArena = FakeArena | FakeElastic
+
+
+class FakePool:
+    """Buffers for large messages."""
+
+    def __init__(self) -> None:
+        self.out = 0
+
+    async def take(self, size: int) -> FakeRegion:
+        self.out += 1
+        return FakeRegion(None, size)
+
+    def give(self, region: FakeRegion) -> None:
+        self.out -= 1
+        region.close()
