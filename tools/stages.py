@@ -161,10 +161,10 @@ STAGES: tuple[Stage, ...] = (
     ),
     _device(
         "device-rxe-uvloop",
-        "the same on uvloop",
+        "the same on uvloop, without the tests that take a minute each",
         RXE,
         ALL_TESTS,
-        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw"),
+        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and not slow"),
         limit_s=900,
     ),
     _device(
@@ -185,15 +185,15 @@ STAGES: tuple[Stage, ...] = (
     ),
     _device(
         "device-siw-asyncio",
-        "everything on software iWARP, asyncio's own loop",
+        "software iWARP, asyncio's own loop, without the tests that take a minute each",
         (*UML, "--device", "siw"),
         ALL_TESTS,
-        *("--loop=asyncio", "-m", _SPECIAL),
+        *("--loop=asyncio", "-m", f"{_SPECIAL} and not slow"),
         limit_s=900,
     ),
     _device(
         "device-siw-uvloop",
-        "the same on uvloop",
+        "everything on software iWARP, uvloop",
         (*UML, "--device", "siw"),
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),

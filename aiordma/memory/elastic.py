@@ -113,6 +113,9 @@ class ElasticArena(Arena):
             return ()
         for chunk in self._chunks.values():
             if chunk.leaving:
+                if self._share.pressed:
+                    self._share.want(again)
+                    return ()
                 # Those that were handed in come back; the others never left.
                 chunk.leaving = False
                 self.count += len(chunk.slots)

@@ -62,6 +62,23 @@ async def transfer(sender: aiordma.Connection, receiver: aiordma.Connection, cou
             await sender.send(n.to_bytes(4, "big") * 50)
 
 
+async def starve(sender: aiordma.Connection, receiver: aiordma.Connection) -> None:
+    """The sender has used up its credits before the receiver takes anything."""
+
+    async def send_all() -> None:
+        for n in range(80):
+            await sender.send(bytes([n]))
+
+    sending = asyncio.create_task(send_all())
+    done, _ = await asyncio.wait([sending], timeout=0.2)
+    assert not done
+    async with asyncio.timeout(20):
+        for n in range(80):
+            with await receiver.recv() as message:
+                assert bytes(message) == bytes([n])
+        await sending
+
+
 @pytest.mark.smoke
 async def test_what_is_shared_and_what_is_not(address: str) -> None:
     async with pairs(address, 3) as made:
@@ -89,8 +106,9 @@ async def test_a_window_grows_while_there_is_room(address: str) -> None:
         (one, other), _ = made
         budget = budget_of(one)
         before = budget.used
-        await transfer(one, other, 300)
-        assert window_of(other) > MIN_WINDOW
+        for _ in range(3):
+            await starve(one, other)
+        assert window_of(other) >= MIN_WINDOW + 3 * 4
         assert one._link.send.count > 2
         assert budget.used > before
         assert budget.free >= 0
@@ -108,7 +126,8 @@ async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
     )  # fmt: skip
     async with pairs(address, 3, config) as made:
         (one, other), (two, second), _ = made
-        await transfer(one, other, 400)
+        for _ in range(4):
+            await starve(one, other)
         much = window_of(other)
         assert much >= 10
         # A third takes all that is left, and wants more; the first has more than its share.
@@ -119,14 +138,17 @@ async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
             taken += 1
         told = asyncio.Event()
         share.want(told.set)
-        await transfer(one, other, 300)
+        for _ in range(2):
+            await starve(one, other)
         async with asyncio.timeout(10):
             await told.wait()
-        assert window_of(other) < much
+        less = window_of(other)
+        assert less < much
         share.give(taken)
         # There is room again, and its peer needs it.
-        await transfer(one, other, 300)
-        assert window_of(other) >= 10
+        for _ in range(2):
+            await starve(one, other)
+        assert window_of(other) > less
         await transfer(two, second, 300)
 
 
