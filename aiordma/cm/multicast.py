@@ -177,11 +177,14 @@ class Multicast(Identifier):
 
     async def _until_left(self, timeout: float) -> None:
         """Wait until groups that are being left are left."""
+        self._leaves = {done for done in self._leaves if not done.done()}
         if not self._leaves:
             return
-        _, late = await asyncio.wait(
+        left, late = await asyncio.wait(
             [asyncio.wrap_future(done) for done in self._leaves], timeout=timeout
         )
+        for done in left:
+            done.exception()  # whoever left has seen it, or has gone
         if late:
             msg = f"an earlier group was not left within {timeout} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, msg)
@@ -239,7 +242,6 @@ class Multicast(Identifier):
 
         done = reaper.submit(run)
         self._leaves.add(done)
-        done.add_done_callback(self._leaves.discard)
         return done
 
     @staticmethod

@@ -7,7 +7,8 @@ Theory of operation
     of the guarantees never exceeds the total; so whoever got in can always work, whatever the
     others do.  What nobody is guaranteed goes to who asks for it.  When that is used up, those
     who were refused stand in a line, and members above the fair share (the total by the number of
-    members) are told to give slots back as they become free (`pressed`).
+    members) are told to give slots back as they become free (`could_spare`).  Nobody is told to
+    fall below the fair share, so that slots do not go to and fro.
 """
 
 from __future__ import annotations
@@ -46,10 +47,9 @@ class Share:
         """Have `function` called, once and from the loop, when a refused `take` may succeed."""
         self._budget._waiting[function] = self
 
-    @property
-    def pressed(self) -> bool:
-        """Whether others wait for slots and this member has more than its fair share."""
-        return self._budget._pressed(self)
+    def could_spare(self, slots: int) -> bool:
+        """Whether others wait, and this member would have its fair share without these slots."""
+        return self._budget._others_wait(self) and self.used - slots >= self._budget._fair(self)
 
     def leave(self) -> None:
         """The member is gone, and its slots with it.  Idempotent."""
@@ -109,7 +109,9 @@ class SlotBudget:
 
     def _take(self, share: Share, slots: int) -> bool:
         more = max(share.used + slots, share.guaranteed) - max(share.used, share.guaranteed)
-        if more and (more > self.free or share not in self._members or self._pressed(share, slots)):
+        if more and (more > self.free or share not in self._members):
+            return False
+        if share.used + slots > self._fair(share) and self._others_wait(share):
             return False
         share.used += slots
         self._committed += more
@@ -139,7 +141,8 @@ class SlotBudget:
             if self._waiting.pop(function, None) is not None:
                 function()
 
-    def _pressed(self, share: Share, more: int = 0) -> bool:
-        if share.used + more <= max(share.guaranteed, self.total // max(1, len(self))):
-            return False
+    def _fair(self, share: Share) -> int:
+        return max(share.guaranteed, self.total // max(1, len(self)))
+
+    def _others_wait(self, share: Share) -> bool:
         return any(waiting is not share for waiting in self._waiting.values())

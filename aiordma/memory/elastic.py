@@ -113,7 +113,7 @@ class ElasticArena(Arena):
             return ()
         for chunk in self._chunks.values():
             if chunk.leaving:
-                if self._share.pressed:
+                if self._share.could_spare(len(chunk.slots)):
                     self._share.want(again)
                     return ()
                 # Those that were handed in come back; the others never left.
@@ -145,7 +145,8 @@ class ElasticArena(Arena):
         """How many slots `shrink` would take away because others need them more."""
         number = max(self._chunks)
         chunk = self._chunks[number]
-        return len(chunk.slots) if number and not chunk.leaving and self._share.pressed else 0
+        slots = len(chunk.slots)
+        return slots if number and not chunk.leaving and self._share.could_spare(slots) else 0
 
     def shrink(self) -> Iterable[int]:
         """Have the last chunk leave; the caller hands in those of its slots that are free."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import AsyncIterator
 
@@ -250,9 +251,7 @@ async def test_an_adapter_drops_what_is_longer_than_the_mtu(end: UDEnd, address:
     assert end.cm_id.context is not None
     mtu = end.qp._rules.max_datagram
     handle = await AddressHandle.create(end.pd, AHAttributes.to(end.cm_id.context, address))
-    end.qp._rules = type(end.qp._rules)(
-        end.qp._rules.limits, end.qp._rules.opcodes, 1, "", max_datagram=1 << 20
-    )
+    end.qp._rules = dataclasses.replace(end.qp._rules, max_datagram=1 << 20)
     receiving = await end.receiving()
     to = {"ah": handle, "remote_qpn": end.qp.num, "remote_qkey": QKEY}
     sent = await end.qp.send(SGE(end.outgoing, 0, mtu + 1), **to)  # type: ignore[arg-type]

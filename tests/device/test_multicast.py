@@ -133,6 +133,7 @@ async def test_a_member_that_only_sends_receives_nothing(
     await transport.join_group(GROUP, send_only=True)
     for _ in range(5):
         transport.sendto(b"x", (GROUP, 5000))
+    await three[0].until(lambda: three[0].data == [b"x"] * 5)
     await send_marker(sender, sender, *three)
     assert sender.data == [b"marker"]
     assert three[0].data == [b"x"] * 5 + [b"marker"]

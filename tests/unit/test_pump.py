@@ -316,3 +316,58 @@ def test_a_poisoned_pump_touches_nothing(run: Run, pipe: Pipe) -> None:
         loop.remove_reader(pipe.fd)
 
     run(main())
+
+
+class Owner:
+    """Owns the reading end of a pipe; its finalizer closes the pump, as a channel's does."""
+
+    def __init__(self, pipe: Pipe, loop: asyncio.AbstractEventLoop) -> None:
+        self.pipe = pipe
+        self.drained = 0
+        self.pump = FdPump(loop, pipe.fd, self.drain, self.fail)
+
+    def drain(self) -> bool:
+        self.drained += len(os.read(self.pipe.fd, 100))
+        return False
+
+    def fail(self, exc: BaseException) -> None:
+        raise AssertionError from exc
+
+    def __del__(self) -> None:
+        self.pump.close()
+
+
+def test_an_owner_is_not_kept_alive(run: Run, pipe: Pipe) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        owner = Owner(pipe, loop)
+        pump = owner.pump
+        pipe.write(b"ab")
+        await turn()
+        assert owner.drained == 2
+        del owner
+        assert pump.loop is None, "its finalizer did not run"
+        assert not loop.remove_reader(pipe.fd), "the reader is still there"
+
+    run(main())
+
+
+def test_a_descriptor_without_an_owner_does_not_spin(run: Run, pipe: Pipe) -> None:
+    """The collector clears references first and finalizes then, perhaps in another thread."""
+
+    class Cleared(Owner):
+        def __del__(self) -> None:
+            pass
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        owner = Cleared(pipe, loop)
+        pump = owner.pump
+        del owner
+        pipe.write(b"ab")
+        await turn()
+        assert not loop.remove_reader(pipe.fd)
+        assert pump.loop is loop, "it still knows whose thread has to end it"
+        pump.close()
+
+    run(main())

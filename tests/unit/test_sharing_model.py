@@ -254,12 +254,13 @@ def test_each_has_what_it_is_guaranteed_whatever_the_others_take() -> None:
         assert not modest.take(1)
         told: list[str] = []
         modest.want(lambda: told.append("modest"))
-        assert greedy.pressed
-        assert not modest.pressed
+        assert greedy.could_spare(10)
+        assert not greedy.could_spare(11), "15 is its share"
+        assert not modest.could_spare(1)
         greedy.give(2)
         await settle()
         assert told == ["modest"]
-        assert not greedy.pressed, "nobody waits any more"
+        assert not greedy.could_spare(1), "nobody waits any more"
         assert modest.take(2)
         with pytest.raises(OSError, match="raise shared_slots"):
             budget.join(1)
