@@ -37,6 +37,9 @@ from aiordma.verbs.resource import Resource
 __all__ = ["SharedQueues", "Slots"]
 
 _CQE = 1024  # completions that a shared queue has room for at first
+# Software iWARP's cannot grow; one of this size also leaps over the page of queues that its driver
+# cannot have, which would be the end after some 40 connections (docs/surprises.md).
+_IWARP_CQE = 32_768
 _CONTROL_SIZE = 64  # a message without data is a header
 _STEPS = 16  # from the guaranteed slots to all
 _INLINE = 1 << 20  # registering more than this takes long enough to go to a thread
@@ -63,7 +66,8 @@ class SharedQueues:
             if cq._make_room(completions):
                 return cq
         context = self._channel.context
-        room = min(max(_CQE, completions), context.attributes.max_cqe)
+        first = _IWARP_CQE if context.is_iwarp else _CQE
+        room = min(max(first, completions), context.attributes.max_cqe)
         cq = CompletionQueue(context, room, self._channel)
         self.queues.append(cq)
         return cq

@@ -8,7 +8,7 @@ Theory of operation
     others do.  What nobody is guaranteed goes to who asks for it.  When that is used up, those
     who were refused stand in a line, and members above the fair share (the total by the number of
     members) are told to give slots back as they become free (`could_spare`).  Nobody is told to
-    fall below the fair share, so that slots do not go to and fro.
+    fall below the fair share, so that slots do not go back and forth.
 """
 
 from __future__ import annotations

@@ -23,13 +23,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import threading
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
@@ -49,9 +47,11 @@ from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType
+from aiordma.verbs.low_water import LowWater
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.srq_attr import Receive, SRQAttributes, Taker, free_number
 from aiordma.verbs.wc import WCRecord, WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, build_recv, sge_list
 
@@ -59,36 +59,7 @@ __all__ = ["SRQAttributes", "SharedReceiveQueue"]
 
 # Queue pairs leave where they are destroyed, in other threads.
 _lock = threading.Lock()
-_numbers = itertools.count()
-_MAX_QUEUES = 1 << 16
 _ID_MASK = (1 << TAG_SHIFT) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class SRQAttributes:
-    """Attributes of a shared receive queue (`ibv_query_srq(3)`, same names)."""
-
-    max_wr: int
-    max_sge: int
-    srq_limit: int
-
-
-class Taker(Protocol):
-    """A queue pair that takes its receives here."""
-
-    def _receive_failed(self, record: WCRecord) -> None:
-        """One of its receives has completed with an error."""
-
-
-class _Receive:
-    """One posted receive."""
-
-    __slots__ = ("caller_id", "future", "regions")
-
-    def __init__(self, regions: tuple[MemoryRegion, ...], caller_id: int | None) -> None:
-        self.regions = regions
-        self.caller_id = caller_id
-        self.future: asyncio.Future[WorkCompletion] | None = None
 
 
 def _closed() -> BaseException:
@@ -119,7 +90,7 @@ class SharedReceiveQueue(Resource):
     """
 
     __slots__ = (
-        "_armed", "_awaited", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
+        "_awaited", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
         "_unwatch", "limits", "max_wr", "pd", "room",
     )  # fmt: skip
 
@@ -135,7 +106,7 @@ class SharedReceiveQueue(Resource):
             if value > most:
                 detail = f"({name} {value} is above the device's limit of {most})"
                 raise os_error(errno.EINVAL, "ibv_create_srq", detail=detail)
-        self._number = _free_number()
+        self._number = free_number()
         self._token = async_event.next_token()
         c_attr = ffi.new("struct ibv_srq_init_attr *")
         c_attr.srq_context = ffi.cast("void *", self._token)
@@ -147,11 +118,10 @@ class SharedReceiveQueue(Resource):
         self.max_wr = max_wr
         self.limits = SRQAttributes(c_attr.attr.max_wr, c_attr.attr.max_sge, 0)
         self.room = Credits(max_wr)
-        self._table: SlotTable[_Receive] = SlotTable()
+        self._table: SlotTable[Receive] = SlotTable()
         self._takers: weakref.WeakValueDictionary[int, Taker] = weakref.WeakValueDictionary()
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
-        self._marks: list[tuple[int, asyncio.Future[None]]] = []
-        self._armed = 0
+        self._marks = LowWater()
         self._awaited = False  # every CQ in which a receive could complete is drained by the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -220,12 +190,12 @@ class SharedReceiveQueue(Resource):
 
     def _post(
         self, chain: Sequence[RecvWR], first: Any, caller_ids: Sequence[int | None]
-    ) -> list[_Receive]:
+    ) -> list[Receive]:
         """Hand a list to the adapter; its places were taken from `room` before."""
-        entered: list[_Receive] = []
+        entered: list[Receive] = []
         numbers: list[int] = []
         for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
-            receive = _Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
+            receive = Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
             for region in receive.regions:
                 region._retain()  # open: _build has just seen to that
             number = self._table.add(receive)
@@ -285,7 +255,7 @@ class SharedReceiveQueue(Resource):
 
     # Completions
 
-    def _take_out(self, number: int) -> _Receive | None:
+    def _take_out(self, number: int) -> Receive | None:
         receive = self._table.remove(number)
         if receive is not None:
             for region in receive.regions:
@@ -311,7 +281,7 @@ class SharedReceiveQueue(Resource):
                 details = {"vendor_err": record[3], "qp_num": record[6]}
                 future.set_exception(completion_error(record[1], operation="recv", **details))
         if self._marks:
-            self._reached(self.outstanding)
+            self._marks.reached(self.outstanding)
 
     # Low-water mark
 
@@ -344,17 +314,10 @@ class SharedReceiveQueue(Resource):
         if self._error is not None:
             raise self._error()
         if self.outstanding >= limit:
-            loop = self._loop = asyncio.get_running_loop()
+            self._loop = asyncio.get_running_loop()
             if self._unwatch is None:
                 self._unwatch = async_event.watch(self.pd.context)
-            mark = (limit, loop.create_future())
-            self._marks.append(mark)
-            try:
-                self._arm()
-                await mark[1]
-            finally:
-                if mark in self._marks:
-                    self._marks.remove(mark)
+            await self._marks.wait(limit, self._arm)
         return self.room.free
 
     async def refills(self, limit: int) -> AsyncIterator[int]:
@@ -373,17 +336,8 @@ class SharedReceiveQueue(Resource):
             # Others have a turn even if the body posted nothing.
             await asyncio.sleep(0)
 
-    def _arm(self) -> None:
-        """Have the device say when its own count falls below the highest mark."""
-        highest = max((limit for limit, _ in self._marks), default=0)
-        if highest and highest != self._armed:
-            self.modify(limit=highest)
-
-    def _reached(self, below: int) -> None:
-        """Fewer receives than any mark above `below` are posted."""
-        for limit, future in list(self._marks):
-            if limit > below and not future.done():
-                future.set_result(None)
+    def _arm(self, limit: int) -> None:
+        self.modify(limit=limit)
 
     @property
     def _device(self) -> Context:
@@ -397,12 +351,9 @@ class SharedReceiveQueue(Resource):
 
     def _told(self, kind: AsyncEventType) -> None:
         if kind == AsyncEventType.SRQ_LIMIT_REACHED:
-            armed, self._armed = self._armed, 0
-            if armed:
-                self._reached(armed - 1)
-            self._marks = [mark for mark in self._marks if not mark[1].done()]
+            self._marks.told()
             if not self.closed:
-                self._arm()
+                self._marks.arm(self._arm)
         elif kind == AsyncEventType.SRQ_ERR:
             name = kind.name
             self._fail(lambda: queue_error(name, "shared receive queue"))
@@ -414,7 +365,7 @@ class SharedReceiveQueue(Resource):
         if self._error is None:
             self._error = error
         self.room.fail(error)
-        futures: list[asyncio.Future[Any]] = [future for _, future in self._marks]
+        futures: list[asyncio.Future[Any]] = list(self._marks.futures())
         futures += [r.future for r in self._table.entries() if r.future is not None]
         for future in futures:
             if not future.done():
@@ -469,7 +420,7 @@ class SharedReceiveQueue(Resource):
                 cq._unpromise(max(0, -more))
             self.max_wr += more
         if limit is not None:
-            self._armed = limit
+            self._marks.armed = limit
         if max_wr is not None:
             self.room.release(more)
             self.limits = SRQAttributes(max(max_wr, attr.max_wr), self.limits.max_sge, 0)
@@ -496,11 +447,3 @@ class SharedReceiveQueue(Resource):
         return (
             f"<SharedReceiveQueue {self._state.value} posted={self.outstanding} of {self.max_wr}>"
         )
-
-
-def _free_number() -> int:
-    """A number that no living shared queue has; ids have 16 bits for it."""
-    for number in itertools.islice(_numbers, _MAX_QUEUES):
-        if number % _MAX_QUEUES not in shared_queues:
-            return number % _MAX_QUEUES
-    raise os_error(errno.ENOMEM, "ibv_create_srq", detail="(65,536 shared receive queues)")

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import aiordma
+from aiordma.cm import EventChannel
+from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
 
@@ -89,3 +91,18 @@ async def pair(address: str) -> AsyncIterator[tuple[aiordma.Connection, aiordma.
         await listener.accept() as server,
     ):
         yield client, server
+
+
+@pytest.fixture
+async def channel() -> AsyncIterator[EventChannel]:
+    """An event channel."""
+    async with EventChannel() as channel:
+        yield channel
+
+
+@pytest.fixture
+async def hall(address: str) -> AsyncIterator[Hall]:
+    """A listening id of the native layer."""
+    hall = Hall(address)
+    yield hall
+    await hall.close()

@@ -9,7 +9,7 @@ import os
 import subprocess
 from collections import Counter
 
-from aiordma.loop.workers import reaper
+from aiordma.loop.workers import _blocking, reaper
 
 
 def adapter_objects() -> Counter[str]:
@@ -47,6 +47,8 @@ async def settle() -> None:
         _, pending = await asyncio.wait(others, timeout=10)
         assert not pending, f"tasks that do not end: {pending}"
     gc.collect()
+    # An abandoned call of a thread is undone there, and may leave the reaper something to do.
+    assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
     assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
     # Callbacks that the reaper's threads handed to the loop.
     await asyncio.sleep(0)

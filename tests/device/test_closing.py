@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -47,13 +47,6 @@ SEED = 20
 #: Seconds that the loop may be away.  A call that blocks would be away for a second and more; on
 #: one CPU, shared with the kernel of the guest, some tens of milliseconds are ordinary.
 STALL_S = 3.0  # generous: machines that run tests are busy; the destroyers tell for certain
-
-
-@pytest.fixture
-async def hall(address: str) -> AsyncIterator[Hall]:
-    hall = Hall(address)
-    yield hall
-    await hall.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,7 @@ from tests.device.fan import Fan, fan
 pytestmark = pytest.mark.device
 
 SEED = int(os.environ.get("AIORDMA_TEST_SEED", "20240817"))
-# Software iWARP has 144 pages a process for all its queues, whatever the machine has.
-IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
-CONNECTIONS = 8 if IS_SIW else 200
+CONNECTIONS = 200
 
 
 def not_ready() -> int:
@@ -122,10 +121,12 @@ async def talk(made: Fan, who: int, slot: int, messages: int, seed: int) -> None
 async def test_two_hundred_queue_pairs_on_one_cq_and_one_srq(address: str) -> None:
     slot, depth, mark, messages = 1024, 512, 400, 10
     print(f"seed {SEED}")
+    asyncio.get_running_loop().set_debug(False)  # see `pairs`
     before, pinned = not_ready(), status("VmPin")
     resident = status("VmRSS")
-    # Room for every send, and for the shared receives once; the clients' CQ has both for each.
-    cqe = CONNECTIONS * 8 + depth
+    # More room than is needed: software iWARP's queues cannot grow, and a large first one leaps
+    # over a page that its driver cannot have.
+    cqe = 32_000
     async with fan(address, CONNECTIONS, max_wr=depth, cqe=cqe) as made:
         echo = Echo(made, slot, depth)
         assert made.cq._promised == CONNECTIONS * 4 + depth
@@ -219,8 +220,7 @@ async def test_two_hundred_connections_on_one_cq_and_one_pool(address: str) -> N
         cqs, share = {end._link._cq for end in ends}, ends[0]._link._slots._share
         assert share is not None
         budget = share._budget
-        # Where a completion queue cannot grow, another is begun when it is full.
-        assert len(cqs) <= 3 if IS_SIW else len(cqs) == 1
+        assert len(cqs) == 1
         promised = len(ends) * (MANY.sends + MANY.receives)
         assert sum(cq._promised for cq in cqs) == promised
         assert all(cq._promised <= cq.cqe for cq in cqs)
@@ -245,9 +245,9 @@ async def test_two_hundred_connections_on_one_cq_and_one_pool(address: str) -> N
 
 
 async def test_what_a_connection_costs_with_sharing_and_without(address: str) -> None:
-    count = 5
-    alone = {"connect_timeout_s": 60.0, "handshake_timeout_s": 60.0}
-    own = {
+    count = 3
+    alone: dict[str, Any] = {"connect_timeout_s": 60.0, "handshake_timeout_s": 60.0}
+    own: dict[str, Any] = {
         name: getattr(MANY, name)
         for name in MANY.__dataclass_fields__
         if name not in ("shared_slots", *alone)

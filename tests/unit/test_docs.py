@@ -58,7 +58,7 @@ def test_the_layout_of_hello_and_header() -> None:
 def test_the_count_of_the_proof() -> None:
     config = ConnectionConfig(rendezvous_window=9)
     text = (DOCS / "wire.md").read_text()
-    assert f"recv_depth + {config.control_depth - 9} + rendezvous_window" in text
+    assert f"window + {config.control_depth - 9} + rendezvous_window" in text
 
 
 def test_every_completion_class_is_in_the_table() -> None:

@@ -1,0 +1,326 @@
+"""Ports, families, names and races between addresses, shown by what the device does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import ConnectionConfig
+from aiordma.cm import (
+    ConnectionId,
+    EventChannel,
+    EventType,
+    Option,
+)
+from aiordma.cm import address as address_module
+from aiordma.endpoint import connect as connect_module
+from aiordma.testing.softroce.network import ADDRESS_V6
+from tests.device.meeting import meet, part
+
+pytestmark = pytest.mark.device
+
+NOBODY = "10.80.0.77"
+
+
+# Ports and addresses
+
+
+async def test_connections_share_a_local_port(address: str, is_siw: bool) -> None:
+    async with aiordma.listen(address, 0) as one, aiordma.listen(address, 0) as two:
+        local = (address, 7777)
+        first = await meet(one, address, local_addr=local, reuse_address=True)
+        with pytest.raises(OSError, match="reuse_address for both") as caught:
+            await aiordma.connect(address, two.port, local_addr=local)
+        assert caught.value.errno == errno.EADDRINUSE
+        second = await meet(two, address, local_addr=local, reuse_address=True)
+        assert first[1].get_extra_info("peername") == local
+        assert second[1].get_extra_info("peername") == local
+        again = meet(one, address, local_addr=local, reuse_address=True)
+        if is_siw:  # the four numbers would be those of a TCP connection that is there
+            with pytest.raises(OSError, match="EADDRNOTAVAIL") as caught:
+                await again
+            assert caught.value.errno == errno.EADDRNOTAVAIL
+        else:
+            await part(*await again)
+        await part(*first, *second)
+
+
+async def test_two_listeners_never_share_a_port(channel: EventChannel, address: str) -> None:
+    """Whatever REUSEADDR says: it is for the ids that do not listen."""
+    ids = [ConnectionId(channel) for _ in range(3)]
+    for cm_id in ids[:2]:
+        cm_id.set_option(Option.ID_REUSEADDR, 1)
+        cm_id.bind_addr((address, 7471))
+    with pytest.raises(OSError, match="another listener has this port") as caught:
+        ids[0].listen()
+    assert caught.value.errno == errno.EADDRINUSE
+    with pytest.raises(OSError, match="rdma_bind_addr: EADDRINUSE"):
+        ids[2].bind_addr((address, 7471))
+    ids[1].close()
+    await ids[1].wait_closed()
+    ids[0].listen()
+    for wildcard in ("", "0.0.0.0", "::"):
+        # The kernel says EADDRNOTAVAIL, as for an address that is not here.
+        with pytest.raises(OSError, match="another listener has this port") as caught:
+            ids[2].bind_addr((wildcard, 7471))
+        assert caught.value.errno == errno.EADDRINUSE
+    ids.append(ConnectionId(channel))
+    with pytest.raises(OSError, match="no interface of this host has the address") as caught:
+        ids[3].bind_addr(("10.99.0.1", 7471))
+    assert caught.value.errno == errno.EADDRNOTAVAIL
+    for cm_id in ids:
+        cm_id.close()
+
+
+def link_local() -> str:
+    """The card's link-local address with its interface."""
+    shown = subprocess.run(
+        ["ip", "-6", "-o", "address", "show", "scope", "link", "dev", "dummy0"],
+        capture_output=True, check=True, text=True,
+    )  # fmt: skip
+    return shown.stdout.split()[3].partition("/")[0] + "%dummy0"
+
+
+FAMILIES = [
+    ("0.0.0.0", False, (4,)),
+    ("::", True, (6,)),
+    ("::", False, (4, 6)),
+    ("", False, (4, 6)),
+    (None, False, (4, 6)),
+    (None, True, (6,)),
+    ("v4", False, (4,)),
+    ("v6", False, (6,)),
+    ("link-local", False, (-6,)),
+]
+
+
+@pytest.mark.parametrize(("host", "ipv6_only", "families"), FAMILIES)
+async def test_listeners_and_families(
+    address: str, is_siw: bool, host: str | None, ipv6_only: bool, families: tuple[int, ...]
+) -> None:
+    hosts = {4: address, 6: ADDRESS_V6, -6: link_local()}
+    named = {"v4": address, "v6": ADDRESS_V6, "link-local": hosts[-6]}
+    async with aiordma.listen(named.get(host or "", host), 0, ipv6_only=ipv6_only) as listener:
+        assert len({port for _, port in listener.socknames}) == 1
+        assert len(listener.socknames) == (2 if families == (4, 6) else 1)
+        for family, target in hosts.items():
+            if family in families or (family == -6 and len(listener.socknames) == 2):
+                client, server = await meet(listener, target)
+                await client.send(b"hello")
+                assert bytes(await server.recv()) == b"hello"
+                peer, _ = server.get_extra_info("peername")
+                assert peer.partition("%")[0] == target.partition("%")[0]
+                # A request does not tell the interface; to software iWARP its socket does.
+                assert ("%" in peer) == (family == -6 and is_siw)
+                await part(client, server)
+            elif family != -6:
+                with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+                    await aiordma.connect(target, listener.port)
+                # Somebody listens on the port, though not for this address: not reason 8.
+                assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 28)
+        if 4 in families:
+            mapped = f"::ffff:{address}"
+            await part(*await meet(listener, mapped))
+
+
+async def test_an_id_on_both_families(channel: EventChannel, address: str, is_siw: bool) -> None:
+    """What `listen` does not use: software iWARP resets the IPv4 clients of such an id."""
+    async with aiordma.listen(address, 0) as other:  # for its port number alone
+        port = other.port
+    for only in (False, True):
+        cm_id = ConnectionId(channel)
+        cm_id.set_option(Option.ID_AFONLY, only)
+        cm_id.bind_addr(("::", port))
+        cm_id.listen()
+        for target in (address, ADDRESS_V6):
+            connecting = asyncio.create_task(
+                aiordma.connect(target, port, config=ConnectionConfig(raw=True)).__aenter__()
+            )
+            if target == ADDRESS_V6 or not (only or is_siw):
+                event = await channel.get_event(10)
+                assert event is not None
+                assert event.type == EventType.CONNECT_REQUEST
+                assert event.connection_id is not None
+                event.ack()
+                event.connection_id.reject()
+                event.connection_id.close()
+            with pytest.raises(ConnectionRefusedError):
+                await connecting
+        cm_id.close()
+        await cm_id.wait_closed()
+
+
+@pytest.fixture
+def names(address: str, tmp_path: Path) -> Iterator[str]:
+    """A name for both addresses of the device, and for two that no device has."""
+    hosts = tmp_path / "hosts"
+    name = "two-families.test"
+    hosts.write_text(f"127.0.0.1 localhost {name}\n{ADDRESS_V6} {name}\n{address} {name}\n")
+    subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
+    yield name
+    subprocess.run(["umount", "/etc/hosts"], check=True)
+
+
+async def test_names(names: str, address: str) -> None:
+    """A listener on a name takes all its addresses, a client whichever answers first."""
+    async with aiordma.listen(names, 0) as listener:
+        hosts = {host for host, _ in listener.socknames}
+        assert {address, ADDRESS_V6} <= hosts
+        for host in hosts & {address, ADDRESS_V6}:
+            await part(*await meet(listener, host))
+        client, server = await meet(listener, names)
+        assert client.get_extra_info("peername")[0] in hosts
+        await part(client, server)
+        with pytest.raises(OSError, match="another listener has this port"):
+            await aiordma.listen(names, listener.port)
+    async with aiordma.listen(names, listener.port, ipv6_only=True) as listener:
+        assert listener.socknames == [(ADDRESS_V6, listener.port)]
+    with pytest.raises(socket.gaierror):
+        await aiordma.listen("no-such-host.invalid", 0)
+    with pytest.raises(socket.gaierror):
+        await aiordma.connect("no-such-host.invalid", 7)
+
+
+async def test_a_name_without_a_device() -> None:
+    with pytest.raises(OSError, match="no RDMA device serves this address"):
+        await aiordma.connect("localhost", 7471)
+
+
+# Happy eyeballs
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+    """Names that the resolver knows."""
+    names: dict[str, list[str]] = {}
+
+    async def look_up(host: str, port: int) -> list[tuple[str, int]]:
+        if host in names:
+            return [(address, port) for address in names[host]]
+        return await address_module.look_up(host, port)
+
+    monkeypatch.setattr(connect_module, "look_up", look_up)
+    return names
+
+
+@pytest.fixture(scope="module")
+def impatient_tcp() -> Iterator[None]:
+    """Software iWARP connects by TCP, in a call that cannot be ended: 3 seconds, not 130.
+
+    For the module, so that it still holds while `clean` waits for the end of the call.
+    """
+    retries = Path("/proc/sys/net/ipv4/tcp_syn_retries")
+    before = retries.read_text()
+    retries.write_text("1")
+    yield
+    retries.write_text(before)
+
+
+@pytest.mark.usefixtures("impatient_tcp")
+async def test_a_dead_address_costs_the_head_start(address: str, known: dict[str, Any]) -> None:
+    known["half-dead"] = [NOBODY, address]
+    loop = asyncio.get_running_loop()
+    async with aiordma.listen(address, 0) as listener:
+        begun = loop.time()
+        client, server = await meet(listener, "half-dead")
+        took = loop.time() - begun
+        assert client.get_extra_info("peername")[0] == address
+        await part(client, server)
+        assert 0.24 < took < 2, f"{took} s"
+        # One after the other, the dead one takes the time of its resolution.
+        with pytest.raises(TimeoutError):
+            await aiordma.connect(
+                "half-dead", listener.port, happy_eyeballs_delay=None, timeout=0.5
+            )
+
+
+async def test_a_failure_starts_the_next_at_once(address: str, known: dict[str, Any]) -> None:
+    known["half-wrong"] = ["192.0.2.1", address]
+    async with aiordma.listen(address, 0) as listener:
+        async with asyncio.timeout(5):
+            client, server = await meet(listener, "half-wrong", happy_eyeballs_delay=60)
+        await part(client, server)
+
+
+async def test_the_loser_of_a_race_leaves_nothing(address: str, known: dict[str, Any]) -> None:
+    """Both addresses are the listener's; what the loser has begun is undone on both sides."""
+    known["both"] = [ADDRESS_V6, address]
+    async with aiordma.listen(None, 0) as listener:
+        for _ in range(10):
+            client = await aiordma.connect("both", listener.port, happy_eyeballs_delay=0)
+            host = client.get_extra_info("peername")[0]
+            async for server in listener:
+                if server.get_extra_info("peername") == client.get_extra_info("sockname"):
+                    break
+                server.abort()
+                await server.wait_closed()
+            await client.send(host.encode())
+            assert bytes(await server.recv()) == host.encode()
+            await part(client, server)
+
+
+async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: bool) -> None:
+    known["all-wrong"] = ["192.0.2.1", ADDRESS_V6, address]
+    with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+        await aiordma.connect("all-wrong", 9)
+    text = str(caught.value)
+    assert "no address of all-wrong could be connected to" in text
+    for part_ in ("192.0.2.1: rdma_resolve_addr: ENETUNREACH", f"{address}: ", f"{ADDRESS_V6}: "):
+        assert part_ in text
+    assert isinstance(caught.value.__cause__, ExceptionGroup)
+    kinds = [type(error) for error in caught.value.__cause__.exceptions]
+    rejected = aiordma.ConnectionRejectedError
+    assert sorted(kinds, key=str) == sorted([OSError, rejected, rejected], key=str)
+    assert caught.value.status == (-errno.ECONNREFUSED if is_siw else 8)
+
+
+# Where from
+
+
+async def test_local_address_and_port(address: str) -> None:
+    async with aiordma.listen(None, 0) as listener:
+        for host, target in ((address, address), (ADDRESS_V6, ADDRESS_V6), ("", address)):
+            for port in (0, 7801):
+                client, server = await meet(listener, target, local_addr=(host, port))
+                sockname = client.get_extra_info("sockname")
+                assert sockname == server.get_extra_info("peername")
+                assert sockname[0] == (host or address)
+                assert sockname[1] == port or (not port and sockname[1])
+                await part(client, server)
+
+
+async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any]) -> None:
+    async with aiordma.listen(None, 0) as listener:
+
+        async def refused(local: Any, code: int, text: str, host: str = address) -> None:
+            with pytest.raises(OSError, match=text) as caught:
+                await aiordma.connect(host, listener.port, local_addr=local, timeout=5)
+            assert caught.value.errno == code
+
+        await refused(("10.99.0.1", 0), errno.EADDRNOTAVAIL, "has the local address")
+        await refused((ADDRESS_V6, 0), errno.EAFNOSUPPORT, "has the family of the local address")
+        await refused(("fe80::1%no-card", 0), errno.ENODEV, "no network interface", ADDRESS_V6)
+        known["both"] = [ADDRESS_V6, address]
+        # Only the addresses of its family are tried.
+        client, server = await meet(listener, "both", local_addr=(address, 0))
+        assert client.get_extra_info("peername")[0] == address
+        await part(client, server)
+    for local in ("10.80.0.1", (1, 2), ("10.80.0.1",), ("10.80.0.1", "7")):
+        with pytest.raises(TypeError, match="a pair of str and int"):
+            aiordma.connect(address, 7, local_addr=local)  # type: ignore[arg-type]
+    for port in (-1, 65536):
+        with pytest.raises(ValueError, match=r"not in 0\.\.65535"):
+            aiordma.connect(address, 7, local_addr=(address, port))
+    for delay in (-0.1, float("nan")):
+        with pytest.raises(ValueError, match="happy_eyeballs_delay"):
+            aiordma.connect(address, 7, happy_eyeballs_delay=delay)
+    with pytest.raises(ValueError, match="name its interface"):
+        await aiordma.connect("fe80::1", 7)
