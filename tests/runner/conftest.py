@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,14 @@ class Runner:
             for stream in (process.stdout, process.stderr):
                 assert stream is not None
                 stream.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hangup() -> Iterator[None]:
+    """Under nohup SIGHUP is ignored, which children inherit and no shell's trap can undo."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture
