@@ -223,16 +223,28 @@ STAGES: tuple[Stage, ...] = (
         *("-m", "two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
-    *(
-        _device(
-            f"interop-{device}-{loop}",
-            "programs of rdma-core, and pyverbs, as peers",
-            (*UML, "--device", device),
-            "tests/interop",
-            f"--loop={loop}",
-            limit_s=450,
-        )
-        for device in ("rxe", "siw")
-        for loop in ("asyncio", "uvloop")
+    _device(
+        "interop-rxe",
+        "programs of rdma-core, and pyverbs, as peers",
+        RXE,
+        "tests/interop",
+        "--loop=asyncio",
+        limit_s=450,
+    ),
+    _device(
+        "interop-rxe-uvloop",
+        "those with the most connections and the most kinds of requests, on uvloop",
+        RXE,
+        "tests/interop",
+        *("--loop=uvloop", "-k", "rping or ucmatose"),
+        limit_s=450,
+    ),
+    _device(
+        "interop-siw",
+        "those that know iWARP, on uvloop",
+        (*UML, "--device", "siw"),
+        "tests/interop",
+        "--loop=uvloop",
+        limit_s=450,
     ),
 )

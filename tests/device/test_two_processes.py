@@ -50,6 +50,7 @@ def loop_name(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--loop"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_ten_thousand_messages_come_back(address: str, loop_name: str) -> None:
     """Random sizes from 0 to 1 MiB, every byte compared by digest, and no CPU when idle."""
