@@ -334,7 +334,7 @@ async def test_an_overrun_fails_the_queue_and_its_queue_pairs(
 
 async def test_who_iterates_over_a_queue_that_fails(ends: Ends) -> None:
     cq = ends.server.cq
-    post_receives(ends, 2)
+    post_receives(ends, 1)
     waiting = [asyncio.ensure_future(anext(cq)) for _ in range(2)]
     await asyncio.sleep(0)
     event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, ends.server.context)

@@ -121,7 +121,7 @@ async def test_a_window_grows_while_there_is_room(address: str) -> None:
 
 async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
     config = aiordma.ConnectionConfig(
-        slot_size=1024, recv_depth=60, send_depth=8, rendezvous_window=1, one_sided_depth=1,
+        slot_size=1024, recv_depth=60, send_depth=2, rendezvous_window=1, one_sided_depth=1,
         initiator_depth=1, responder_resources=1, shared_slots=84,
     )  # fmt: skip
     async with pairs(address, 3, config) as made:
