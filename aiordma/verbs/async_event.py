@@ -124,10 +124,12 @@ class _Reader:
                 self._event.element,
                 self._context,
             )
+            # Published first: a queue that fails may end its connection, and the connection's
+            # iterators, before anything else gets a turn.
+            _publish(event)
             _tell_queue(self._event.token, event)
             if event.type == AsyncEventType.DEVICE_FATAL:
                 _tell_all_queues(event)
-            _publish(event)
         return True
 
     def _failed(self, exc: BaseException) -> None:
@@ -135,8 +137,8 @@ class _Reader:
         _log.warning("device %s: no more events: %s", self._context, exc)
         self.gone = True
         event = AsyncEvent(AsyncEventType.DEVICE_FATAL, 0, 0, self._context)
-        _tell_all_queues(event)
         _publish(event)
+        _tell_all_queues(event)
         for subscription in _subscribers(self._context):
             if subscription.gone is not None:
                 subscription.loop.call_soon_threadsafe(subscription.gone)

@@ -241,7 +241,8 @@ async def test_connections_of_a_device_that_ends(
     await asyncio.gather(client.close(), server.close())
     assert time.monotonic() - began < 5
     found = [event.type async for event in events]
-    assert found[: len(answers)] == [AsyncEventType.DEVICE_FATAL] * len(answers)
+    # Beside what the connection manager says, in either order; the first may end the iterator.
+    assert 1 <= found.count(AsyncEventType.DEVICE_FATAL) <= len(answers)
 
 
 async def test_native_waits_on_a_device_that_ends(

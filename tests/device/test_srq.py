@@ -366,22 +366,28 @@ async def test_a_queue_pair_that_dies_inside_a_message(address: str, is_siw: boo
         piece.lkey = key
         dying = made.servers[0]
         dying.to_error()
-        if not is_siw:
-            async with asyncio.timeout(10):
-                await asyncio.to_thread(dying._last_receive.wait)
+        # Linux 6.12 says so on Soft-RoCE; 6.1 and software iWARP do not.
+        told = await asyncio.to_thread(dying._last_receive.wait, 2)
+        assert not (told and is_siw)
         dying.close()
         await dying.wait_closed()
-
         # The other queue pair takes what is left.
-        async def take_all() -> list[int]:
-            sending = [send(made, 1, bytes([i])) for i in range(4 if is_siw else 3)]
-            for each in sending:
-                await each
-            return [(await anext(cq)).wr_id for _ in sending]
-
+        for n in range(3):
+            await send(made, 1, bytes([n]))
+        good: list[int] = []
         async with asyncio.timeout(10):
-            assert await take_all() == ([0, 1, 2, 3] if is_siw else [1, 2, 3])
-        assert srq.outstanding == (0 if is_siw else 1)
+            while len(good) < 3:
+                completion = await anext(cq)
+                if completion.ok:
+                    good.append(completion.wr_id)
+                else:  # Linux 6.1 gives the receive back as flushed
+                    assert (completion.wr_id, completion.qp_num) == (0, dying.num)
+        if is_siw:
+            assert good == [0, 1, 2]
+        else:
+            assert good == [1, 2, 3]
+            # Kept where nobody was told of a flush; the memory of it stays registered.
+            assert srq.outstanding == int(told)
         piece.close()
 
 
