@@ -88,7 +88,7 @@ class Slots:
         cq: Where all of it completes.
     """
 
-    __slots__ = ("_own_cq", "_share", "_undo", "control", "cq", "recv", "send")
+    __slots__ = ("_loop", "_own_cq", "_share", "_undo", "control", "cq", "recv", "send")
 
     recv: Arena
     send: Arena
@@ -96,6 +96,7 @@ class Slots:
     cq: CompletionQueue
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._undo = contextlib.ExitStack()
         self._own_cq = True
         self._share: Share | None = None
@@ -185,7 +186,7 @@ class Slots:
         self._undo.close()
         if (share := self._share) is not None:
             # Not before the queue pair is gone: until then the memory is pinned.
-            loop = asyncio.get_running_loop()
+            loop = self._loop
 
             def leave(_: object) -> None:
                 if not loop.is_closed():

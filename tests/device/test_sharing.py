@@ -274,12 +274,17 @@ async def test_a_completion_queue_that_fails_ends_all_its_connections(address: s
             await transfer(one, other, 10)
 
 
-async def test_what_cannot_be_shared() -> None:
-    least = CONFIG.guaranteed
-    with pytest.raises(ValueError, match=f"one connection alone needs {least}"):
-        aiordma.ConnectionConfig(rendezvous_window=2, shared_slots=least - 1)
-    aiordma.ConnectionConfig(rendezvous_window=2, shared_slots=least)
-    with pytest.raises(ValueError, match="raw"):
-        aiordma.ConnectionConfig(raw=True, shared_slots=1000)
-    with pytest.raises(TypeError, match="shared_slots"):
-        aiordma.ConnectionConfig(shared_slots=1.5)  # type: ignore[arg-type]
+async def test_who_is_closed_by_a_finalizer_leaves_the_pool(address: str) -> None:
+    """A finalizer may run in any thread, one without a loop too."""
+    async with pairs(address, 2) as made:
+        (one, other), _ = made
+        budget = budget_of(one)
+        await asyncio.to_thread(one._link.close)
+        one.abort()
+        other.abort()
+        async with asyncio.timeout(20):
+            await one.wait_closed()
+            await other.wait_closed()
+        await asyncio.sleep(0)
+        assert len(budget) == 2
+        assert budget.used == 2 * CONFIG.guaranteed

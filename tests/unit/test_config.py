@@ -136,3 +136,16 @@ def test_the_smallest_message_limit_is_what_the_handshake_says() -> None:
     except ValueError:
         return
     assert hello_of(config, b"").max_message_kib * 1024 <= max(500, config.eager_size)
+
+
+def test_slots_are_shared_by_at_least_one() -> None:
+    config = ConnectionConfig(rendezvous_window=2, shared_slots=12)
+    assert config.guaranteed == 12
+    assert config.receives == config.recv_depth + 8
+    with pytest.raises(ValueError, match="one connection alone needs 12"):
+        ConnectionConfig(rendezvous_window=2, shared_slots=11)
+    with pytest.raises(ValueError, match="raw"):
+        ConnectionConfig(raw=True, shared_slots=1000)
+    for wrong in (1.5, True, "100"):
+        with pytest.raises(TypeError, match="shared_slots"):
+            ConnectionConfig(shared_slots=wrong)  # type: ignore[arg-type]
