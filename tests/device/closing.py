@@ -140,10 +140,3 @@ class Heartbeat:
     def longest(self) -> float:
         """Seconds of the longest gap."""
         return max(self.gaps)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what no event tells of."""
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)

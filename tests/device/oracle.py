@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 
 from aiordma.loop.workers import _blocking, reaper
 
@@ -35,6 +36,13 @@ def rdma_descriptors() -> Counter[str]:
         if "infiniband" in target:
             total[target] += 1
     return total
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what no event tells of."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def settle() -> None:

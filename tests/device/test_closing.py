@@ -23,8 +23,8 @@ import aiordma
 from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
 from aiordma.verbs.resource import Resource
-from tests.device.closing import NAMES, End, Hall, Heartbeat, until
-from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+from tests.device.closing import NAMES, End, Hall, Heartbeat
+from tests.device.oracle import adapter_objects, rdma_descriptors, settle, until
 
 pytestmark = pytest.mark.device
 

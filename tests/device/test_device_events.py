@@ -36,7 +36,8 @@ from aiordma.verbs import (
     SharedReceiveQueue,
     async_event,
 )
-from tests.device.closing import End, Hall, until
+from tests.device.closing import End, Hall
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 

@@ -15,7 +15,8 @@ from aiordma.cm import (
     Stage,
 )
 from aiordma.errors import ResourceBusyError, ResourceClosedError
-from tests.device.closing import End, Hall, until
+from tests.device.closing import End, Hall
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 

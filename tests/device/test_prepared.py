@@ -24,6 +24,7 @@ from aiordma.verbs import (
     prepared,
 )
 from tests.device.ends import ALL, End, Ends, connected
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 
@@ -306,8 +307,7 @@ async def test_closing_the_queue_pair_frees(ends: Ends, under_way: int) -> None:
     await region.wait_closed(10)
     receive.free()
     await server.qp.wait_closed(10)
-    await asyncio.sleep(0)
-    assert len(server.channel.table) == 0
+    await until(lambda: len(server.channel.table) == 0)
 
 
 async def test_freed_by_the_garbage_of_nobody(ends: Ends) -> None:

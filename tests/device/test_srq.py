@@ -348,7 +348,8 @@ async def test_memory_stays_until_the_shared_queue_is_gone(address: str) -> None
             await region.wait_closed(0.05)
         made.servers[0].close()
         await region.wait_closed(10)
-        assert made.srq._gone.done()
+        assert made.srq._handle is None
+        await made.srq.wait_closed(10)
 
 
 async def test_a_queue_pair_that_dies_inside_a_message(address: str, is_siw: bool) -> None:
