@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType
