@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
-from aiordma.cm.address import Address, check_address, check_port, look_up
-from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_parameter import ConnectionParameter
-from aiordma.cm.enums import Option
-from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
+from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, parse_refusal
-from aiordma.errors import (
-    AddressError,
-    ConnectionRejectedError,
-    ConnectTimeoutError,
-    ProtocolError,
-)
-from aiordma.loop import registry
-from aiordma.loop.workers import call_blocking
+from aiordma.errors import ConnectionRejectedError, ProtocolError
 
-__all__ = ["Opening", "connect", "connection_parameter", "hello_of", "shared_channel", "warm_up"]
+__all__ = ["Opening", "connect", "connection_parameter", "hello_of"]
 
 T = TypeVar("T")
 _REQUEST_ROOM = 56  # private data of a connection request on InfiniBand and RoCE
-_warm = False
 
 
 class Opening(Generic[T]):
@@ -51,25 +39,6 @@ class Opening(Generic[T]):
 
     async def __aexit__(self, *exc_info: Any) -> None:
         await self._opened.__aexit__(*exc_info)
-
-
-async def warm_up() -> None:
-    """Load the libraries and have them scan the devices, off the loop: that takes a while.
-
-    Raises:
-        LibraryMissingError: rdma-core is not installed.
-        DeviceNotFoundError: The machine has no RDMA device.
-    """
-    global _warm
-    if not _warm:
-        channel = await call_blocking(EventChannel, undo=EventChannel.close)
-        channel.close()
-        _warm = True
-
-
-def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
-    """The event channel that all connections of the running loop share, and its release."""
-    return registry.acquire("connection events", EventChannel)
 
 
 def connection_parameter(config: ConnectionConfig) -> ConnectionParameter:
@@ -157,58 +126,20 @@ def connect(
         msg = f"timeout {limit} is not positive"
         raise ValueError(msg)
 
-    def give_up(connection: Connection) -> None:
-        connection.abort()
+    async def attempt(address: Address, origin: Address | None) -> Connection:
+        return await _one(address, config, private_data, origin, reuse_address, limit)
 
-    async def open_() -> Connection:
-        async def attempt(address: Address) -> Connection:
-            origin = origins[address]
-            return await _one(address, config, private_data, origin, reuse_address, limit)
-
-        begun = asyncio.timeout(limit)
-        try:
-            async with begun:
-                await warm_up()
-                origins = await _ways(host, port, local_addr)
-                addresses = interleave(list(origins))
-                if len(addresses) == 1:
-                    return await attempt(addresses[0])
-                return await race(addresses, attempt, happy_eyeballs_delay, give_up)
-        except AllFailedError as exc:
-            one = exc.as_one(host)
-            raise one from one.__cause__
-        except TimeoutError as exc:
-            if not begun.expired() or isinstance(exc, ConnectTimeoutError):
-                raise
-            text = (
-                f"no connection to {host} port {port} within {limit} s (is the peer up, is "
-                "the address right, is UDP port 4791 (RoCE) open?)"
-            )
-            raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
-
-    return Opening(open_)
-
-
-async def _ways(host: str, port: int, local_addr: Address | None) -> dict[Address, Address | None]:
-    """The peer's addresses, each with the local one to connect from."""
-    targets = await look_up(host, port)
-    if local_addr is None:
-        return dict.fromkeys(targets)
-    local_host, local_port = local_addr
-    if local_host:
-        origins = await look_up(local_host, local_port)
-    else:
-        origins = [("0.0.0.0", local_port), ("::", local_port)]
-    by_family = {_is_v6(origin): origin for origin in reversed(origins)}
-    ways = {target: by_family[_is_v6(target)] for target in targets if _is_v6(target) in by_family}
-    if not ways:
-        text = f"no address of {host} has the family of the local address {local_host}"
-        raise AddressError(errno.EAFNOSUPPORT, text)
-    return dict(ways)
-
-
-def _is_v6(address: Address) -> bool:
-    return ":" in address[0]
+    return Opening(
+        lambda: dial(
+            host,
+            port,
+            attempt,
+            local_addr=local_addr,
+            delay=happy_eyeballs_delay,
+            limit=limit,
+            discard=Connection.abort,
+        )
+    )
 
 
 async def _one(
@@ -219,22 +150,16 @@ async def _one(
     reuse_address: bool,
     limit: float | None,
 ) -> Connection:
-    channel, release = shared_channel()
-    try:
-        cm_id = ConnectionId(channel)
-    except BaseException:
-        release()
-        raise
+    cm_id, release = await way_to(
+        address,
+        local_addr,
+        reuse_address=reuse_address,
+        tos=config.tos,
+        step=limit or 60.0,
+    )
     link: Link | None = None
     connection: Connection | None = None
-    step = limit or 60.0
     try:
-        if reuse_address:
-            cm_id.set_option(Option.ID_REUSEADDR, 1)
-        if config.tos is not None:
-            cm_id.set_option(Option.ID_TOS, config.tos)
-        await cm_id.resolve_addr(address, local_addr, timeout=step)
-        await cm_id.resolve_route(timeout=step)
         link = await Link.open(cm_id, config)
         link.at_close(release)
         connection = Connection(link, config)

@@ -32,8 +32,9 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.connect import Opening, shared_channel, warm_up
+from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.endpoint.listening import choose, listen_on
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason

@@ -54,12 +54,13 @@ def _is_loopback(address: Address) -> bool:
 def listen_on(
     channel: EventChannel,
     addresses: Sequence[Address],
-    backlog: int,
+    backlog: int | None,
     sink: Callable[[ConnectionEvent], bool],
 ) -> list[ConnectionId]:
     """Listening ids, all on one port; where the kernel chooses it, one that is free for all.
 
-    Of several addresses those that belong to no RDMA device are passed over.
+    Of several addresses those that belong to no RDMA device are passed over.  With `backlog` None
+    they are bound and do not listen yet.
 
     Raises:
         OSError: None of the addresses can be listened on; or one is taken, then on none.
@@ -77,7 +78,7 @@ def listen_on(
 def _listen_once(
     channel: EventChannel,
     addresses: Sequence[Address],
-    backlog: int,
+    backlog: int | None,
     sink: Callable[[ConnectionEvent], bool],
 ) -> list[ConnectionId]:
     ids: list[ConnectionId] = []
@@ -105,7 +106,7 @@ def _listen_once(
 def _listen(
     address: Address,
     channel: EventChannel,
-    backlog: int,
+    backlog: int | None,
     sink: Callable[[ConnectionEvent], bool],
 ) -> ConnectionId:
     cm_id = ConnectionId(channel)
@@ -114,7 +115,8 @@ def _listen(
             cm_id.set_option(Option.ID_AFONLY, 1)
         cm_id._sink = sink
         cm_id.bind_addr(address)
-        cm_id.listen(backlog)
+        if backlog is not None:
+            cm_id.listen(backlog)
     except BaseException:
         cm_id.close()
         raise

@@ -11,8 +11,9 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.connect import connection_parameter, hello_of, shared_channel
+from aiordma.endpoint.connect import connection_parameter, hello_of
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError

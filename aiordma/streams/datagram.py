@@ -12,7 +12,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.cm.multicast import group_host
-from aiordma.endpoint.connect import shared_channel, warm_up
+from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.loop.workers import call_blocking
 from aiordma.streams.datagram_config import DatagramConfig
 from aiordma.streams.datagram_port import DatagramPort

@@ -34,9 +34,10 @@ from typing import Any
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.description import describe
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.connect import shared_channel
+from aiordma.endpoint.dialing import shared_channel
 from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error
 from aiordma.loop import fork, registry
 from aiordma.loop.slots import SUB_SHIFT
@@ -366,14 +367,4 @@ class DatagramPort:
 
     def describe(self) -> dict[str, Any]:
         """Device, port, GID and so on, as `get_extra_info` tells them."""
-        number = self.home.port_num
-        return {
-            "device": self.context.name,
-            "port": number,
-            "gid": self.home.local_gid,
-            "link_layer": self.context.query_port(number).link_layer.name,
-            "transport": self.context.transport.name,
-            "mtu": self.mtu,
-            "qpn": self.qp.num,
-            "backend": "rdma",
-        }
+        return {**describe(self.home, self.context, self.qp), "mtu": self.mtu}

@@ -21,7 +21,7 @@ from aiordma.cm import (
     Option,
 )
 from aiordma.cm import address as address_module
-from aiordma.endpoint import connect as connect_module
+from aiordma.endpoint import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import meet, part
 
@@ -207,7 +207,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             return [(address, port) for address in names[host]]
         return await address_module.look_up(host, port)
 
-    monkeypatch.setattr(connect_module, "look_up", look_up)
+    monkeypatch.setattr(dialing, "look_up", look_up)
     return names
 
 

@@ -11,7 +11,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
-from aiordma.endpoint.connect import shared_channel
+from aiordma.endpoint.dialing import shared_channel
 
 pytestmark = pytest.mark.device
 

@@ -1,0 +1,258 @@
+"""AdapterSide: a connected queue pair, from its first completion to its last.
+
+Theory of operation
+    One entry of the channel's slot table serves the whole connection; the 16-bit sub-index of a
+    wr_id is the subclass's, and tells what completed.  So a message costs no table entry and no
+    future.
+
+    A failure is reported once, with its first cause: whatever follows it is flushed and is not a
+    reason.  The end is bounded: what the adapter does not flush in time is ended by the destruction
+    of the queue pair, which the reaper does.
+
+    Memory that comes and goes while the queue pair lives is pinned here; the pin ends with the
+    request or with the queue pair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.description import describe
+from aiordma.errors import ConnectionLostError, ResourceClosedError, completion_error
+from aiordma.loop import fork
+from aiordma.loop.slots import sub_index
+from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.context import Context
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import PortState, WCStatus
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QueuePair
+from aiordma.verbs.resource import Resource
+from aiordma.verbs.wc import WCRecord
+
+__all__ = ["AdapterSide"]
+
+_log = logging.getLogger("aiordma")
+_FLUSH_GRACE_S = 0.5
+_REASON_S = 0.5
+_DESTROY_S = 5.0
+_FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+
+
+class AdapterSide:
+    """What the adapter holds for one connection; subclasses post, and take completions.
+
+    Attributes:
+        posted: Work requests whose completion has not arrived.
+        failure: First cause of its end, or None.
+        closed: Whether everything was given back.
+    """
+
+    __slots__ = (
+        "__weakref__", "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed", "_parts",
+        "_pinned", "_qp_handle", "_thread", "_unexplained", "closed", "cm_id", "context", "failure",
+        "loop", "pd", "posted", "qp",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        cm_id: ConnectionId,
+        context: Context,
+        channel: CompletionChannel,
+        pd: ProtectionDomain,
+        cq: CompletionQueue,
+        qp: QueuePair,
+    ) -> None:
+        self.cm_id = cm_id
+        self.context = context
+        self.pd = pd
+        self.qp = qp
+        self.loop = asyncio.get_running_loop()
+        self.posted = 0
+        self.failure: BaseException | None = None
+        self.closed = False
+        self._channel = channel
+        self._cq = cq
+        self._qp_handle = qp._require()
+        self._thread = threading.get_ident()
+        self._idle: asyncio.Event | None = None
+        self._parts: list[Resource] = []
+        self._pinned: set[MemoryRegion] = set()
+        self._at_close: list[Callable[[], None]] = []
+        self._base = 0
+        self._unexplained: asyncio.TimerHandle | None = None
+        fork.guard(self)
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        self.closed = True
+        self._qp_handle = None
+
+    def _begin(self, on_failed: Callable[[], None]) -> None:
+        """Have completions delivered; `on_failed` is called once, when `failure` is set."""
+        self._on_failed = on_failed
+        self._base = self._channel.table.add(self)
+        self.qp._on_first_failure = self.fail
+        self._cq.manage()
+
+    # Completions
+
+    def __call__(self, record: WCRecord) -> None:
+        """One of its requests has completed; the subclass counts it off `posted`."""
+        raise NotImplementedError
+
+    def _operation(self, sub: int) -> str:
+        """What a sub-index means, for the text of an error."""
+        raise NotImplementedError
+
+    def _failed(self, record: WCRecord) -> None:
+        if record[1] == _FLUSHED:
+            # The reason has come before, or comes by another descriptor; or, where Soft-RoCE has
+            # no way to send a packet, never.
+            if self._unexplained is None and self.failure is None and not self.closed:
+                self._unexplained = self.loop.call_later(_REASON_S, self._without_reason)
+            return
+        operation = self._operation(sub_index(record[0]))
+        self.fail(
+            completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
+        )
+
+    def _without_reason(self) -> None:
+        if self.failure is not None or self.closed:
+            return
+        text = "the adapter ended the connection and gave no reason"
+        with contextlib.suppress(OSError):
+            port = self.cm_id.port_num
+            state = self.context.query_port(port).state
+            if state != PortState.ACTIVE:
+                text += f" (port {port} of {self.context.name} is {state.name})"
+        self.fail(ConnectionLostError(errno.ECONNRESET, text))
+
+    def fail(self, cause: BaseException) -> None:
+        """The connection is broken; the first cause counts, and is reported once."""
+        if self.failure is not None:
+            return
+        self.failure = cause
+        self.to_error()
+        if self._base:
+            self._on_failed()
+
+    def to_error(self) -> None:
+        """Queue pair to the error state: what is posted gets flushed."""
+        try:
+            self.qp.to_error()
+        except OSError as exc:
+            # The device is gone, or an iWARP connection has ended it before us.
+            _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+
+    def sweep(self) -> None:
+        """Take what has completed already, without waiting for the descriptor."""
+        self._channel._sweep(self._cq)
+
+    def in_loop(self, function: Callable[[], None]) -> None:
+        """Run `function` in the connection's loop: now if that is this thread, else soon.
+
+        A message may be released, or collected, in any thread.
+        """
+        if threading.get_ident() == self._thread:
+            function()
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(function)
+
+    def after_drain(self, function: Callable[[], None]) -> None:
+        """Run `function` when the completions at hand have been dispatched."""
+        self._channel.after_drain(function)
+
+    # Memory
+
+    def pin(self, region: MemoryRegion) -> None:
+        """Keep a region registered until `unpin`, or until the queue pair is gone.
+
+        Raises:
+            ResourceClosedError: The connection is closed.
+        """
+        if self.closed:
+            raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+        region._retain()
+        self._pinned.add(region)
+
+    def unpin(self, region: MemoryRegion) -> None:
+        """The adapter is done with the region."""
+        if region in self._pinned:
+            self._pinned.discard(region)
+            region._let_go()
+
+    # End
+
+    async def quiesce(self) -> None:
+        """After the error state: wait until everything posted came back, for a bounded time.
+
+        Soft-RoCE may never flush some receives; destroying the queue pair ends them too.
+        """
+        if not self.posted:
+            return
+        self._idle = asyncio.Event()
+        try:
+            async with asyncio.timeout(_FLUSH_GRACE_S):
+                await self._idle.wait()
+        except TimeoutError:
+            _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.posted)
+
+    def close(self) -> None:
+        """Give everything back, in the order that C needs; the C calls run in the reaper."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._unexplained is not None:
+            self._unexplained.cancel()
+        pinned, self._pinned = self._pinned, set()
+
+        def let_go(_: object) -> None:
+            for region in pinned:
+                region._let_go()
+
+        self.qp._gone.add_done_callback(let_go)
+        self.qp._on_first_failure = None
+        self.qp.close()
+        if self._base:
+            self._channel.table.remove(self._base)
+        self._parts = self._give_back()
+        self.pd.close()
+        self.cm_id.close()
+        for function in self._at_close:
+            function()
+
+    def _give_back(self) -> list[Resource]:
+        """Close what the subclass has beside the queue pair; what there is to wait for."""
+        raise NotImplementedError
+
+    def at_close(self, function: Callable[[], None]) -> None:
+        """Have `function` called by `close()`."""
+        self._at_close.append(function)
+
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing of this connection any more, for a bounded time.
+
+        Soft-RoCE can take 50 seconds for a destroy.  That goes on in the reaper.
+        """
+        try:
+            async with asyncio.timeout(_DESTROY_S):
+                for resource in (self.qp, *self._parts, self.pd, self.cm_id):
+                    try:
+                        await resource.wait_closed()
+                    except OSError as exc:
+                        _log.warning("%r: %s", resource, exc)
+        except TimeoutError:
+            _log.warning("queue pair %d: destroying it takes long", self.qp.num)
+
+    def describe(self) -> dict[str, Any]:
+        """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""
+        return describe(self.cm_id, self.context, self.qp)

@@ -1,0 +1,165 @@
+"""Dialing: from a name and a port to a connection id that knows the way, and what is made on it.
+
+Messages and streams connect alike: names are looked up, addresses tried with a head start each, and
+all of it has one deadline.  They differ in what is made once the way is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable, Coroutine
+from typing import TypeVar
+
+from aiordma.cm.address import Address, look_up
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import Option
+from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
+from aiordma.errors import AddressError, ConnectTimeoutError
+from aiordma.loop import registry
+from aiordma.loop.workers import call_blocking
+
+__all__ = ["dial", "shared_channel", "warm_up", "way_to"]
+
+T = TypeVar("T")
+_warm = False
+
+
+async def warm_up() -> None:
+    """Load the libraries and have them scan the devices, off the loop: that takes a while.
+
+    Raises:
+        LibraryMissingError: rdma-core is not installed.
+        DeviceNotFoundError: The machine has no RDMA device.
+    """
+    global _warm
+    if not _warm:
+        channel = await call_blocking(EventChannel, undo=EventChannel.close)
+        channel.close()
+        _warm = True
+
+
+def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
+    """The event channel that all connections of the running loop share, and its release."""
+    return registry.acquire("connection events", EventChannel)
+
+
+async def dial(
+    host: str,
+    port: int,
+    attempt: Callable[[Address, Address | None], Coroutine[object, object, T]],
+    *,
+    local_addr: Address | None,
+    delay: float | None,
+    limit: float | None,
+    discard: Callable[[T], object],
+) -> T:
+    """The first connection that `attempt` makes to an address of `host`.
+
+    Args:
+        host: Name or address.
+        port: Its port.
+        attempt: Connects to an address, from a local one or from any (None); gives back what it
+            took when it fails or is canceled.
+        local_addr: Local (address, port) to connect from; "" and 0 for any.
+        delay: Seconds of head start for an address; None for one attempt at a time.
+        limit: Seconds for all of it, or None.
+        discard: For connections that came too late.
+
+    Raises:
+        ConnectTimeoutError: Not within `limit`.
+        OSError: Each attempt failed; see `AllFailedError.as_one`.
+
+    Cancellation: what was begun is undone.
+    """
+
+    async def one(address: Address) -> T:
+        return await attempt(address, origins[address])
+
+    begun = asyncio.timeout(limit)
+    try:
+        async with begun:
+            await warm_up()
+            origins = await _ways(host, port, local_addr)
+            addresses = interleave(list(origins))
+            if len(addresses) == 1:
+                return await one(addresses[0])
+            return await race(addresses, one, delay, discard)
+    except AllFailedError as exc:
+        error = exc.as_one(host)
+        raise error from error.__cause__
+    except TimeoutError as exc:
+        if not begun.expired() or isinstance(exc, ConnectTimeoutError):
+            raise
+        text = (
+            f"no connection to {host} port {port} within {limit} s (is the peer up, is "
+            "the address right, is UDP port 4791 (RoCE) open?)"
+        )
+        raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
+
+
+async def way_to(
+    address: Address,
+    local_addr: Address | None,
+    *,
+    reuse_address: bool = False,
+    tos: int | None = None,
+    step: float,
+) -> tuple[ConnectionId, Callable[[], None]]:
+    """An id that has its device and its route, and the release of its event channel.
+
+    Both belong to the caller, who closes the one and calls the other.
+
+    Args:
+        address: The peer's.
+        local_addr: Local (address, port), or None.
+        reuse_address: Share the local address with others that do so, too.
+        tos: Type of service, or None.
+        step: Seconds for each step.
+
+    Raises:
+        AddressError, RouteError, DeviceNotFoundError: There is no way.
+
+    Cancellation: both are given back.
+    """
+    channel, release = shared_channel()
+    try:
+        cm_id = ConnectionId(channel)
+    except BaseException:
+        release()
+        raise
+    try:
+        if reuse_address:
+            cm_id.set_option(Option.ID_REUSEADDR, 1)
+        if tos is not None:
+            cm_id.set_option(Option.ID_TOS, tos)
+        await cm_id.resolve_addr(address, local_addr, timeout=step)
+        await cm_id.resolve_route(timeout=step)
+    except BaseException:
+        cm_id.close()
+        release()
+        raise
+    return cm_id, release
+
+
+async def _ways(host: str, port: int, local_addr: Address | None) -> dict[Address, Address | None]:
+    """The peer's addresses, each with the local one to connect from."""
+    targets = await look_up(host, port)
+    if local_addr is None:
+        return dict.fromkeys(targets)
+    local_host, local_port = local_addr
+    if local_host:
+        origins = await look_up(local_host, local_port)
+    else:
+        origins = [("0.0.0.0", local_port), ("::", local_port)]
+    by_family = {_is_v6(origin): origin for origin in reversed(origins)}
+    ways = {target: by_family[_is_v6(target)] for target in targets if _is_v6(target) in by_family}
+    if not ways:
+        text = f"no address of {host} has the family of the local address {local_host}"
+        raise AddressError(errno.EAFNOSUPPORT, text)
+    return dict(ways)
+
+
+def _is_v6(address: Address) -> bool:
+    return ":" in address[0]
