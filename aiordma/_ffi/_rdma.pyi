@@ -520,6 +520,23 @@ class _Lib:
         rkey: int,
         /,
     ) -> int: ...
+    def aio_post_stream(
+        self,
+        qp: CData,
+        wr_id: int,
+        write_id: int,
+        addr: int,
+        length: int,
+        lkey: int,
+        remote_addr: int,
+        rkey: int,
+        word: int,
+        flags: int,
+        iwarp: int,
+        /,
+    ) -> int: ...
+    def aio_post_probe(self, qp: CData, wr_id: int, /) -> int: ...
+    def aio_post_empty_recvs(self, qp: CData, wr_id: int, count: int, /) -> int: ...
     def aio_post_recv_slots(
         self, qp: CData, wr_id: int, addr: int, stride: int, lkey: int, slots: CData, count: int, /
     ) -> int: ...

@@ -63,6 +63,11 @@ int aio_post_send(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t len
                   uint32_t lkey, unsigned int flags, int has_imm, uint32_t imm);
 int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
                   uint32_t lkey, uint64_t remote_addr, uint32_t rkey);
+int aio_post_stream(struct ibv_qp *qp, uint64_t wr_id, uint64_t write_id, uint64_t addr,
+                    uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
+                    uint32_t word, unsigned int flags, int iwarp);
+int aio_post_probe(struct ibv_qp *qp, uint64_t wr_id);
+int aio_post_empty_recvs(struct ibv_qp *qp, uint64_t wr_id, int count);
 int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
                         uint32_t lkey, const uint16_t *slots, int count);
 int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr, uint32_t stride,

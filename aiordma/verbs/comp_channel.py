@@ -12,6 +12,9 @@ Theory of operation
     Receives of a shared receive queue complete in the CQ of whichever queue pair took them, so
     that their ids name the shared queue, not an entry of a channel's table.
 
+    What a sink wants to do in the program's name it leaves to `after_drain`, which runs when all
+    that the wake-up brought has been dispatched, still within the same turn of the loop.
+
     A CQ that nobody awaits is only reported (`get_cq_event`): its owner polls it.
 """
 
@@ -99,8 +102,9 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_bytes", "_cqs", "_drain", "_failure", "_notified", "_pump", "_safety", "_segments",
-        "_unacked", "_unwatch", "_waiters", "_wcs", "context", "lost_events", "table",
+        "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_notified", "_pump",
+        "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs", "context",
+        "lost_events", "table",
     )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
@@ -122,6 +126,8 @@ class CompletionChannel(Resource):
         self._drain.channel = handle
         self._drain.segments = self._segments
         self._drain.max_segments = _MAX_SEGMENTS
+        self._deferred: deque[Callable[[], None]] = deque()
+        self._draining = False
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
         self._safety: asyncio.TimerHandle | None = None
@@ -160,6 +166,7 @@ class CompletionChannel(Resource):
         ]
         error, more = drain.error, bool(drain.more)
         position = 0
+        self._draining = True
         for token, length in segments:
             cq = self._cqs.get(token)
             if length < 0:
@@ -168,9 +175,35 @@ class CompletionChannel(Resource):
                 continue
             self._dispatch(records[position : position + length], cq)
             position += length
+        self._run_deferred()
         if error:
             raise os_error(error, "ibv_get_cq_event")
         return more
+
+    def after_drain(self, function: Callable[[], None]) -> None:
+        """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
+
+        It may run the program's code: what it raises is reported, but for SystemExit and
+        KeyboardInterrupt, which end the loop, and then the rest is left to the next turn.
+        """
+        if self._draining:
+            self._deferred.append(function)
+        else:
+            assert self._pump is not None
+            assert self._pump.loop is not None
+            self._pump.loop.call_soon(function)
+
+    def _run_deferred(self) -> None:
+        try:
+            while self._deferred:
+                try:
+                    self._deferred.popleft()()
+                except Exception as exc:
+                    self._report(exc)
+        finally:
+            self._draining = False
+            while self._deferred:
+                self.after_drain(self._deferred.popleft())
 
     def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
         for record in records:
