@@ -91,6 +91,10 @@ class MemoryRegion(Resource):
             buffer = _fresh(int(buffer), access)
         view = memoryview(buffer)
         memory = bytes_of(view, access)
+        if not isinstance(buffer, memoryview):
+            # The export is the buffer's own, not the view's: a view that exports must not be left
+            # to the cycle collector, which takes it apart before C has let go; Python 3.11 crashes.
+            memory = ffi.from_buffer(buffer)
         own = int(ffi.cast("uintptr_t", memory))
         where = own if iova is None else iova
         _check_iova(pd.context, where, own, view.nbytes)
