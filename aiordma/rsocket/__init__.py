@@ -1,0 +1,48 @@
+"""The rsockets stream protocol, version 1, without any input or output.
+
+Bytes and numbers go in, messages to post come out; no loop, no adapter, no memory of its own.
+`aiordma.streams` joins it to a queue pair.  It is the protocol of `librdmacm`'s rsockets (see
+`rsocket(7)`), so that the other end may be any program that uses them.
+
+Files:
+    wire     the layout of what crosses the network: private data, words, descriptors
+    flow     the two gates of each direction: buffer space and message credits
+    ending   which direction is open, and what is said about it
+    iomap    memory that one side names to the other, to be written past the stream
+    machine  one connection: which message may be posted now, and what an arrived word means
+"""
+
+from aiordma.rsocket.iomap import Iomap, Mapping
+from aiordma.rsocket.machine import Machine, Place, Post
+from aiordma.rsocket.wire import (
+    DESCRIPTOR_SIZE,
+    HELLO_SIZE,
+    IOMAP_SLOT_SIZE,
+    TABLE_LENGTH,
+    VERSION,
+    Control,
+    Descriptor,
+    Hello,
+    Kind,
+    pack_word,
+    unpack_word,
+)
+
+__all__ = [
+    "DESCRIPTOR_SIZE",
+    "HELLO_SIZE",
+    "IOMAP_SLOT_SIZE",
+    "TABLE_LENGTH",
+    "VERSION",
+    "Control",
+    "Descriptor",
+    "Hello",
+    "Iomap",
+    "Kind",
+    "Machine",
+    "Mapping",
+    "Place",
+    "Post",
+    "pack_word",
+    "unpack_word",
+]

@@ -1,0 +1,158 @@
+"""Mappings: memory that one side names to the other, which then writes to it past the stream.
+
+Theory of operation
+    Behind the descriptors of a side's table are slots, as many as its private data says.  The other
+    side *publishes* a mapping by writing it into one of them, with a word of the kind IOMAP that
+    takes a credit as data does: offset (a number that it chooses), address, key and length.  The
+    owner of the table *uses* it by plain RDMA WRITEs, which take no word, no credit and no receive.
+
+    A word in the stream behind the publication or behind such a write tells the other side of it:
+    the transport keeps the order.  So a publication that waits for a credit holds data back.
+
+    Nothing is said when a mapping ends.  Its slot stays as it is, until another mapping takes it,
+    and a write through it ends the connection: the programs have to agree first.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+import sys
+from collections import deque
+from typing import NamedTuple
+
+from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, Hello, protocol_error
+
+__all__ = ["Iomap", "Mapping"]
+
+_BIG_ENDIAN = sys.byteorder == "big"
+_NATIVE = {False: struct.Struct("<QQII"), True: struct.Struct(">QQII")}
+_ADDRESS_SPACE = 1 << 64
+# rsockets calls it off_t, which has a sign.
+_OFFSETS = 1 << 63
+
+
+class Mapping(NamedTuple):
+    """What a slot holds.
+
+    Attributes:
+        offset: By which number the first byte goes; 0 to 2**63 - 1, and so for the last byte.
+        addr: Address of the first byte in the publisher's address space.
+        key: Remote key.
+        length: Bytes; 0 in a table says that nothing was published there.
+    """
+
+    offset: int
+    addr: int
+    key: int
+    length: int
+
+    def pack(self, big_endian: bool) -> bytes:
+        """As 24 bytes in the byte order of the host that will read them."""
+        return _NATIVE[big_endian].pack(*self)
+
+
+class Iomap:
+    """Both directions of mappings of one connection.
+
+    Args:
+        memory: The slots of this side's table, which the peer writes to.
+    """
+
+    __slots__ = ("_big_endian", "_key", "_memory", "_pending", "_place", "_taken")
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+        self._place = self._key = 0
+        self._big_endian = _BIG_ENDIAN
+        self._taken: list[bool] = []  # of the peer's slots
+        self._pending: deque[tuple[int, Mapping]] = deque()
+
+    def meet(self, peer: Hello) -> None:
+        """The peer's private data has come."""
+        self._place = peer.table_addr + peer.table_length * DESCRIPTOR_SIZE
+        self._key = peer.table_key
+        self._big_endian = peer.big_endian
+        self._taken = [False] * peer.iomap_slots
+
+    # What the peer has published
+
+    def updated(self, index: int) -> None:
+        """The peer says that it has written slot `index`.
+
+        Raises:
+            ProtocolError: There is no such slot.
+        """
+        if index >= len(self._memory) // IOMAP_SLOT_SIZE:
+            raise protocol_error(f"a mapping in slot {index}, which we have not")
+
+    def mappings(self) -> list[Mapping]:
+        """What is in the slots now; those of ended mappings are still there.
+
+        Raises:
+            ProtocolError: A slot holds what makes no sense.
+        """
+        found = []
+        # Copied first: the peer may write there at any time.
+        for values in _NATIVE[_BIG_ENDIAN].iter_unpack(bytes(self._memory)):
+            mapping = Mapping(*values)
+            if not mapping.length:
+                continue
+            if (
+                mapping.offset + mapping.length > _OFFSETS
+                or mapping.addr + mapping.length > _ADDRESS_SPACE
+            ):
+                raise protocol_error(f"a mapping of {mapping.length} bytes at {mapping.addr:#x}")
+            found.append(mapping)
+        return found
+
+    def place(self, offset: int, length: int) -> tuple[int, int]:
+        """Where the peer wants `length` bytes for `offset`: address and key.
+
+        Raises:
+            ValueError: No mapping holds all of them.
+            ProtocolError: As `mappings`.
+        """
+        for mapping in self.mappings():
+            within = offset - mapping.offset
+            if 0 <= within < mapping.length and within + length <= mapping.length:
+                return mapping.addr + within, mapping.key
+        msg = f"the peer has published no mapping of offsets {offset} to {offset + length}"
+        raise ValueError(msg)
+
+    # What this side publishes
+
+    def publish(self, mapping: Mapping) -> int:
+        """Have `next` write a mapping into a free slot of the peer, of which this is the number.
+
+        Raises:
+            ValueError: The offsets do not fit, or the mapping is empty.
+            OSError: ENOBUFS, the peer has no free slot.
+        """
+        if not 0 <= mapping.offset <= _OFFSETS - mapping.length or not mapping.length:
+            msg = f"{mapping.length} bytes at offset {mapping.offset}: offsets have 63 bits"
+            raise ValueError(msg)
+        try:
+            index = self._taken.index(False)
+        except ValueError:
+            msg = f"the peer takes {len(self._taken)} mappings at a time, and has them"
+            raise OSError(errno.ENOBUFS, msg) from None
+        self._taken[index] = True
+        self._pending.append((index, mapping))
+        return index
+
+    def withdraw(self, index: int) -> None:
+        """The slot may be used for another mapping; if it was not written yet, it will not be."""
+        self._taken[index] = False
+        self._pending = deque(one for one in self._pending if one[0] != index)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a publication waits."""
+        return bool(self._pending)
+
+    def next(self) -> tuple[int, int, int, bytes]:
+        """The publication to post now: number and address of the slot, key, and its bytes."""
+        index, mapping = self._pending.popleft()
+        addr = self._place + index * IOMAP_SLOT_SIZE
+        return index, addr, self._key, mapping.pack(self._big_endian)
