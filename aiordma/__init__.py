@@ -43,9 +43,16 @@ from aiordma.errors import (
     TransportRetryError,
 )
 from aiordma.memory.remote import RemoteRegion
+from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.datagram import create_datagram_endpoint
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig
 from aiordma.streams.datagram_transport import RdmaDatagramTransport
+from aiordma.streams.server import RdmaServer
+from aiordma.streams.serving import create_server, start_server
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
+from aiordma.streams.tls import start_tls
+from aiordma.streams.transport import RdmaTransport
 from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 
 __version__ = "0.1.0"
@@ -83,6 +90,10 @@ __all__ = [
     "QueueError",
     "RdmaDatagramTransport",
     "RdmaError",
+    "RdmaServer",
+    "RdmaStreamReader",
+    "RdmaStreamWriter",
+    "RdmaTransport",
     "ReceiverNotReadyError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",
@@ -90,11 +101,17 @@ __all__ = [
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
+    "StreamConfig",
     "TransportRetryError",
     "connect",
+    "create_connection",
     "create_datagram_endpoint",
+    "create_server",
     "devices",
     "is_available",
     "listen",
+    "open_connection",
+    "start_server",
+    "start_tls",
     "why_unavailable",
 ]

@@ -1,0 +1,226 @@
+"""create_connection and open_connection: asyncio's, over RDMA."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl as ssl_module
+from collections.abc import Callable
+from types import EllipsisType
+from typing import Any
+
+from aiordma.cm.address import Address, check_address, check_port
+from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.endpoint.dialing import dial, way_to
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_port import StreamPort
+from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
+from aiordma.streams.tls import secured
+from aiordma.streams.transport import RdmaTransport
+
+__all__ = ["create_connection", "open_connection", "parameter_of"]
+
+_LIMIT = 64 * 1024
+_FAMILIES = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
+
+
+def parameter_of(config: StreamConfig, depth: int, resources: int = 0) -> ConnectionParameter:
+    """What rsockets asks for: no reads, and not to be given up for want of a receive."""
+    return ConnectionParameter.exact(
+        responder_resources=resources,
+        initiator_depth=depth,
+        retry_count=config.retry_count,
+        rnr_retry_count=config.rnr_retry_count,
+    )
+
+
+async def create_connection(
+    protocol_factory: Callable[[], Any],
+    host: str | None = None,
+    port: int | str | None = None,
+    *,
+    ssl: ssl_module.SSLContext | bool | None = None,
+    family: int = 0,
+    proto: int = 0,
+    flags: int = 0,
+    sock: None = None,
+    local_addr: Address | None = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+    happy_eyeballs_delay: float | None = None,
+    interleave: int | None = None,
+    config: StreamConfig | None = None,
+    timeout: float | EllipsisType | None = ...,
+) -> tuple[asyncio.Transport, Any]:
+    """Connect to a stream server; `loop.create_connection` over RDMA.
+
+    The peer may be an aiordma server or any program that uses rsockets, such as one under
+    `librspreload.so` (`rsocket(7)`).
+
+    Args:
+        protocol_factory: Called for the protocol, once the connection is there.
+        host: Name or address of the peer; which RDMA device leads there is found by routing.
+        port: Its port, a number or the name of a service.
+        ssl: A context, or True for `ssl.create_default_context()`, to speak TLS.
+        family: `socket.AF_INET` or `AF_INET6` for that family alone; 0 for both.
+        proto: 0 or `socket.IPPROTO_TCP`.
+        flags: Of no use; for the signature's sake.
+        sock: None: a socket knows nothing of RDMA.
+        local_addr: Local (address, port) to connect from.
+        server_hostname: The name that the server's certificate has to have; `host` by default.
+        ssl_handshake_timeout: Seconds for the TLS handshake, 60 by default.
+        ssl_shutdown_timeout: Seconds for the end of TLS, 30 by default.
+        happy_eyeballs_delay: Seconds of head start for each of several addresses; None to try one
+            after the other.
+        interleave: Of no use: families are tried by turns.
+        config: Settings.
+        timeout: Seconds until the connection is there, TLS aside; `config.connect_timeout_s` by
+            default, None for no limit of its own.
+
+    Returns:
+        (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.
+
+    Raises:
+        TypeError, ValueError: An argument is of no use.
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
+        socket.gaierror: The name does not resolve.
+        ConnectionRejectedError: Nobody listens there, or it speaks another protocol.
+        ConnectTimeoutError: No answer in time.
+        ProtocolError: The answer makes no sense.
+        ssl.SSLError: The TLS handshake failed.
+
+    Cancellation: what was begun is undone.
+    """
+    if sock is not None:
+        msg = "a socket cannot be used for RDMA: give host and port"
+        raise ValueError(msg)
+    if not isinstance(host, str) or port is None:
+        msg = "host and port have to be given"
+        raise ValueError(msg)
+    if proto not in (0, socket.IPPROTO_TCP):
+        msg = f"proto {proto} is not a stream's"
+        raise ValueError(msg)
+    if family not in (0, *_FAMILIES):
+        msg = f"family {family} is neither AF_INET nor AF_INET6"
+        raise ValueError(msg)
+    if server_hostname is not None and not ssl:
+        msg = "server_hostname is only meaningful with ssl"
+        raise ValueError(msg)
+    if server_hostname is None and ssl:
+        if not host:
+            msg = "You must set server_hostname when using ssl without a host"
+            raise ValueError(msg)
+        server_hostname = host
+    for name, seconds in (
+        ("ssl_handshake_timeout", ssl_handshake_timeout),
+        ("ssl_shutdown_timeout", ssl_shutdown_timeout),
+    ):
+        if seconds is not None and not ssl:
+            msg = f"{name} is only meaningful with ssl"
+            raise ValueError(msg)
+    if happy_eyeballs_delay is not None and not happy_eyeballs_delay >= 0:
+        msg = f"happy_eyeballs_delay {happy_eyeballs_delay} is negative"
+        raise ValueError(msg)
+    number = socket.getservbyname(port, "tcp") if isinstance(port, str) else port
+    check_port(number, lowest=1)
+    if local_addr is not None:
+        check_address(local_addr)
+    elif family:
+        local_addr = (_FAMILIES[socket.AddressFamily(family)], 0)
+    config = config or StreamConfig()
+    limit = config.connect_timeout_s if timeout is ... else timeout
+    if limit is not None and not limit > 0:
+        msg = f"timeout {limit} is not positive"
+        raise ValueError(msg)
+
+    async def attempt(address: Address, origin: Address | None) -> RdmaTransport:
+        return await _connect(address, origin, config, limit)
+
+    transport = await dial(
+        host,
+        number,
+        attempt,
+        local_addr=local_addr,
+        delay=happy_eyeballs_delay,
+        limit=limit,
+        discard=RdmaTransport._discard,
+    )
+    try:
+        protocol = protocol_factory()
+        started = transport._loop.create_future()
+        if ssl is None or ssl is False:
+            transport._start(protocol, started)
+            await started
+            return transport, protocol
+        wrapped = await secured(
+            transport,
+            protocol,
+            ssl_module.create_default_context() if ssl is True else ssl,
+            server_hostname=server_hostname,
+            ssl_handshake_timeout=ssl_handshake_timeout,
+            ssl_shutdown_timeout=ssl_shutdown_timeout,
+        )
+    except BaseException:
+        if transport._protocol is None:
+            transport._discard()
+        else:
+            transport.close()
+        raise
+    return wrapped, protocol
+
+
+async def _connect(
+    address: Address, origin: Address | None, config: StreamConfig, limit: float | None
+) -> RdmaTransport:
+    """A transport whose handshake is done, and which has not begun."""
+    cm_id, release = await way_to(address, origin, tos=config.tos, step=limit or 60.0)
+    port: StreamPort | None = None
+    transport: RdmaTransport | None = None
+    try:
+        port = await StreamPort.open(cm_id, config)
+        port.at_close(release)
+        transport = RdmaTransport(port, config)
+        # iWARP's connection manager wants a read promised.
+        parameter = parameter_of(config, int(port.context.is_iwarp))
+        event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=limit)
+        transport._meet(event.private_data)
+    except BaseException:
+        if transport is not None:
+            transport._discard()
+        else:
+            if port is not None:
+                port.close()
+            cm_id.close()
+            release()
+        raise
+    return transport
+
+
+async def open_connection(
+    host: str | None = None,
+    port: int | str | None = None,
+    *,
+    limit: int = _LIMIT,
+    **kwds: Any,
+) -> tuple[RdmaStreamReader, RdmaStreamWriter]:
+    """Connect to a stream server; `asyncio.open_connection` over RDMA.
+
+    Args:
+        host: Name or address of the peer.
+        port: Its port.
+        limit: Bytes that the reader keeps before the peer has to wait; see `asyncio.StreamReader`.
+        kwds: As for `create_connection`.
+
+    Returns:
+        A reader, which has `readinto` beside what asyncio's has, and a writer.
+
+    Raises: as `create_connection`.
+
+    Cancellation: what was begun is undone.
+    """
+    loop = asyncio.get_running_loop()
+    reader = RdmaStreamReader(limit=limit, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await create_connection(lambda: protocol, host, port, **kwds)
+    return reader, RdmaStreamWriter(transport, protocol, reader, loop)

@@ -1,0 +1,386 @@
+"""RdmaServer: asyncio's Server for streams over RDMA.
+
+Theory of operation
+    Each request becomes a task that accepts it, several at a time: a client that stops in the
+    middle of its handshake delays nobody and is dropped after `handshake_timeout_s`.  More than
+    `backlog` of them are refused at once.  What does not speak the protocol is refused, too.
+
+    Accepted connections are the loop's, not the server's; it counts them, and can end them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import ssl as ssl_module
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import EventType
+from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.dialing import shared_channel
+from aiordma.endpoint.listening import listen_on
+from aiordma.errors import ProtocolError
+from aiordma.rsocket.wire import HELLO_SIZE, Hello
+from aiordma.streams.connecting import parameter_of
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_port import StreamPort
+from aiordma.streams.tls import secured
+from aiordma.streams.transport import RdmaTransport
+
+__all__ = ["ListeningAddress", "RdmaServer"]
+
+_log = logging.getLogger("aiordma")
+
+
+class ListeningAddress:
+    """Stands where asyncio's servers have a socket: it knows its address, and no more.
+
+    Args:
+        address: Local (address, port).
+    """
+
+    __slots__ = ("_address",)
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+
+    def getsockname(self) -> Address:
+        """Local (address, port)."""
+        return self._address
+
+    def __repr__(self) -> str:
+        return f"<ListeningAddress {self._address}>"
+
+
+class RdmaServer(asyncio.AbstractServer):
+    """A stream server; made by `create_server` and `start_server`.
+
+    `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        protocol_factory: Callable[[], Any],
+        backlog: int,
+        config: StreamConfig,
+        context: ssl_module.SSLContext | None,
+        tls_timeouts: dict[str, Any],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._factory = protocol_factory
+        self._backlog = backlog
+        self._config = config
+        self._tls = context
+        self._tls_timeouts = tls_timeouts
+        self._context = contextvars.copy_context()
+        self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
+        self._active = 0
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._unanswered: set[ConnectionId] = set()
+        self._serving = False
+        self._closed = False
+        self._forever: asyncio.Future[None] | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._ids: list[ConnectionId] = []
+        self._ended: list[ConnectionId] = []
+        self.refused = 0
+        shared, self._release_shared = shared_channel()
+        self._shared = shared
+        try:
+            self._channel = EventChannel()
+        except BaseException:
+            self._closed = True
+            self._release_shared()
+            raise
+        try:
+            self._ids = listen_on(self._channel, addresses, None, self._on_event)
+            self._addresses: list[Address] = [
+                cm_id.source for cm_id in self._ids if cm_id.source is not None
+            ]
+        except BaseException:
+            self._closed = True
+            self._give_back()
+            raise
+
+    # Where
+
+    @property
+    def sockets(self) -> tuple[ListeningAddress, ...]:
+        """One for each address; empty when the server is closed."""
+        if self._closed:
+            return ()
+        return tuple(ListeningAddress(address) for address in self._addresses)
+
+    @property
+    def addresses(self) -> list[Address]:
+        """All local (address, port) pairs; the port is the same."""
+        return list(self._addresses)
+
+    @property
+    def port(self) -> int:
+        """Local port."""
+        return self._addresses[0][1]
+
+    # Requests
+
+    def _on_event(self, event: ConnectionEvent) -> bool:
+        cm_id = event.connection_id
+        if event.type != EventType.CONNECT_REQUEST:
+            if event.type == EventType.DEVICE_REMOVAL and cm_id in self._ids:
+                self._ids.remove(cm_id)
+                self._ended.append(cm_id)
+                cm_id.close()
+                if not self._ids:
+                    _log.warning("server on port %d: the RDMA device was removed", self.port)
+                    self.close()
+            return True
+        assert cm_id is not None
+        try:
+            cm_id.migrate(self._shared)
+        except OSError as exc:
+            _log.debug("a request vanished: %s", exc)
+            cm_id.close()
+            return True
+        try:
+            if len(event.private_data) < HELLO_SIZE:
+                self._refuse(cm_id, "its private data is too short")
+                return True
+            Hello.parse(event.private_data)
+        except ProtocolError as exc:
+            self._refuse(cm_id, str(exc))
+            return True
+        if self._closed or len(self._handshakes) >= self._backlog:
+            self._refuse(cm_id, "too many are waiting")
+            return True
+        task = self._loop.create_task(self._handshake(cm_id, event), context=self._context.copy())
+        self._handshakes.add(task)
+        self._unanswered.add(cm_id)
+
+        def done(_: object) -> None:
+            self._handshakes.discard(task)
+            if cm_id in self._unanswered:  # it was canceled before it ran
+                self._unanswered.discard(cm_id)
+                self._refuse(cm_id, "the server was closed")
+
+        task.add_done_callback(done)
+        return True
+
+    def _refuse(self, cm_id: ConnectionId, why: str) -> None:
+        self.refused += 1
+        _log.info("refused %s: %s", cm_id.destination, why)
+        try:
+            cm_id.reject()
+        except OSError as exc:
+            _log.debug("refusing %s: %s", cm_id.destination, exc)
+        cm_id.close()
+
+    async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent) -> None:
+        try:
+            async with asyncio.timeout(self._config.handshake_timeout_s):
+                transport = await self._accept(cm_id, event)
+        except OSError as exc:
+            # The client has gone, or this machine is short of something: its problem only.
+            _log.info("a connection from %s was not made: %s", cm_id.destination, exc)
+            return
+        if self._closed:
+            transport._discard()
+            return
+        try:
+            protocol = self._factory()
+            if self._tls is None:
+                transport._start(protocol, None, self)
+            else:
+                await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            if transport._protocol is None:
+                transport._discard()
+            if isinstance(exc, OSError):
+                _log.info("a connection from %s failed at once: %s", transport, exc)
+                return
+            if isinstance(exc, asyncio.CancelledError):
+                raise
+            self._loop.call_exception_handler({
+                "message": "Error on transport creation for incoming connection",
+                "exception": exc,
+                "transport": transport,
+            })  # fmt: skip
+
+    async def _accept(self, cm_id: ConnectionId, event: ConnectionEvent) -> RdmaTransport:
+        self._unanswered.discard(cm_id)
+        _, release = shared_channel()
+        port: StreamPort | None = None
+        transport: RdmaTransport | None = None
+        try:
+            port = await StreamPort.open(cm_id, self._config)
+            port.at_close(release)
+            transport = RdmaTransport(port, self._config)
+            transport._meet(event.private_data)
+            # What the client asked for, which rsockets expects to hear again, within the device's.
+            limits = port.context.attributes
+            parameter = parameter_of(
+                self._config,
+                min(event.initiator_depth, limits.max_qp_init_rd_atom),
+                min(event.responder_resources, limits.max_qp_rd_atom),
+            )
+            await cm_id.accept(
+                parameter, private_data=transport._hello(), timeout=self._config.handshake_timeout_s
+            )
+        except BaseException:
+            if transport is not None:
+                transport._discard()
+            elif port is not None:
+                port.close()
+            else:
+                release()
+                self._refuse(cm_id, "out of resources")
+            raise
+        return transport
+
+    # Clients
+
+    def _attach(self, transport: RdmaTransport) -> None:
+        self._active += 1
+        self._clients.add(transport)
+
+    def _detach(self, transport: RdmaTransport) -> None:
+        self._active -= 1
+        self._clients.discard(transport)
+        self._wake()
+
+    def close_clients(self) -> None:
+        """Close all connections: what they have written is still sent."""
+        for transport in list(self._clients):
+            transport.close()
+
+    def abort_clients(self) -> None:
+        """End all connections at once."""
+        for transport in list(self._clients):
+            transport.abort()
+
+    # As asyncio.Server
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that it belongs to."""
+        return self._loop
+
+    def is_serving(self) -> bool:
+        """Whether it accepts connections."""
+        return self._serving
+
+    async def start_serving(self) -> None:
+        """Accept connections from now on; idempotent.
+
+        Raises:
+            RuntimeError: The server is closed.
+        """
+        self._listen()
+        # A turn for requests that wait, as asyncio has it.
+        await asyncio.sleep(0)
+
+    def _listen(self) -> None:
+        if self._closed:
+            msg = f"server {self!r} is closed"
+            raise RuntimeError(msg)
+        if not self._serving:
+            self._serving = True
+            for cm_id in self._ids:
+                cm_id.listen(self._backlog)
+
+    async def serve_forever(self) -> None:
+        """Accept connections until it is canceled, or the server closed.
+
+        Raises:
+            RuntimeError: The server is closed, or this is awaited already.
+
+        Cancellation: closes the server, and waits for it.
+        """
+        if self._forever is not None:
+            msg = f"server {self!r} is already being awaited on serve_forever()"
+            raise RuntimeError(msg)
+        self._listen()
+        self._forever = self._loop.create_future()
+        try:
+            await self._forever
+        except asyncio.CancelledError:
+            try:
+                self.close()
+                await self.wait_closed()
+            finally:
+                raise
+        finally:
+            self._forever = None
+
+    def close(self) -> None:
+        """Accept no more; connections that are there go on.  Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._serving = False
+        for task in list(self._handshakes):
+            task.cancel()
+        if self._forever is not None and not self._forever.done():
+            self._forever.cancel()
+        self._give_back()
+        self._wake()
+
+    def _give_back(self) -> None:
+        for cm_id in self._ids:
+            cm_id.close()
+        self._ended += self._ids
+        self._ids = []
+        self._channel.close()
+        self._release_shared()
+
+    def _wake(self) -> None:
+        if self._closed and not self._active:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Wait until the server is closed and its connections have ended, and the port is free.
+
+        Connections end when their protocols or peers end them: `close_clients()` and
+        `abort_clients()` make that now.
+
+        Cancellation: ends the wait.
+        """
+        if not self._closed or self._active:
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self._handshakes:
+            await asyncio.wait(list(self._handshakes))
+        for cm_id in self._ended:
+            await cm_id.wait_closed()
+        await self._channel.wait_closed()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.close()
+        await self.wait_closed()
+
+    def __repr__(self) -> str:
+        where = "closed" if self._closed else ", ".join(f"{h} port {p}" for h, p in self._addresses)
+        return f"<RdmaServer {where}>"
+
+    def __del__(
+        self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
+    ) -> None:
+        if not getattr(self, "_closed", True) and not _gone():
+            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+            self.close()

@@ -1,0 +1,92 @@
+"""StreamConfig: every number of a stream connection, with its unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiordma.verbs.rnr_timer import rnr_timer_code
+
+__all__ = ["StreamConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig:
+    """Settings of a stream connection; the defaults suit an ordinary server and its clients.
+
+    Attributes:
+        receive_buffer_size: Bytes that the peer may send ahead of the program, registered for the
+            peer to write to; even, at least 4,096.
+        send_buffer_size: Bytes of registered memory that data is sent from, at least 4,096.  What
+            is written beyond it waits in ordinary memory, see `set_write_buffer_limits`.
+        recv_depth: Messages that the peer may send ahead, 16 to 16,000.  Each `write` is one or
+            more.
+        send_depth: Messages of this side that may be on their way, 16 to 16,000.
+        tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
+            system's.  The connecting side chooses for both.
+        min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
+            0.01 to 655.36.
+        ack_timeout: Exponent e of the adapter's acknowledgement timeout, 4.096 us * 2**e; 16 is
+            268 ms.  A dead peer is noticed after (retry_count + 1) timeouts.
+        retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
+            means for ever.
+        rnr_retry_count: Retries when the peer was not ready, 0 to 7; 7 means for ever, which is
+            what rsockets programs use.
+        connect_timeout_s: Seconds for a connection to be made, names and all addresses included.
+        handshake_timeout_s: Seconds that a server gives a client to complete the handshake.
+        close_timeout_s: Seconds without progress after which `close()` gives up and what was not
+            sent is lost.
+        keepalive_s: Seconds of silence after which the peer's adapter is asked for a sign of life;
+            None for never.  A host that is gone is noticed so; a program that has stopped is not.
+        idle_timeout_s: Seconds without a message from the peer after which the connection is given
+            up; None for never.
+    """
+
+    receive_buffer_size: int = 128 * 1024
+    send_buffer_size: int = 128 * 1024
+    recv_depth: int = 256
+    send_depth: int = 128
+    tos: int | None = None
+    min_rnr_timer_ms: float = 0.64
+    ack_timeout: int = 16
+    retry_count: int = 6
+    rnr_retry_count: int = 7
+    connect_timeout_s: float = 10.0
+    handshake_timeout_s: float = 10.0
+    close_timeout_s: float = 10.0
+    keepalive_s: float | None = 10.0
+    idle_timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("receive_buffer_size", 4096, 1 << 30),
+            ("send_buffer_size", 4096, 1 << 30),
+            ("recv_depth", 16, 16_000),
+            ("send_depth", 16, 16_000),
+            ("ack_timeout", 8, 31),
+            ("retry_count", 0, 6),
+            ("rnr_retry_count", 0, 7),
+            ("tos", 0, 255),
+        ):
+            value = getattr(self, name)
+            if value is None and name == "tos":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                msg = f"{name} is an int, not {value!r}"
+                raise TypeError(msg)
+            if not low <= value <= high:
+                msg = f"{name} is {value}, not in {low}..{high}"
+                raise ValueError(msg)
+        if self.receive_buffer_size % 2:
+            msg = f"receive_buffer_size is {self.receive_buffer_size}: it is used in two halves"
+            raise ValueError(msg)
+        rnr_timer_code(self.min_rnr_timer_ms)
+        for name in (
+            "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
+            "idle_timeout_s",
+        ):  # fmt: skip
+            seconds = getattr(self, name)
+            if seconds is None and name in ("keepalive_s", "idle_timeout_s"):
+                continue
+            if not seconds > 0:
+                msg = f"{name} is {seconds}, not a positive number of seconds"
+                raise ValueError(msg)

@@ -1,0 +1,111 @@
+"""TLS over an RdmaTransport: asyncio's own, on whatever loop runs.
+
+uvloop's `start_tls` takes its own transports only, so that asyncio's `SSLProtocol`, which needs
+nothing but a loop with timers, is put in between here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl as ssl_module
+from asyncio import sslproto
+from typing import Any, cast
+
+from aiordma.streams.transport import RdmaTransport
+
+__all__ = ["secured", "start_tls"]
+
+# Typeshed describes it as it was in Python 3.10.
+_SSLProtocol = cast("Any", sslproto.SSLProtocol)
+
+
+async def secured(
+    transport: RdmaTransport,
+    protocol: Any,
+    context: ssl_module.SSLContext,
+    *,
+    server: Any = None,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> asyncio.Transport:
+    """Begin a transport with TLS from its first byte; the transport for the program.
+
+    Raises:
+        ssl.SSLError, OSError: The handshake failed; the transport closes.
+
+    Cancellation: likewise.
+    """
+    loop = transport._loop
+    waiter = loop.create_future()
+    ssl_protocol = _SSLProtocol(
+        loop, protocol, context, waiter, server is not None, server_hostname,
+        ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout,
+    )  # fmt: skip
+    transport._start(ssl_protocol, None, server)
+    wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
+    try:
+        await waiter
+    except BaseException:
+        wrapped.close()
+        raise
+    return wrapped
+
+
+async def start_tls(
+    transport: asyncio.Transport,
+    protocol: asyncio.BaseProtocol,
+    sslcontext: ssl_module.SSLContext,
+    *,
+    server_side: bool = False,
+    server_hostname: str | None = None,
+    ssl_handshake_timeout: float | None = None,
+    ssl_shutdown_timeout: float | None = None,
+) -> asyncio.Transport:
+    """Go over to TLS on a connection that is open; `loop.start_tls`, on any loop.
+
+    Args:
+        transport: From `create_connection` or a server; its protocol must not use it any more.
+        protocol: For the new transport; `connection_made` is not called again.
+        sslcontext: Of `ssl.SSLContext`.
+        server_side: This is the server.
+        server_hostname: The name that the server's certificate has to have.
+        ssl_handshake_timeout: Seconds, 60 by default.
+        ssl_shutdown_timeout: Seconds, 30 by default.
+
+    Returns:
+        The transport to use from now on.
+
+    Raises:
+        TypeError: No `SSLContext`, or no transport that TLS can use.
+        ssl.SSLError, OSError: The handshake failed; the connection is closed.
+
+    Cancellation: the connection is closed.
+    """
+    if not isinstance(sslcontext, ssl_module.SSLContext):
+        msg = f"sslcontext is expected to be an instance of ssl.SSLContext, got {sslcontext!r}"
+        raise TypeError(msg)
+    if not getattr(transport, "_start_tls_compatible", False):
+        msg = f"transport {transport!r} is not supported by start_tls()"
+        raise TypeError(msg)
+    loop = asyncio.get_running_loop()
+    waiter = loop.create_future()
+    ssl_protocol = _SSLProtocol(
+        loop, protocol, sslcontext, waiter, server_side, server_hostname,
+        ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout,
+        call_connection_made=False,
+    )  # fmt: skip
+    # Not a byte may come between the old protocol and the new one.
+    transport.pause_reading()
+    transport.set_protocol(ssl_protocol)
+    made = loop.call_soon(ssl_protocol.connection_made, transport)
+    resumed = loop.call_soon(transport.resume_reading)
+    try:
+        await waiter
+    except BaseException:
+        transport.close()
+        made.cancel()
+        resumed.cancel()
+        raise
+    wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
+    return wrapped

@@ -1,0 +1,524 @@
+"""RdmaTransport: asyncio's Transport over a queue pair, by the protocol of rsockets.
+
+Theory of operation
+    Completions only note what has happened; when the drain that brought them is over, `_process`
+    acts on all of it at once, in the context of whoever made the transport: new bytes go to the
+    protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
+    the loop's same turn, and one that closes or writes never does it in the midst of a drain.
+
+    Bytes are copied out of the ring before the protocol sees them, and the room is given back to
+    the peer before that.  `pause_reading` therefore holds the peer back by doing nothing.
+
+    The end, whatever its cause, is reached once, in `_finish`; `connection_lost` follows in a
+    turn of its own.  None only after an end in the band or one of this side's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+import logging
+import sys
+import warnings
+from asyncio import constants, transports
+from collections.abc import Callable
+from typing import Any
+
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.enums import EventType
+from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ProtocolError, cm_error
+from aiordma.streams.outgoing import Outgoing
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_end import StreamEnd
+from aiordma.streams.stream_port import StreamPort
+from aiordma.streams.watch import Watch
+
+__all__ = ["RdmaTransport"]
+
+_log = logging.getLogger("aiordma")
+_BUDGET = 256 * 1024  # bytes that a protocol is given before other tasks have a turn
+_WARN_AFTER = 5  # calls of write() after the end
+
+
+# The base class is where asyncio keeps `pause_writing` and its water marks, and what its
+# `loop.sendfile` asks for.
+class RdmaTransport(transports._FlowControlMixin):
+    """A stream connection; made by `create_connection`, `open_connection` and the servers.
+
+    All of asyncio's `Transport` works, and means what it means there.  `get_extra_info` knows
+    `peername`, `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`,
+    `mtu`, `qpn`, `provider` and `backend`; there is no `socket`.
+    """
+
+    # What the base class has and its type stub does not tell.
+    _extra: dict[str, Any]
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
+
+    _start_tls_compatible = True  # for loop.start_tls
+    _sendfile_compatible = constants._SendfileMode.FALLBACK
+
+    def __init__(self, port: StreamPort, config: StreamConfig) -> None:
+        loop = port.loop
+        super().__init__({}, loop)
+        self._loop = loop
+        self._context = contextvars.copy_context()
+        self._port = port
+        self._config = config
+        self._machine = port.machine()
+        self._out = Outgoing(port, self._machine)
+        self._watch = Watch(port, config, lambda: self._out.progress, self._force)
+        self._end = StreamEnd(port)
+        self._protocol: Any = None
+        self._buffered = False
+        self._server: Any = None
+        self._reading = False  # the protocol has seen connection_made
+        self._paused = False
+        self._closing = False
+        self._eof_sent = False
+        self._eof_given = False
+        self._over = False
+        self._said_goodbye = False
+        self._cause: BaseException | None = None
+        self._scheduled = False
+        self._lost_writes = 0
+        self._taker: asyncio.Future[None] | None = None
+        self._established: asyncio.Future[None] | None = None
+        port.cm_id._sink = self._on_cm_event
+        port.start(self._on_word, self._on_sent, self._on_failed)
+
+    # The handshake, by those who connect and accept
+
+    def _hello(self) -> bytes:
+        return self._machine.hello()
+
+    def _meet(self, private_data: bytes) -> None:
+        self._machine.meet(private_data)
+
+    def _start(
+        self, protocol: Any, waiter: asyncio.Future[None] | None = None, server: Any = None
+    ) -> None:
+        """Both ends are there: begin, with connection_made."""
+        if self._cause is not None:
+            raise self._cause
+        self._extra.update(self._port.describe())
+        self._extra["peername"] = self._port.cm_id.destination
+        self._extra["sockname"] = self._port.cm_id.source
+        self.set_protocol(protocol)
+        self._server = server
+        if server is not None:
+            server._attach(self)
+        self._machine.open()
+        self._out.control()
+        self._watch.start()
+        self._loop.call_soon(protocol.connection_made, self, context=self._context)
+        self._loop.call_soon(self._begin, waiter, context=self._context)
+
+    def _begin(self, waiter: asyncio.Future[None] | None) -> None:
+        self._reading = True
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        self._process()
+
+    # From the port, in the midst of a drain
+
+    def _on_word(self, word: int) -> None:
+        self._watch.heard = True
+        if self._established is not None:
+            # A first message may be here before the event that allows it is read.
+            self._port.cm_id.notify_established()
+        try:
+            self._machine.on_word(word)
+        except ProtocolError as exc:
+            self._port.fail(exc)
+            return
+        if not self._scheduled:
+            self._scheduled = True
+            self._port.after_drain(self._run)
+
+    def _on_sent(self) -> None:
+        self._out.completed()
+        if not self._scheduled:
+            self._scheduled = True
+            self._port.after_drain(self._run)
+
+    def _on_failed(self) -> None:
+        self._note(self._port.failure)
+
+    def _on_cm_event(self, event: ConnectionEvent) -> bool:
+        if event.type in (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
+            return True
+        # What arrived before the disconnection counts before it.
+        self._port.sweep()
+        self._end.peer_left()
+        self._note(cm_error(event.type.name, event.status, event.private_data))
+        return True
+
+    def _note(self, cause: BaseException | None) -> None:
+        """The connection is gone; whether that is a failure depends on what was said before."""
+        if self._cause is None:
+            self._cause = cause
+        if not self._scheduled:
+            self._scheduled = True
+            self._port.after_drain(self._run)
+
+    # The work
+
+    def _run(self) -> None:
+        self._scheduled = False
+        self._context.run(self._process)
+
+    def _soon(self) -> None:
+        """Process in the loop's next turn: the caller is the program itself."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._again, context=self._context)
+
+    def _again(self) -> None:
+        self._scheduled = False
+        self._process()
+
+    def _process(self) -> None:
+        if self._over or not self._reading:
+            return
+        self._out.control()
+        if self._taker is None or not self._machine.readable:
+            self._deliver()
+            if self._over:
+                return
+        if self._taker is not None and (self._machine.readable or self._eof_given):
+            self._wake_taker()
+        self._send_waiting()
+        self._out.control()
+        self._settle()
+
+    def _send_waiting(self) -> None:
+        if self._out.size and self._out.flush():
+            self._maybe_resume_protocol()
+        if not self._out.size:
+            self._say_the_rest()
+
+    def _say_the_rest(self) -> None:
+        """All bytes are on their way: now the end may be said."""
+        if self._closing:
+            if not self._said_goodbye:
+                self._said_goodbye = True
+                self._machine.disconnect()
+        elif self._eof_sent:
+            self._machine.shutdown()
+        else:
+            return
+        self._out.control()
+
+    def _settle(self) -> None:
+        """Whether it is over."""
+        machine = self._machine
+        if self._over:
+            return
+        if machine.disconnected and self._out.size:
+            # The peer reads no more, and there are bytes for it.
+            text = "the peer closed the connection before it took everything"
+            self._force(ConnectionLostError(errno.ECONNRESET, text))
+        elif machine.disconnected and self._closing:
+            self._finish(None)
+        elif self._cause is not None and self._closing and machine.may_fail:
+            # Only the acknowledgement of the goodbye got lost: the peer has heard it and has gone.
+            self._finish(None)
+        elif self._cause is not None and not machine.disconnected:
+            if isinstance(self._cause, OSError):
+                self._force(self._failure())
+            else:
+                self._fatal_error(self._cause, "Fatal error on an RDMA stream")
+
+    def _failure(self) -> BaseException:
+        cause = self._cause
+        assert cause is not None
+        if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
+            return cause
+        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
+        error.__cause__ = cause
+        return error
+
+    # Receiving
+
+    def _deliver(self) -> None:
+        machine, ring, left = self._machine, self._port.ring, _BUDGET
+        while not (self._paused or self._closing or self._over):
+            offset, length = machine.peek()
+            if not length:
+                if machine.eof and not self._eof_given:
+                    self._give_eof()
+                return
+            if left <= 0:
+                self._soon()
+                return
+            if self._buffered:
+                length = self._into_buffer(offset, length)
+            else:
+                data = bytes(ring[offset : offset + length])
+                machine.consume(length)
+                self._out.control()
+                try:
+                    self._protocol.data_received(data)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as exc:
+                    self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
+                    return
+            left -= length
+
+    def _into_buffer(self, offset: int, length: int) -> int:
+        try:
+            buffer = self._protocol.get_buffer(-1)
+            size = memoryview(buffer).nbytes
+            if not size:
+                msg = "get_buffer() returned an empty buffer"
+                raise RuntimeError(msg)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
+            return 0
+        length = min(length, size)
+        if self._over:
+            return 0
+        memoryview(buffer).cast("B")[:length] = self._port.ring[offset : offset + length]
+        self._machine.consume(length)
+        self._out.control()
+        try:
+            self._protocol.buffer_updated(length)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
+        return length
+
+    def _give_eof(self) -> None:
+        self._eof_given = True
+        try:
+            keep_open = self._protocol.eof_received()
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
+            self._fatal_error(exc, "Fatal error: protocol.eof_received() call failed.")
+            return
+        if not keep_open:
+            self.close()
+
+    def _take(self, buffer: memoryview) -> int:
+        """Copy what has arrived straight into `buffer`; how many bytes that were."""
+        machine = self._machine
+        done = 0
+        while done < len(buffer) and not self._over:
+            offset, length = machine.peek()
+            length = min(length, len(buffer) - done)
+            if not length:
+                break
+            buffer[done : done + length] = self._port.ring[offset : offset + length]
+            machine.consume(length)
+            done += length
+        if done:
+            self._out.control()
+        return done
+
+    async def _wait_readable(self) -> None:
+        """Wait until there is something for `_take`, or the protocol has heard of the end.
+
+        What arrives meanwhile is kept from the protocol.
+        """
+        if self._taker is not None:
+            msg = "another coroutine is already waiting for incoming data"
+            raise RuntimeError(msg)
+        self._taker = self._loop.create_future()
+        try:
+            await self._taker
+        finally:
+            self._taker = None
+            # Who was canceled leaves what has come to the protocol.
+            self._soon()
+
+    def _wake_taker(self) -> None:
+        if self._taker is not None and not self._taker.done():
+            self._taker.set_result(None)
+
+    def pause_reading(self) -> None:
+        """Call the protocol with no more bytes until `resume_reading`; the peer has to wait."""
+        if not self._closing:
+            self._paused = True
+
+    def resume_reading(self) -> None:
+        """Undo `pause_reading`."""
+        if self._paused and not self._closing:
+            self._paused = False
+            self._soon()
+
+    def is_reading(self) -> bool:
+        """Whether the protocol is given bytes as they come."""
+        return not self._closing and not self._paused
+
+    # Sending
+
+    def write(self, data: Any) -> None:
+        """Send bytes; never blocks.
+
+        Args:
+            data: Bytes-like, copied before the call returns if it can change.
+
+        What cannot be sent at once waits, see `set_write_buffer_limits`.
+
+        Raises:
+            TypeError: `data` is not bytes-like.
+            RuntimeError: After `write_eof()`.
+        """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
+            raise TypeError(msg)
+        if self._eof_sent:
+            msg = "Cannot call write() after write_eof()"
+            raise RuntimeError(msg)
+        if not data:
+            return
+        if self._over or self._closing:
+            if self._lost_writes >= _WARN_AFTER:
+                _log.warning("write() on a closed transport")
+            self._lost_writes += 1
+            return
+        if self._machine.disconnected or self._cause is not None:
+            error: BaseException = ConnectionLostError(errno.EPIPE, "the peer has gone")
+            if self._cause is not None and not self._machine.disconnected:
+                error = self._failure()
+            self._fatal_error(error, "Fatal write error on an RDMA stream")
+            return
+        self._out.write(data)
+        if self._out.size:
+            self._maybe_pause_protocol()
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Send all of these, joined."""
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """Yes."""
+        return True
+
+    def write_eof(self) -> None:
+        """Say that nothing more will be sent, once what waits is; receiving goes on."""
+        if self._closing or self._eof_sent:
+            return
+        self._eof_sent = True
+        if not self._out.size and self._reading:
+            self._say_the_rest()
+            self._soon()
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait; those that the adapter has been given do not count."""
+        return self._out.size
+
+    # End
+
+    def is_closing(self) -> bool:
+        """Whether the end has begun."""
+        return self._closing
+
+    def close(self) -> None:
+        """Read no more, send what waits, then end; idempotent.
+
+        `connection_lost` follows when the peer's adapter has everything; or with an error when
+        nothing has moved for `close_timeout_s`.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        self._watch.closing()
+        if self._reading:
+            self._send_waiting()
+        self._soon()
+
+    def abort(self) -> None:
+        """End at once; what waits is lost.  `connection_lost(None)` follows."""
+        self._force(None)
+
+    def _fatal_error(
+        self, exc: BaseException, message: str = "Fatal error on an RDMA stream"
+    ) -> None:
+        if isinstance(exc, OSError):
+            if self._loop.get_debug():
+                _log.debug("%r: %s", self, message, exc_info=exc)
+        else:
+            self._loop.call_exception_handler({
+                "message": message,
+                "exception": exc,
+                "transport": self,
+                "protocol": self._protocol,
+            })  # fmt: skip
+        self._force(exc)
+
+    def _force_close(self, exc: BaseException | None) -> None:
+        """What asyncio's TLS calls."""
+        self._force(exc)
+
+    def _force(self, exc: BaseException | None) -> None:
+        self._out.clear()
+        self._closing = True
+        self._finish(exc)
+
+    def _finish(self, exc: BaseException | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._watch.stop()
+        self._loop.call_soon(self._report_end, exc, context=self._context)
+
+    def _report_end(self, exc: BaseException | None) -> None:
+        try:
+            if self._protocol is not None:
+                self._protocol.connection_lost(exc)
+        finally:
+            self._wake_taker()
+            self._end.begin(graceful=self._machine.disconnected)
+            server, self._server = self._server, None
+            if server is not None:
+                server._detach(self)
+
+    def _discard(self) -> None:
+        """It never began, or came too late: give everything back."""
+        if not self._over:
+            self._over = self._closing = True
+            self._watch.stop()
+            self._end.begin(graceful=False)
+
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing of the connection any more; bounded after the end.
+
+        asyncio's transports have no such method: their descriptors are closed at once.
+
+        Cancellation: ends the wait.
+        """
+        await self._end.wait()
+
+    # Others
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Call another protocol from now on."""
+        self._protocol = protocol
+        self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+
+    def get_protocol(self) -> Any:
+        """The protocol that is called."""
+        return self._protocol
+
+    def __repr__(self) -> str:
+        state = "closed" if self._over else "closing" if self._closing else "open"
+        peer = self._extra.get("peername")
+        return f"<RdmaTransport {state} peer={peer} device={self._port.context.name}>"
+
+    def __del__(
+        self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
+    ) -> None:
+        if getattr(self, "_over", True) or _gone():
+            return
+        try:
+            _warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
+        finally:
+            self._port.close()

@@ -1,0 +1,109 @@
+"""Watch: the timer of a stream, which notices silence and a close that does not get on.
+
+The adapter does nothing at all on an idle connection, so that a host that is gone shows only when
+something is sent: after `keepalive_s` without a message its adapter is asked to acknowledge one
+without bytes.  A program that has stopped still has an adapter that answers; who wants to notice
+that sets `idle_timeout_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from aiordma.errors import ConnectTimeoutError
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_port import StreamPort
+
+__all__ = ["Watch"]
+
+
+class Watch:
+    """The timer of one stream.
+
+    Args:
+        port: Asks the peer's adapter.
+        config: Times.
+        progress: Counts what has been sent and arrived.
+        give_up: Ends the stream.
+
+    Attributes:
+        heard: Set when a message comes.
+    """
+
+    __slots__ = (
+        "_closing", "_config", "_give_up", "_loop", "_port", "_progress", "_seen", "_since",
+        "_timer", "heard",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        port: StreamPort,
+        config: StreamConfig,
+        progress: Callable[[], int],
+        give_up: Callable[[BaseException], None],
+    ) -> None:
+        self._progress = progress
+        self._give_up = give_up
+        self._port = port
+        self._loop = port.loop
+        self._config = config
+        self._timer: asyncio.TimerHandle | None = None
+        self._since = self._loop.time()
+        self._seen = -1
+        self._closing = False
+        self.heard = False
+
+    def start(self) -> None:
+        """The connection is there."""
+        self._since = self._loop.time()
+        self._arm()
+
+    def closing(self) -> None:
+        """From now on something has to move every `close_timeout_s`."""
+        self._closing = True
+        self._seen = self._progress()
+        self._since = self._loop.time()
+        self._arm()
+
+    def stop(self) -> None:
+        """End of the connection."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        config = self._config
+        if self._closing:
+            interval: float | None = config.close_timeout_s
+        else:
+            # However short the patience, the peer is asked before it is given up.
+            waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
+            interval = min((wait for wait in waits if wait is not None), default=None)
+        self.stop()
+        if interval is not None:
+            self._timer = self._loop.call_later(interval, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._closing:
+            progress = self._progress()
+            if progress == self._seen:
+                text = f"closing: nothing has moved for {self._config.close_timeout_s} s"
+                self._give_up(ConnectTimeoutError(errno.ETIMEDOUT, text))
+                return
+            self._seen = progress
+        elif self.heard:
+            self.heard = False
+            self._since = self._loop.time()
+        else:
+            silence = self._loop.time() - self._since
+            limit = self._config.idle_timeout_s
+            if limit is not None and silence >= limit:
+                text = f"nothing heard from the peer for {silence:.0f} s"
+                self._give_up(ConnectTimeoutError(errno.ETIMEDOUT, text))
+                return
+            if self._config.keepalive_s is not None:
+                self._port.probe()
+        self._arm()
