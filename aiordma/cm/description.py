@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from aiordma.cm.connection_id import ConnectionId
@@ -9,6 +10,9 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["describe"]
+
+# Devices of software have no driver that sysfs could name.
+_SOFTWARE = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
 
 def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, Any]:
@@ -38,5 +42,14 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
         "transport": context.transport.name,
         "mtu": port.active_mtu.in_bytes,
         "qpn": qp.num,
+        "provider": _provider(context),
         "backend": "rdma",
     }
+
+
+def _provider(context: Context) -> str:
+    """The kernel's driver of the device, such as mlx5_core; "" where nothing tells."""
+    try:
+        return os.path.basename(os.readlink(f"/sys/class/infiniband/{context.name}/device/driver"))
+    except OSError:
+        return _SOFTWARE.get(context.attributes.vendor_id, "")

@@ -390,7 +390,8 @@ class Connection(ConnectionCore):
         """What the connection runs on, by `name`; `default` for a name that is unknown.
 
         Names: `device`, `port`, `gid` (16 bytes), `link_layer`, `transport`, `mtu` (bytes),
-        `qpn`, `peername`, `sockname`, `backend` (always "rdma": there is no fallback).
+        `qpn`, `provider` (the kernel's driver), `peername`, `sockname`, `backend` (always "rdma":
+        there is no fallback).
         """
         return self._names.get(name, default)
 

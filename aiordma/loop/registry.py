@@ -28,9 +28,32 @@ class _Entry:
         self.users = 0
 
 
+_ATTRIBUTE = "_aiordma_shared"
+#: For loops that take no attributes.
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Entry]] = (
     weakref.WeakKeyDictionary()
 )
+
+
+def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
+    """What the loop's users share.
+
+    An attribute of the loop: what is shared knows its loop, so that a table of ours would keep both
+    for ever when nobody closes them.  As an attribute it is garbage together with the loop, and
+    finalizers run and warn.
+    """
+    entries: dict[Hashable, _Entry] | None = getattr(loop, _ATTRIBUTE, None)
+    if entries is not None:
+        return entries
+    entries = {}
+    try:
+        setattr(loop, _ATTRIBUTE, entries)
+    except AttributeError:
+        # Second best: that of a closed loop is dropped when the next one asks.
+        for closed in [other for other in _loops if other.is_closed()]:
+            del _loops[closed]
+        return _loops.setdefault(loop, entries)
+    return entries
 
 
 def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], None]]:
@@ -40,11 +63,7 @@ def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], No
         The object, and a function that lets go of it (once; further calls do nothing).  When the
         last user has let go, the object is closed.
     """
-    # What was never closed holds its loop; a loop that is closed holds nothing any more, so that
-    # finalizers run and warn.
-    for loop in [loop for loop in _loops if loop.is_closed()]:
-        del _loops[loop]
-    entries = _loops.setdefault(asyncio.get_running_loop(), {})
+    entries = _entries_of(asyncio.get_running_loop())
     entry = entries.get(key)
     if entry is None:
         entry = entries[key] = _Entry(factory())

@@ -50,7 +50,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     another overtake it.
 
     `get_extra_info` knows `sockname`, `peername`, `device`, `port` (of the device), `gid`,
-    `link_layer`, `transport`, `mtu`, `qpn` and `backend`.
+    `link_layer`, `transport`, `mtu`, `qpn`, `provider` and `backend`.
     """
 
     __slots__ = (

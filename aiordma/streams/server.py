@@ -38,6 +38,8 @@ from aiordma.streams.transport import RdmaTransport
 __all__ = ["ListeningAddress", "RdmaServer"]
 
 _log = logging.getLogger("aiordma")
+# Requests are fetched as they come: the limit is kept here, not by the kernel, which says nothing.
+_KERNEL_BACKLOG = 128
 
 
 class ListeningAddress:
@@ -295,7 +297,7 @@ class RdmaServer(asyncio.AbstractServer):
         if not self._serving:
             self._serving = True
             for cm_id in self._ids:
-                cm_id.listen(self._backlog)
+                cm_id.listen(_KERNEL_BACKLOG)
 
     async def serve_forever(self) -> None:
         """Accept connections until it is canceled, or the server closed.

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from aiordma.loop.workers import _blocking, reaper
+from aiordma.verbs import CompletionQueue, WorkCompletion
 
 
 def adapter_objects() -> Counter[str]:
@@ -38,15 +39,43 @@ def rdma_descriptors() -> Counter[str]:
     return total
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     """Wait for what no event tells of."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
+async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
+    """Poll by hand until so many have come, and never for more than are missing.
+
+    A sender may be told of its message before the receiver is: iWARP asks for no acknowledgement.
+    """
+    found: list[WorkCompletion] = []
+
+    def all_there() -> bool:
+        found.extend(cq.poll(count - len(found)))
+        return len(found) >= count
+
+    await until(all_there)
+    return found
+
+
 async def settle() -> None:
     """Let what is already under way come to its end: background closes and their threads."""
+    await _end_of_tasks()
+    gc.collect()
+    # An abandoned call of a thread is undone there, and may leave the reaper something to do; the
+    # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
+    for _ in range(3):
+        await _end_of_tasks()
+        assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
+        assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def _end_of_tasks() -> None:
     me = asyncio.current_task()
     for _ in range(100):
         others = [task for task in asyncio.all_tasks() if task is not me]
@@ -54,10 +83,3 @@ async def settle() -> None:
             break
         _, pending = await asyncio.wait(others, timeout=10)
         assert not pending, f"tasks that do not end: {pending}"
-    gc.collect()
-    # An abandoned call of a thread is undone there, and may leave the reaper something to do.
-    assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
-    assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
-    # Callbacks that the reaper's threads handed to the loop.
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)

@@ -36,7 +36,7 @@ from aiordma.verbs import (
     SharedReceiveQueue,
     async_event,
 )
-from tests.device.closing import End, Hall
+from tests.device.closing import Hall
 from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
@@ -69,7 +69,7 @@ async def kinds(events: AsyncIterator[Any], last: Any) -> list[Any]:
 
 async def down(context: Context) -> None:
     await ip("link", "set", "dev", CARD, "down")
-    assert context.query_port(1).state == PortState.DOWN
+    await until(lambda: context.query_port(1).state == PortState.DOWN)
 
 
 async def up(context: Context, *, has_gids: bool) -> None:
@@ -197,7 +197,7 @@ class Unplugged:
 def unplug(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context, list[int]], None]:
     def unplug(context: Context, answers: list[int]) -> None:
         monkeypatch.setattr(async_event, "lib", Unplugged(lib, answers))
-        entries = registry._loops[asyncio.get_running_loop()]
+        entries = registry._entries_of(asyncio.get_running_loop())
         entries["async_events", id(context)].shared._pump.kick()
 
     return unplug
@@ -274,7 +274,7 @@ async def test_native_waits_on_a_device_that_ends(
             srq.close()
     assert [event.type for event in events] == [AsyncEventType.DEVICE_FATAL] * 2
     for end in (client, server):
-        close(end)
+        end.close()
         await end.ended()
     await hall.close()
 
@@ -282,8 +282,3 @@ async def test_native_waits_on_a_device_that_ends(
 async def _collect(events: DeviceEvents) -> list[AsyncEvent]:
     with events:
         return [event async for event in events]
-
-
-def close(end: End) -> None:
-    for part in end.parts.values():
-        part.close()

@@ -1,0 +1,172 @@
+"""RdmaServer: what asyncio's Server does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import StreamConfig
+from tests.device.oracle import until
+from tests.device.streaming import Note
+
+pytestmark = pytest.mark.device
+
+
+def nobody(reader: Any, writer: Any) -> None:
+    writer.close()
+
+
+async def test_a_server_that_begins_later(address: str) -> None:
+    server = await aiordma.start_server(nobody, address, 0, start_serving=False)
+    assert not server.is_serving()
+    assert server.port > 0
+    assert server.sockets[0].getsockname() == (address, server.port)
+    assert server.get_loop() is asyncio.get_running_loop()
+    with pytest.raises(aiordma.ConnectionRejectedError):
+        await aiordma.open_connection(address, server.port)
+    await server.start_serving()
+    await server.start_serving()
+    assert server.is_serving()
+    reader, writer = await aiordma.open_connection(address, server.port)
+    assert await reader.read() == b""
+    writer.close()
+    server.close()
+    server.close()
+    assert not server.is_serving()
+    assert server.sockets == ()
+    await server.wait_closed()
+    with pytest.raises(RuntimeError, match="closed"):
+        await server.start_serving()
+    with pytest.raises(RuntimeError, match="closed"):
+        await server.serve_forever()
+
+
+async def test_serve_forever(address: str) -> None:
+    server = await aiordma.start_server(nobody, address, 0, start_serving=False)
+    task = asyncio.create_task(server.serve_forever())
+    await until(server.is_serving)
+    with pytest.raises(RuntimeError, match="already being awaited"):
+        await server.serve_forever()
+    _, writer = await aiordma.open_connection(address, server.port)
+    writer.close()
+    await writer.wait_closed()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not server.is_serving()
+    again = await aiordma.start_server(nobody, address, server.port)
+    task = asyncio.create_task(again.serve_forever())
+    await asyncio.sleep(0)
+    again.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await again.wait_closed()
+
+
+async def test_a_port_is_taken_while_its_server_is_there(address: str) -> None:
+    async with await aiordma.start_server(nobody, address, 0) as server:
+        with pytest.raises(OSError, match="Address already in use"):
+            await aiordma.start_server(nobody, address, server.port)
+    async with await aiordma.start_server(nobody, address, server.port):
+        pass
+
+
+async def test_wait_closed_waits_for_the_connections(address: str) -> None:
+    protocols: list[Note] = []
+
+    def factory() -> Note:
+        protocols.append(Note())
+        return protocols[-1]
+
+    server = await aiordma.create_server(factory, address, 0)
+    clients = [
+        (await aiordma.create_connection(Note, address, server.port))[1] for _ in range(3)
+    ]
+    await until(lambda: len(protocols) == 3)
+    server.close()
+    waiting = asyncio.create_task(server.wait_closed())
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await asyncio.shield(waiting)
+    clients[0].transport.close()
+    protocols[1].transport.write(b"last words")
+    server.close_clients()
+    await waiting
+    assert all(protocol.gone.done() for protocol in protocols)
+    for client in clients:
+        assert await client.ended() is None
+    assert sorted(bytes(client.data) for client in clients) == [b"", b"", b"last words"]
+
+
+async def test_abort_clients(address: str) -> None:
+    async with await aiordma.create_server(Note, address, 0) as server:
+        _, client = await aiordma.create_connection(Note, address, server.port)
+        await until(lambda: server._active == 1)
+        server.abort_clients()
+        assert isinstance(await client.ended(), ConnectionResetError)
+
+
+async def test_a_crowd_beyond_the_backlog(address: str) -> None:
+    """Who comes while too many handshakes are under way is refused, and nobody else suffers."""
+    async with await aiordma.create_server(Note, address, 0, backlog=2) as server:
+        results = await asyncio.gather(
+            *(aiordma.create_connection(Note, address, server.port) for _ in range(12)),
+            return_exceptions=True,
+        )
+        good = [result for result in results if not isinstance(result, BaseException)]
+        assert len(good) >= 2
+        for result in results:
+            if isinstance(result, BaseException):
+                assert isinstance(result, aiordma.ConnectionRejectedError)
+        assert server.refused == len(results) - len(good)
+        for transport, _ in good:
+            transport.close()
+        for _, protocol in good:
+            assert await protocol.ended() is None
+
+
+async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) -> None:
+    config = StreamConfig(connect_timeout_s=5)
+    server = await aiordma.create_server(Note, address, 0)
+    tasks = [
+        asyncio.create_task(aiordma.create_connection(Note, address, server.port, config=config))
+        for _ in range(6)
+    ]
+    await until(lambda: bool(server._handshakes))
+    server.close()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    server.abort_clients()
+    for result in results:
+        if isinstance(result, BaseException):
+            assert isinstance(result, OSError)
+        else:
+            await result[1].ended()
+    await server.wait_closed()
+
+
+async def test_several_addresses(address: str) -> None:
+    """Those without an RDMA device are passed over, as long as one has it."""
+    async with await aiordma.create_server(Note, [address, "192.0.2.1"], 0) as server:
+        assert server.addresses == [(address, server.port)]
+    async with await aiordma.create_server(Note, None, 0) as server:
+        transport, protocol = await aiordma.create_connection(Note, address, server.port)
+        transport.close()
+        assert await protocol.ended() is None
+
+
+async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -> None:
+    async with await aiordma.create_server(Note, address, 0) as server:
+        for _ in range(10):
+            task = asyncio.create_task(aiordma.create_connection(Note, address, server.port))
+            await until(lambda: bool(server._handshakes))
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        transport, protocol = await aiordma.create_connection(Note, address, server.port)
+        transport.close()
+        assert await protocol.ended() is None
+        await until(lambda: not server._handshakes, 20)
+        server.abort_clients()

@@ -1,0 +1,363 @@
+"""Streams over RDMA: what asyncio's calls do here, and what is RDMA's own."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import errno
+import gc
+import socket
+import tempfile
+import warnings
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import StreamConfig
+from tests.device.oracle import until
+from tests.device.streaming import Note, noted, stream_pair
+
+pytestmark = pytest.mark.device
+
+
+@pytest.mark.smoke
+async def test_a_conversation_of_lines(address: str) -> None:
+    async with stream_pair(address) as ((reader, writer), (theirs, answers)):
+        writer.write(b"one\ntwo\n")
+        assert await theirs.readline() == b"one\n"
+        assert await theirs.readline() == b"two\n"
+        answers.writelines([b"th", b"ree\n"])
+        await answers.drain()
+        assert await reader.readline() == b"three\n"
+        writer.close()
+        await writer.wait_closed()
+        assert await theirs.read() == b""
+
+
+async def test_what_the_transport_tells(address: str, is_siw: bool) -> None:
+    async with stream_pair(address) as ((_, writer), (_, answers)):
+        here, there = writer.transport, answers.transport
+        assert isinstance(here, aiordma.RdmaTransport)
+        for transport in (here, there):
+            tell = transport.get_extra_info
+            assert tell("device") == ("siw0" if is_siw else "rxe0")
+            assert tell("provider") == ("siw" if is_siw else "rdma_rxe")
+            assert tell("port") == 1
+            assert tell("backend") == "rdma"
+            assert tell("transport") == ("IWARP" if is_siw else "IB")
+            assert tell("mtu") in (256, 512, 1024, 2048, 4096)
+            assert len(tell("gid")) == 16
+            assert tell("socket") is None
+            assert tell("nothing", "else") == "else"
+        assert here.get_extra_info("qpn") != there.get_extra_info("qpn")
+        assert here.get_extra_info("peername") == there.get_extra_info("sockname")
+        assert here.get_extra_info("sockname") == there.get_extra_info("peername")
+        assert here.get_extra_info("peername")[0] == address
+
+
+async def test_half_close(address: str) -> None:
+    async with stream_pair(address) as ((reader, writer), (theirs, answers)):
+        assert writer.can_write_eof()
+        writer.write(b"question")
+        writer.write_eof()
+        assert await theirs.read() == b"question"
+        for _ in range(3):
+            answers.write(b"a" * 100_000)
+            await answers.drain()
+        answers.close()
+        assert await reader.read() == b"a" * 300_000
+        await answers.wait_closed()
+        with pytest.raises(RuntimeError, match="after write_eof"):
+            writer.write(b"more")
+
+
+async def test_half_close_on_both_sides(address: str) -> None:
+    async with stream_pair(address) as ((reader, writer), (theirs, answers)):
+        writer.write(b"x")
+        answers.write(b"y")
+        writer.write_eof()
+        answers.write_eof()
+        assert await reader.read() == b"y"
+        assert await theirs.read() == b"x"
+        writer.close()
+        answers.close()
+        await asyncio.gather(writer.wait_closed(), answers.wait_closed())
+
+
+async def test_both_close_at_once(address: str) -> None:
+    for _ in range(20):
+        async with stream_pair(address) as ((_, writer), (_, answers)):
+            writer.write(b"x" * 1000)
+            answers.write(b"y" * 1000)
+            writer.close()
+            answers.close()
+            await asyncio.gather(writer.wait_closed(), answers.wait_closed())
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_536, 1_000_000])
+async def test_close_sends_what_waits(address: str, size: int) -> None:
+    """A million bytes are more than all buffers together: most of it waits at the close."""
+    async with noted(address) as both:
+        both.client.transport.write(b"z" * size)
+        both.client.transport.close()
+        assert await both.server.ended() is None
+        assert await both.client.ended() is None
+        assert both.server.data == b"z" * size
+        assert both.server.calls[-2:] == ["eof", "lost"]
+
+
+async def test_abort_reaches_the_peer(address: str) -> None:
+    async with noted(address) as both:
+        both.client.transport.abort()
+        assert await both.client.ended() is None
+        lost = await both.server.ended()
+        assert isinstance(lost, ConnectionResetError)
+        assert "eof" not in both.server.calls
+
+
+async def test_writing_to_a_peer_that_has_left(address: str) -> None:
+    """As with TCP: first an end of the stream, and an error for who goes on writing."""
+
+    class Stays(Note):
+        def __init__(self) -> None:
+            super().__init__()
+            self.keep_open = True
+
+    async with noted(address, server=Stays) as both:
+        both.client.transport.close()
+        await until(lambda: "eof" in both.server.calls)
+        assert not both.server.transport.is_closing()
+        both.server.transport.write(b"too late")
+        lost = await both.server.ended()
+        assert isinstance(lost, ConnectionResetError)
+        assert lost.errno == errno.EPIPE
+
+
+async def test_a_peer_that_leaves_before_it_has_all(address: str) -> None:
+    """What waited for it is lost, and that is said."""
+    async with noted(address) as both:
+        both.server.transport.pause_reading()
+        both.client.transport.write(b"q" * 3_000_000)
+        assert both.client.paused
+        both.server.transport.close()
+        lost = await both.client.ended()
+        assert isinstance(lost, ConnectionResetError)
+        assert "before it took everything" in str(lost)
+
+
+async def test_a_close_that_does_not_get_on(address: str) -> None:
+    config = StreamConfig(close_timeout_s=0.5)
+    async with noted(address, config) as both:
+        both.server.transport.pause_reading()
+        both.client.transport.write(b"q" * 3_000_000)
+        both.client.transport.close()
+        assert isinstance(await both.client.ended(), TimeoutError)
+        both.server.transport.resume_reading()
+        await both.server.ended()
+
+
+async def test_idle_timeout(address: str) -> None:
+    config = StreamConfig(idle_timeout_s=0.4, keepalive_s=None)
+    async with noted(address, config) as both:
+        lost = await both.client.ended()
+        assert isinstance(lost, TimeoutError)
+        assert isinstance(await both.server.ended(), (TimeoutError, ConnectionResetError))
+
+
+async def test_nobody_listens(address: str) -> None:
+    async with await aiordma.start_server(lambda r, w: None, address, 0) as server:
+        port = server.port
+    with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+        await aiordma.open_connection(address, port)
+    assert isinstance(caught.value, ConnectionRefusedError)
+
+
+async def test_messages_and_streams_refuse_one_another(address: str) -> None:
+    async with (
+        aiordma.listen(address, 0) as listener,
+        await aiordma.start_server(lambda r, w: None, address, 0) as server,
+    ):
+        with pytest.raises(aiordma.ConnectionRejectedError):
+            await aiordma.open_connection(address, listener.port)
+        with pytest.raises(aiordma.ConnectionRejectedError):
+            await aiordma.connect(address, server.port)
+        assert server.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"sock": socket.socket}, ValueError),
+        ({"host": None}, ValueError),
+        ({"port": None}, ValueError),
+        ({"port": 0}, ValueError),
+        ({"port": 70_000}, ValueError),
+        ({"family": socket.AF_UNIX}, ValueError),
+        ({"proto": socket.IPPROTO_UDP}, ValueError),
+        ({"server_hostname": "a"}, ValueError),
+        ({"ssl_handshake_timeout": 1}, ValueError),
+        ({"ssl_shutdown_timeout": 1}, ValueError),
+        ({"happy_eyeballs_delay": -1}, ValueError),
+        ({"timeout": 0}, ValueError),
+        ({"family": socket.AF_INET6}, aiordma.AddressError),
+    ],
+)
+async def test_arguments_of_no_use(
+    address: str, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await aiordma.create_connection(Note, **{"host": address, "port": 7, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"ssl": True}, TypeError),
+        ({"ssl_handshake_timeout": 1}, ValueError),
+        ({"sock": socket.socket}, ValueError),
+        ({"reuse_port": True}, ValueError),
+        ({"family": socket.AF_UNIX}, ValueError),
+        ({"family": socket.AF_INET6}, ValueError),
+        ({"backlog": 0}, ValueError),
+        ({"port": -1}, ValueError),
+        ({"host": "192.0.2.1"}, OSError),
+    ],
+)
+async def test_servers_of_no_use(
+    address: str, arguments: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        await aiordma.create_server(Note, **{"host": address, "port": 0, **arguments})
+
+
+async def test_a_factory_that_raises(address: str) -> None:
+    def factory() -> Any:
+        msg = "no protocol today"
+        raise LookupError(msg)
+
+    reports: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    async with await aiordma.create_server(Note, address, 0) as server:
+        with pytest.raises(LookupError):
+            await aiordma.create_connection(factory, address, server.port)
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    async with await aiordma.create_server(factory, address, 0) as server:
+        _, client = await aiordma.create_connection(Note, address, server.port)
+        assert isinstance(await client.ended(), ConnectionResetError)
+    loop.set_exception_handler(before)
+    assert [type(report["exception"]) for report in reports] == [LookupError]
+
+
+async def test_readinto(address: str) -> None:
+    async with stream_pair(address) as ((_, writer), (reader, _)):
+        into = bytearray(5)
+        # What the reader has already comes first.
+        writer.write(b"abcdefgh")
+        assert await reader.readexactly(2) == b"ab"
+        assert await reader.readinto(into) == 5
+        assert into == b"cdefg"
+        # What is not there yet comes straight from the ring.
+        waiting = asyncio.create_task(reader.readinto(memoryview(into)[1:]))
+        await until(lambda: not reader._buffer)
+        assert await waiting == 1
+        assert into == b"chefg"
+        waiting = asyncio.create_task(reader.readinto(into))
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already waiting"):
+            await reader.readinto(bytearray(1))
+        writer.write(b"123456")
+        assert await waiting == 5
+        assert into == b"12345"
+        numbers = array.array("I", [0, 0])
+        writer.write(b"\x01\0\0\0\x02\0\0")
+        got = await reader.readinto(numbers)
+        while got < 8:
+            got += await reader.readinto(memoryview(numbers).cast("B")[got:])
+        assert numbers.tobytes() == b"6\x01\0\0\0\x02\0\0"
+        with pytest.raises(TypeError, match="writable"):
+            await reader.readinto(b"constant")
+        assert await reader.readinto(bytearray()) == 0
+        # A wait that is canceled takes nothing with it.
+        waiting = asyncio.create_task(reader.readinto(into))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        writer.write(b"kept")
+        assert await reader.readexactly(4) == b"kept"
+        writer.close()
+        assert await reader.readinto(into) == 0
+        assert await reader.readinto(into) == 0
+
+
+async def test_readinto_of_much(address: str) -> None:
+    data = bytes(range(256)) * 8192
+    async with stream_pair(address) as ((_, writer), (reader, _)):
+
+        async def send() -> None:
+            for at in range(0, len(data), 70_000):
+                writer.write(data[at : at + 70_000])
+                await writer.drain()
+
+        sending = asyncio.create_task(send())
+        into = bytearray(len(data))
+        at = 0
+        with memoryview(into) as view:
+            while at < len(data):
+                at += await reader.readinto(view[at:])
+        await sending
+        assert into == data
+
+
+async def test_readinto_of_a_stream_that_breaks(address: str) -> None:
+    async with stream_pair(address) as ((_, writer), (reader, _)):
+        waiting = asyncio.create_task(reader.readinto(bytearray(5)))
+        await asyncio.sleep(0)
+        writer.transport.abort()
+        with pytest.raises(ConnectionResetError):
+            await waiting
+        with pytest.raises(ConnectionResetError):
+            await reader.readinto(bytearray(5))
+
+
+async def test_sendfile(address: str) -> None:
+    """By the loop's own fallback; uvloop has none."""
+    loop = asyncio.get_running_loop()
+    data = bytes(range(256)) * 3000
+    async with noted(address) as both:
+        with tempfile.TemporaryFile() as file:
+            file.write(data)
+            file.seek(0)
+            if "uvloop" in type(loop).__module__:
+                with pytest.raises(NotImplementedError):
+                    await loop.sendfile(both.client.transport, file)
+                return
+            assert await loop.sendfile(both.client.transport, file) == len(data)
+        assert await both.server.received(len(data)) == data
+        both.client.transport.write(b"and on")
+        assert (await both.server.received(len(data) + 6))[-6:] == b"and on"
+
+
+async def test_a_transport_that_nobody_closed(address: str) -> None:
+    """asyncio's warning, when the garbage collector finds it after its loop."""
+    made: list[str] = []
+
+    async def forget() -> None:
+        server = await aiordma.create_server(Note, address, 0)
+        transport, _ = await aiordma.create_connection(Note, address, server.port)
+        made.append(repr(transport))
+        server.close()
+
+    def in_a_loop_of_its_own() -> None:
+        loop = asyncio.new_event_loop()
+        loop.run_until_complete(forget())
+        loop.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await asyncio.to_thread(in_a_loop_of_its_own)
+        gc.collect()
+    said = [str(warning.message) for warning in caught]
+    assert f"unclosed transport {made[0]}" in said
