@@ -251,7 +251,7 @@ class AdapterSide:
                     except OSError as exc:
                         _log.warning("%r: %s", resource, exc)
         except TimeoutError:
-            _log.warning("queue pair %d: destroying it takes long", self.qp.num)
+            _log.info("queue pair %d: destroying it takes long", self.qp.num)
 
     def describe(self) -> dict[str, Any]:
         """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""

@@ -30,6 +30,7 @@ _NATIVE = {False: struct.Struct("<QQII"), True: struct.Struct(">QQII")}
 _ADDRESS_SPACE = 1 << 64
 # rsockets calls it off_t, which has a sign.
 _OFFSETS = 1 << 63
+_LENGTHS = 1 << 32
 
 
 class Mapping(NamedTuple):
@@ -129,8 +130,14 @@ class Iomap:
             ValueError: The offsets do not fit, or the mapping is empty.
             OSError: ENOBUFS, the peer has no free slot.
         """
-        if not 0 <= mapping.offset <= _OFFSETS - mapping.length or not mapping.length:
-            msg = f"{mapping.length} bytes at offset {mapping.offset}: offsets have 63 bits"
+        if (
+            not 0 < mapping.length < _LENGTHS
+            or not 0 <= mapping.offset <= _OFFSETS - mapping.length
+        ):
+            msg = (
+                f"{mapping.length} bytes at offset {mapping.offset}: a mapping has 1 to "
+                f"{_LENGTHS - 1}, and offsets 63 bits"
+            )
             raise ValueError(msg)
         try:
             index = self._taken.index(False)

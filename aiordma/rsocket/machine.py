@@ -302,7 +302,7 @@ class Machine:
     def next_control(self) -> Post | None:
         """The next control message that may be posted now; ask until there is none."""
         peer, ending = self._peer, self._ending
-        if peer is None or not self._is_open or ending.disconnected:
+        if peer is None or not self._is_open:
             return None
         free = _CONTROL_WRS - self._control_out
         # iWARP may need two work requests; rsockets waits for two in any case, and so do we.
@@ -355,9 +355,7 @@ class Machine:
     def unsent_control(self) -> bool:
         """A control message is due and waits for a free work request."""
         ending = self._ending
-        if not self._is_open or ending.disconnected:
-            return False
-        return (
+        return self._is_open and (
             ending.pending is not None
             or self._may_publish
             or (ending.wants_credit and self._receive.due)

@@ -186,12 +186,13 @@ class RdmaServer(asyncio.AbstractServer):
         cm_id.close()
 
     async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent) -> None:
+        peer = cm_id.destination
         try:
             async with asyncio.timeout(self._config.handshake_timeout_s):
                 transport = await self._accept(cm_id, event)
         except OSError as exc:
             # The client has gone, or this machine is short of something: its problem only.
-            _log.info("a connection from %s was not made: %s", cm_id.destination, exc)
+            _log.info("a connection from %s was not made: %s", peer, exc)
             return
         if self._closed:
             transport._discard()
@@ -208,7 +209,7 @@ class RdmaServer(asyncio.AbstractServer):
             if transport._protocol is None:
                 transport._discard()
             if isinstance(exc, OSError):
-                _log.info("a connection from %s failed at once: %s", transport, exc)
+                _log.info("a connection from %s failed at once: %s", peer, exc)
                 return
             if isinstance(exc, asyncio.CancelledError):
                 raise
@@ -227,6 +228,9 @@ class RdmaServer(asyncio.AbstractServer):
             port = await StreamPort.open(cm_id, self._config)
             port.at_close(release)
             transport = RdmaTransport(port, self._config)
+            # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
+            # answer what comes so early that it follows the answer.
+            transport._listens_first = port.context.is_iwarp
             transport._meet(event.private_data)
             # What the client asked for, which rsockets expects to hear again, within the device's.
             limits = port.context.attributes
@@ -285,6 +289,8 @@ class RdmaServer(asyncio.AbstractServer):
 
         Raises:
             RuntimeError: The server is closed.
+
+        Cancellation: it accepts all the same.
         """
         self._listen()
         # A turn for requests that wait, as asyncio has it.

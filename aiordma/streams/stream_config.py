@@ -21,6 +21,8 @@ class StreamConfig:
         recv_depth: Messages that the peer may send ahead, 16 to 16,000.  Each `write` is one or
             more.
         send_depth: Messages of this side that may be on their way, 16 to 16,000.
+        iomap_slots: Mappings of its memory that the peer may publish to this side at a time, 0 to
+            128; see `RdmaTransport.iomap`.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
@@ -45,6 +47,7 @@ class StreamConfig:
     send_buffer_size: int = 128 * 1024
     recv_depth: int = 256
     send_depth: int = 128
+    iomap_slots: int = 0
     tos: int | None = None
     min_rnr_timer_ms: float = 0.64
     ack_timeout: int = 16
@@ -62,6 +65,7 @@ class StreamConfig:
             ("send_buffer_size", 4096, 1 << 30),
             ("recv_depth", 16, 16_000),
             ("send_depth", 16, 16_000),
+            ("iomap_slots", 0, 128),
             ("ack_timeout", 8, 31),
             ("retry_count", 0, 6),
             ("rnr_retry_count", 0, 7),

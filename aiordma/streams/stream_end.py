@@ -51,6 +51,9 @@ class StreamEnd:
             self._port.close()
             return
         self._task = loop.create_task(self._run(graceful))
+        # A loop that is closed meanwhile is no fault of the program's: the connection is lost, and
+        # finalizers give back the rest. The attribute is what asyncio itself uses for this.
+        self._task._log_destroy_pending = False  # type: ignore[attr-defined]
         self._begun.set()
 
     async def wait(self) -> None:

@@ -28,7 +28,7 @@ from aiordma.errors import ProtocolError, os_error
 from aiordma.loop import registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.rsocket.machine import Machine, Place, Post
-from aiordma.rsocket.wire import DESCRIPTOR_SIZE, TABLE_LENGTH
+from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
@@ -48,7 +48,8 @@ _MESSAGE = 1
 _BYTES = 2  # the WRITE before a word on iWARP: completes only when it fails
 _PROBE = 4
 _CONTROLS = 4  # control messages under way, as the protocol has it
-_PAYLOAD = 16
+_PAYLOAD = IOMAP_SLOT_SIZE  # of a control message: a descriptor, or a mapping
+_MAPPED_WRITES = 16  # under way past the stream, see iomap.py
 _CHAIN = 8  # receives that are posted together
 _UNANNOUNCED = 16 + _CHAIN
 _WORD = struct.Struct("=I")
@@ -125,9 +126,11 @@ class StreamPort(AdapterSide):
             # On iWARP a message is two requests; one more is the probe's.
             sends = config.send_depth * (2 if context.is_iwarp else 1) + 1
             theirs = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+            slots = config.iomap_slots
+            others = _MAPPED_WRITES if slots else 0
             wanted = [
                 (config.receive_buffer_size, theirs),
-                (TABLE_LENGTH * DESCRIPTOR_SIZE, theirs),
+                (TABLE_LENGTH * DESCRIPTOR_SIZE + slots * IOMAP_SLOT_SIZE, theirs),
                 (config.send_buffer_size + _CONTROLS * _PAYLOAD, Access.LOCAL_WRITE),
             ]
             if context.is_iwarp:
@@ -137,7 +140,7 @@ class StreamPort(AdapterSide):
                 region = await MemoryRegion.register(pd, size, access)
                 undo.callback(region.close)
                 regions.append(region)
-            cq = queues.take(sends + receives)
+            cq = queues.take(sends + others + receives)
             cm_id.policy = QPPolicy(
                 access=Access.REMOTE_WRITE,
                 ack_timeout=config.ack_timeout,
@@ -147,7 +150,7 @@ class StreamPort(AdapterSide):
             )
             attr = QPInitAttr(
                 send_cq=cq,
-                max_send_wr=sends,
+                max_send_wr=sends + others,
                 max_recv_wr=receives,
                 max_send_sge=1,
                 max_recv_sge=1,
@@ -287,6 +290,16 @@ class StreamPort(AdapterSide):
         self.posted += len(slots)
         if code:
             self.fail(os_error(code, "ibv_post_recv"))
+
+    # Memory of the program's own
+
+    def keep(self, region: MemoryRegion) -> None:
+        """Deregister it at the end."""
+        self._regions.append(region)
+
+    def forget(self, region: MemoryRegion) -> None:
+        """Somebody else has deregistered it."""
+        self._regions.remove(region)
 
     # End
 

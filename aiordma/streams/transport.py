@@ -28,6 +28,7 @@ from typing import Any
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ProtocolError, cm_error
+from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd
@@ -80,11 +81,12 @@ class RdmaTransport(transports._FlowControlMixin):
         self._eof_given = False
         self._over = False
         self._said_goodbye = False
+        self._flushing = False
         self._cause: BaseException | None = None
         self._scheduled = False
         self._lost_writes = 0
         self._taker: asyncio.Future[None] | None = None
-        self._established: asyncio.Future[None] | None = None
+        self._listens_first = False
         port.cm_id._sink = self._on_cm_event
         port.start(self._on_word, self._on_sent, self._on_failed)
 
@@ -100,7 +102,8 @@ class RdmaTransport(transports._FlowControlMixin):
         self, protocol: Any, waiter: asyncio.Future[None] | None = None, server: Any = None
     ) -> None:
         """Both ends are there: begin, with connection_made."""
-        if self._cause is not None:
+        # A peer that said goodbye before it went has been here, and what it sent is to be read.
+        if self._cause is not None and not self._machine.disconnected:
             raise self._cause
         self._extra.update(self._port.describe())
         self._extra["peername"] = self._port.cm_id.destination
@@ -109,7 +112,8 @@ class RdmaTransport(transports._FlowControlMixin):
         self._server = server
         if server is not None:
             server._attach(self)
-        self._machine.open()
+        if not self._listens_first:
+            self._machine.open()
         self._out.control()
         self._watch.start()
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
@@ -125,9 +129,12 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def _on_word(self, word: int) -> None:
         self._watch.heard = True
-        if self._established is not None:
-            # A first message may be here before the event that allows it is read.
+        if self._protocol is None and not self._over:
+            # It can be here before the event that allows it is read, or after that got lost.
             self._port.cm_id.notify_established()
+        if self._listens_first:
+            self._listens_first = False
+            self._machine.open()
         try:
             self._machine.on_word(word)
         except ProtocolError as exc:
@@ -283,7 +290,11 @@ class RdmaTransport(transports._FlowControlMixin):
         length = min(length, size)
         if self._over:
             return 0
-        memoryview(buffer).cast("B")[:length] = self._port.ring[offset : offset + length]
+        try:
+            memoryview(buffer).cast("B")[:length] = self._port.ring[offset : offset + length]
+        except TypeError as exc:  # it can be read only
+            self._fatal_error(exc, "Fatal read error on an RDMA stream")
+            return 0
         self._machine.consume(length)
         self._out.control()
         try:
@@ -374,12 +385,16 @@ class RdmaTransport(transports._FlowControlMixin):
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
             raise TypeError(msg)
+        if isinstance(data, memoryview) and not data.c_contiguous:
+            msg = "data argument must be contiguous"
+            raise TypeError(msg)
         if self._eof_sent:
             msg = "Cannot call write() after write_eof()"
             raise RuntimeError(msg)
         if not data:
             return
-        if self._over or self._closing:
+        # While close() still flushes, TLS has its last words left: it writes when it is resumed.
+        if self._over or self._said_goodbye or (self._closing and not self._flushing):
             if self._lost_writes >= _WARN_AFTER:
                 _log.warning("write() on a closed transport")
             self._lost_writes += 1
@@ -395,7 +410,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._maybe_pause_protocol()
 
     def writelines(self, list_of_data: Any) -> None:
-        """Send all of these, joined."""
+        """Send all of `list_of_data`, an iterable of bytes-like objects, joined."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
@@ -430,6 +445,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._closing:
             return
         self._closing = True
+        self._flushing = bool(self._out.size)
         self._watch.closing()
         if self._reading:
             self._send_waiting()
@@ -475,6 +491,8 @@ class RdmaTransport(transports._FlowControlMixin):
             if self._protocol is not None:
                 self._protocol.connection_lost(exc)
         finally:
+            # As asyncio's: who keeps the transport keeps no protocol, nor the TLS behind it.
+            self._protocol = None
             self._wake_taker()
             self._end.begin(graceful=self._machine.disconnected)
             server, self._server = self._server, None
@@ -498,6 +516,11 @@ class RdmaTransport(transports._FlowControlMixin):
         await self._end.wait()
 
     # Others
+
+    @property
+    def iomap(self) -> StreamIomap:
+        """Memory that the two ends name to each other and write to, past the stream."""
+        return StreamIomap(self._port, self._machine, self._out.control)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on."""

@@ -133,7 +133,7 @@ def test_a_peer_without_slots() -> None:
         Side(theirs=0).iomap.publish(Mapping(0, 1, 2, 3))
 
 
-@pytest.mark.parametrize(("offset", "length"), [(-1, 5), (0, 0), ((1 << 63) - 4, 5)])
+@pytest.mark.parametrize(("offset", "length"), [(-1, 5), (0, 0), (0, 1 << 32), ((1 << 63) - 4, 5)])
 def test_offsets_that_do_not_fit(offset: int, length: int) -> None:
     side = Side()
     with pytest.raises(ValueError, match="63 bits"):

@@ -21,7 +21,7 @@ PROGRAM = st.lists(
         st.sampled_from([
             "write", "write", "write", "control", "control", "land", "land", "land", "handle",
             "handle", "handle", "complete", "complete", "read", "read", "read all", "all",
-            "turn", "shutdown", "disconnect",
+            "turn", "publish", "withdraw", "shutdown", "disconnect",
         ]),
         st.integers(0, 1),
         st.sampled_from([1, 2, 3, 7, 8, 15, 16, 31, 64, 1000]),
@@ -77,6 +77,10 @@ def step(side: Side, what: str, number: int) -> None:
             run_wire(side)
         case "turn":
             turn(side, number)
+        case "publish":
+            side.publish(number)
+        case "withdraw":
+            side.withdraw()
         case "shutdown":
             side.machine.shutdown()
         case "disconnect":
@@ -119,6 +123,9 @@ def test_every_order_of_events(
         a.machine.open()
     settle(a, b)
     for side in (a, b):
+        if not side.gave_up and side.peer.machine.writable:
+            shown = side.machine.iomap.mappings()
+            assert set(side.peer.published.values()) <= set(shown), "a mapping got lost"
         ended = side.gave_up or side.peer.gave_up or not side.machine.writable
         assert ended or side.write(3), "nobody has anything under way, and no room"
         settle(a, b)

@@ -1,0 +1,168 @@
+"""Mappings of a stream: memory that one end names and the other writes to, past the stream.
+
+What `riomap` and `riowrite` are in `rsocket(7)`.  An end that sets `StreamConfig.iomap_slots` takes
+as many mappings from its peer, and may write to them: plain RDMA WRITEs from memory that is
+registered here, which the peer's program notices in its memory or is told by a message in the
+stream behind them.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from aiordma.errors import ConnectionLostError
+from aiordma.rsocket.iomap import Mapping
+from aiordma.rsocket.machine import Machine
+from aiordma.streams.stream_port import StreamPort
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.wr import SGE
+
+__all__ = ["MappedRegion", "StreamIomap"]
+
+_WRITABLE = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
+
+class MappedRegion:
+    """Memory of this end that the peer may write to; made by `StreamIomap.map`.
+
+    Attributes:
+        region: The registered memory; `region.view` are its bytes.
+        offset: By which number the peer calls the first byte.
+    """
+
+    __slots__ = ("_machine", "_port", "_slot", "offset", "region")
+
+    def __init__(
+        self, port: StreamPort, machine: Machine, region: MemoryRegion, slot: int, offset: int
+    ) -> None:
+        self._port = port
+        self._machine = machine
+        self._slot = slot
+        self.region = region
+        self.offset = offset
+
+    def close(self) -> None:
+        """End the peer's right to write (`riounmap`); idempotent.
+
+        `await region.wait_closed()` waits until that is done.  The protocol does not tell the
+        peer, and a write that it makes afterwards ends the connection: the programs have to agree
+        on it before.
+        """
+        if not self.region.closed:
+            self._machine.iomap.withdraw(self._slot)
+            self._port.forget(self.region)
+            self.region.close()
+
+    def __enter__(self) -> MappedRegion:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class StreamIomap:
+    """The mappings of both ends of a stream; `RdmaTransport.iomap`.
+
+    All of it ends with the connection.
+    """
+
+    __slots__ = ("_control", "_machine", "_port")
+
+    def __init__(self, port: StreamPort, machine: Machine, control: Callable[[], None]) -> None:
+        self._port = port
+        self._machine = machine
+        self._control = control
+
+    async def map(self, buffer: Any, offset: int | None = None) -> MappedRegion:
+        """Let the peer write to memory of this end (`riomap`).
+
+        The peer knows of it when it has received anything that is written to the stream after
+        this.
+
+        Args:
+            buffer: A writable buffer, or a number of bytes to be allocated.
+            offset: By which number the peer calls the first byte, 0 to 2**63 - 1; None for its
+                address.
+
+        Raises:
+            OSError: ENOBUFS if the peer takes no more mappings; or as `MemoryRegion`.
+            ValueError: The offset does not fit, or as `MemoryRegion`.
+            ConnectionLostError: The connection is over, or this end has said that it sends no more.
+
+        Cancellation: ends the wait; nothing is mapped.
+        """
+        self._check_open()
+        region = await MemoryRegion.register(self._port.pd, buffer, _WRITABLE)
+        try:
+            self._check_open()
+            name = region.addr if offset is None else offset
+            slot = self._machine.iomap.publish(
+                Mapping(name, region.addr, region.rkey, region.length)
+            )
+        except BaseException:
+            region.close()
+            raise
+        self._port.keep(region)
+        self._control()
+        return MappedRegion(self._port, self._machine, region, slot, name)
+
+    async def register(self, buffer: Any) -> MemoryRegion:
+        """Register memory to write from; it lasts until it is closed, or the connection is.
+
+        Args:
+            buffer: A writable buffer, or a number of bytes to be allocated.
+
+        Raises:
+            OSError, ValueError: As `MemoryRegion`.
+            ConnectionLostError: The connection is over.
+
+        Cancellation: ends the wait; nothing is registered.
+        """
+        self._check_open()
+        region = await MemoryRegion.register(self._port.pd, buffer)
+        if self._port.closed:
+            region.close()
+        self._check_open()
+        self._port.keep(region)
+        return region
+
+    async def write(self, source: MemoryRegion | SGE, offset: int) -> None:
+        """Write to the peer's memory (`riowrite`); returns when the peer's adapter has the bytes.
+
+        What is written to the stream afterwards is received after them.
+
+        Args:
+            source: Registered memory of this connection, see `register`, or a piece of it.
+            offset: By which number the peer calls the first byte to be written.
+
+        Raises:
+            ValueError: The peer has published no mapping that holds all of it.
+            RemoteAccessError: The mapping has ended; so has the connection.
+            ConnectionLostError: The connection is over.
+
+        Cancellation: ends the wait; the bytes may still be written.
+        """
+        self._check_open()
+        addr, key = self._machine.iomap.place(offset, len(source))
+        await self._port.qp.write(source, addr, key)
+
+    def mappings(self) -> list[Mapping]:
+        """What the peer has published; mappings that have ended are not told from others.
+
+        Raises:
+            ProtocolError: It makes no sense.
+        """
+        return self._machine.iomap.mappings()
+
+    def _check_open(self) -> None:
+        if self._port.closed or not self._machine.writable:
+            raise ConnectionLostError(errno.EPIPE, "nothing can be sent any more")
