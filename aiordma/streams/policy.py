@@ -1,0 +1,291 @@
+"""Event loops that make connections over RDMA: the switch for a whole program.
+
+`RdmaLoopMixin` takes the place of `create_connection` and `create_server` of the loop that it is
+mixed with, in which everything of asyncio that makes connections ends.  What has no RDMA device
+goes to that loop as if the mixin were not there.  Which way a connection or a server goes is
+decided before anything is tried, by a rule that the program gives, and is said in the log.  When
+RDMA was chosen and fails, the call fails: nothing is tried again over TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from aiordma.cm.address import Address
+from aiordma.streams.connecting import create_connection
+from aiordma.streams.reach import device_at, device_towards
+from aiordma.streams.serving import create_server
+from aiordma.streams.tls import start_tls
+
+__all__ = ["RdmaEventLoop", "RdmaLoopMixin", "event_loop_policy", "new_event_loop"]
+
+When = Literal["device", "always"] | Callable[[str, int], bool]
+_log = logging.getLogger("aiordma")
+
+if TYPE_CHECKING:
+    _Loop = asyncio.AbstractEventLoop
+else:
+    _Loop = object
+
+
+class RdmaLoopMixin(_Loop):
+    """Makes an event loop connect and serve over RDMA: mix it in before the loop's class.
+
+    Args:
+        args: For the loop's class.
+        when: Which addresses are for RDMA.  "device": those that an RDMA device has, or that are
+            reached through one; "always": all; or a function of a numeric host and a port.
+        kwargs: For the loop's class.
+
+    Raises:
+        ValueError: `when` is something else.
+
+    Calls with `sock=`, with neither host nor port, and those for UNIX sockets are the loop's own
+    in any case.
+    """
+
+    def __init__(self, *args: Any, when: When = "device", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        try:
+            _check(when)
+        except ValueError:
+            self.close()
+            raise
+        self._when: When = when
+
+    async def create_connection(
+        self,
+        protocol_factory: Callable[[], Any],
+        host: Any = None,
+        port: Any = None,
+        *,
+        family: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+        sock: Any = None,
+        local_addr: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Connect over RDMA if the address is for it, else as the loop itself does.
+
+        A name of which some addresses are for RDMA is connected to at these.
+
+        Args:
+            protocol_factory: Called for the protocol.
+            host: Name or address of the peer.
+            port: Its port, a number or the name of a service.
+            family: As for `getaddrinfo`; proto and flags likewise.
+            proto: See family.
+            flags: See family.
+            sock: A socket that is connected: the loop's own call.
+            local_addr: Local (host, port) to connect from.
+            options: As for `aiordma.create_connection`, and `all_errors`; else as for the loop's.
+
+        Raises: as `aiordma.create_connection`; else as the loop's own.
+
+        Cancellation: what was begun is undone.
+        """
+        lookup = {"family": family, "proto": proto, "flags": flags}
+        if sock is None and host is not None and port is not None:
+            found = await self._look_up(host, port, **lookup)
+            source = local_addr[0] if local_addr else None
+            ways = {address: await self._towards(address, source) for address in found}
+            chosen = [address for address, way in ways.items() if way]
+            if chosen:
+                _log.info("connecting to %s port %s over RDMA: %s", host, port, ways[chosen[0]])
+                # All of a name's addresses: then they are raced, with a head start for the first.
+                whole = len(chosen) == len(found)
+                hosts = [host] if whole else [numeric for numeric, _ in chosen]
+                if options.get("ssl") and options.get("server_hostname") is None:
+                    options["server_hostname"] = host
+                options |= {"local_addr": local_addr, **lookup}
+                return await _connect(protocol_factory, hosts, chosen[0][1], options)
+            _log.info("connecting to %s port %s not over RDMA: %s", host, port, self._why_not())
+        base: Any = super()
+        return await base.create_connection(
+            protocol_factory, host, port, sock=sock, local_addr=local_addr, **lookup, **options
+        )
+
+    async def create_server(
+        self,
+        protocol_factory: Callable[[], Any],
+        host: Any = None,
+        port: Any = None,
+        *,
+        family: int = socket.AF_UNSPEC,
+        flags: int = socket.AI_PASSIVE,
+        sock: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Serve over RDMA if the addresses are for it, else as the loop itself does.
+
+        A wildcard is for RDMA if the machine has a device.
+
+        Args:
+            protocol_factory: Called for the protocol of each connection.
+            host: Local name or address, or several; None or "" for all.
+            port: A number, or the name of a service.
+            family: As for `getaddrinfo`; flags likewise.
+            flags: See family.
+            sock: A socket that listens: the loop's own call.
+            options: As for `aiordma.create_server`; else as for the loop's.
+
+        Raises:
+            ValueError: Some of the addresses are for RDMA and some are not: make two servers.
+            OSError: As from `aiordma.create_server`; else as from the loop's own.
+
+        Cancellation: what was begun is undone.
+        """
+        if sock is None and port is not None:
+            hosts = [host] if host is None or isinstance(host, str) else list(host)
+            ways: dict[Address, str | None] = {}
+            for each in hosts:
+                for address in await self._look_up(each or None, port, family, flags=flags):
+                    ways[address] = await self._at(address)
+            if any(ways.values()):
+                if not all(ways.values()):
+                    lost = ", ".join(address[0] for address, way in ways.items() if not way)
+                    msg = f"one server is over RDMA or not; not for RDMA: {lost}"
+                    raise ValueError(msg)
+                way = next(iter(ways.values()))
+                _log.info("listening on %s port %s over RDMA: %s", host, port, way)
+                # What only a socket has; None asks for nothing.
+                options.pop("keep_alive", None)
+                if options.get("reuse_port") is None:
+                    options.pop("reuse_port", None)
+                return await create_server(
+                    protocol_factory,
+                    host,
+                    next(iter(ways))[1],
+                    family=family,
+                    flags=flags,
+                    **options,
+                )
+            _log.info("listening on %s port %s not over RDMA: %s", host, port, self._why_not())
+        return await super().create_server(
+            protocol_factory, host, port, family=family, flags=flags, sock=sock, **options
+        )
+
+    async def start_tls(
+        self, transport: Any, protocol: Any, sslcontext: Any, **options: Any
+    ) -> Any:
+        """Encrypt a connection, whichever way it goes.
+
+        Args:
+            transport: The connection's.
+            protocol: For the new transport.
+            sslcontext: Of `ssl.SSLContext`.
+            options: As for `aiordma.start_tls`.
+
+        Raises: as `aiordma.start_tls`; else as the loop's own.
+
+        Cancellation: the connection is closed.
+        """
+        # asyncio's TLS transport asks the one below: TLS within TLS is possible.
+        if transport.get_extra_info("backend") == "rdma":
+            return await start_tls(transport, protocol, sslcontext, **options)
+        return await super().start_tls(transport, protocol, sslcontext, **options)
+
+    async def _look_up(self, host: Any, port: Any, family: int, **hints: int) -> list[Address]:
+        found = await self.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, **hints)
+        addresses = (sockaddr for *_, sockaddr in found)
+        return list(dict.fromkeys(_address(each) for each in addresses))
+
+    async def _towards(self, address: Address, source: str | None) -> str | None:
+        """Why a connection is for RDMA; None if it is not."""
+        if self._when == "device":
+            return await device_towards(address, source)
+        return self._ruled(address)
+
+    async def _at(self, address: Address) -> str | None:
+        """Why a server is for RDMA; None if it is not."""
+        return await device_at(address[0]) if self._when == "device" else self._ruled(address)
+
+    def _ruled(self, address: Address) -> str | None:
+        if callable(self._when):
+            return "the program's rule" if self._when(*address) else None
+        return "always"
+
+    def _why_not(self) -> str:
+        return "the program's rule" if callable(self._when) else "no RDMA device for the address"
+
+
+class RdmaEventLoop(RdmaLoopMixin, asyncio.SelectorEventLoop):
+    """asyncio's own loop, with RDMA: `RdmaEventLoop(selector=None, *, when="device")`."""
+
+
+def new_event_loop(*, when: When = "device", uvloop: bool = False) -> asyncio.AbstractEventLoop:
+    """A loop that makes connections over RDMA, for `asyncio.Runner(loop_factory=...)`.
+
+    Args:
+        when: As for `RdmaLoopMixin`.
+        uvloop: uvloop's loop instead of asyncio's.
+
+    Returns:
+        The loop, which the caller closes.
+
+    Raises:
+        ValueError: `when` is none of the rules.
+        ModuleNotFoundError: uvloop is not installed.
+    """
+    if not uvloop:
+        return RdmaEventLoop(when=when)
+    from uvloop import Loop
+
+    # uvloop's types do not agree with asyncio's: no class statement that mypy could check.
+    made: asyncio.AbstractEventLoop = type("RdmaUvloop", (RdmaLoopMixin, Loop), {})(when=when)
+    return made
+
+
+def event_loop_policy(*, when: When = "device", uvloop: bool = False) -> Any:
+    """A policy whose new loops are those of `new_event_loop`, for `asyncio.set_event_loop_policy`.
+
+    For programs whose `asyncio.run` is out of reach.  Python 3.14 warns of policies, and 3.16 has
+    none.
+
+    Args:
+        when: As for `RdmaLoopMixin`.
+        uvloop: uvloop's loop instead of asyncio's.
+
+    Raises:
+        ValueError: `when` is none of the rules.
+        AttributeError: This Python has no policies any more.
+    """
+    _check(when)
+
+    class RdmaEventLoopPolicy(asyncio.DefaultEventLoopPolicy):
+        def new_event_loop(self) -> asyncio.AbstractEventLoop:
+            return new_event_loop(when=when, uvloop=uvloop)
+
+    return RdmaEventLoopPolicy()
+
+
+def _check(when: object) -> None:
+    if when not in ("device", "always") and not callable(when):
+        msg = f'when is "device", "always" or a function of host and port, not {when!r}'
+        raise ValueError(msg)
+
+
+def _address(sockaddr: Any) -> Address:
+    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
+    return f"{sockaddr[0]}{scope}", sockaddr[1]
+
+
+async def _connect(
+    protocol_factory: Callable[[], Any], hosts: Iterable[str], port: int, options: dict[str, Any]
+) -> Any:
+    """The first of the hosts that can be connected to."""
+    all_errors = options.pop("all_errors", False)
+    failures: list[OSError] = []
+    for host in hosts:
+        try:
+            return await create_connection(protocol_factory, host, port, **options)
+        except OSError as exc:
+            failures.append(exc)
+    if all_errors:
+        raise ExceptionGroup("create_connection failed", failures)
+    raise failures[-1]

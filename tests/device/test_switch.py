@@ -1,0 +1,291 @@
+"""The switch: a program's own asyncio calls go over RDMA where a device is, and say so."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from aiordma.streams.policy import When, new_event_loop
+from aiordma.streams.reach import device_at, device_towards
+from tests.device.oracle import settle
+
+pytestmark = pytest.mark.device
+
+LIMIT_S = 60
+LOCALHOST = "127.0.0.1"
+
+
+@pytest.fixture
+def is_uvloop(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--loop") == "uvloop")
+
+
+class Switched:
+    """Runs a coroutine on a loop of its own, which makes connections over RDMA."""
+
+    def __init__(self, uvloop: bool) -> None:
+        self._uvloop = uvloop
+
+    async def __call__(self, main: Callable[[], Any], when: When = "device") -> Any:
+        """In a thread: the test itself runs on a loop."""
+
+        async def watched() -> Any:
+            reports: list[Any] = []
+            loop = asyncio.get_running_loop()
+            loop.set_debug(True)
+            loop.set_exception_handler(lambda _, context: reports.append(context))
+            async with asyncio.timeout(LIMIT_S):
+                result = await main()
+            await settle()
+            assert not reports
+            return result
+
+        def run() -> Any:
+            factory = lambda: new_event_loop(when=when, uvloop=self._uvloop)  # noqa: E731
+            with asyncio.Runner(loop_factory=factory) as runner:
+                return runner.run(watched())
+
+        return await asyncio.to_thread(run)
+
+
+@pytest.fixture
+def switched(is_uvloop: bool) -> Switched:
+    return Switched(is_uvloop)
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.read())
+    writer.close()
+    await writer.wait_closed()
+
+
+async def talk(host: Any, target: str, **options: Any) -> tuple[bytes, str | None]:
+    """What an echo server answers, and over what; in asyncio's own calls."""
+    server = await asyncio.start_server(echo, host, 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection(target, port, **options)
+        writer.write(b"hello")
+        writer.write_eof()
+        answer = await reader.read()
+        backend = writer.get_extra_info("backend")
+        writer.close()
+        await writer.wait_closed()
+    return answer, backend
+
+
+async def test_devices_of_addresses(address: str, is_siw: bool) -> None:
+    name = "siw0" if is_siw else "rxe0"
+    assert await device_at(address) == name
+    assert await device_at("0.0.0.0") == await device_at("::") == name
+    assert await device_at(LOCALHOST) is None
+    assert await device_at("::1") is None
+    assert await device_at("192.0.2.1") is None
+    assert await device_towards((address, 1)) == name
+    neighbor = f"{address.rpartition('.')[0]}.77"
+    assert await device_towards((neighbor, 0)) == name
+    assert await device_towards((LOCALHOST, 1)) is None
+    assert await device_towards((LOCALHOST, 1), address) == name
+    assert await device_towards(("192.0.2.1", 1)) is None
+
+
+@pytest.mark.smoke
+async def test_an_address_with_a_device(
+    switched: Switched, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+    assert await switched(lambda: talk(address, address)) == (b"hello", "rdma")
+    said = [record.getMessage() for record in caplog.records if "over RDMA" in record.getMessage()]
+    assert [text.partition(" over RDMA: ")[0] for text in said] == [
+        f"listening on {address} port 0",
+        said[1].partition(" over RDMA: ")[0],
+    ]
+    assert said[1].startswith(f"connecting to {address} port ")
+    assert all(text.endswith("0") for text in said)  # rxe0, siw0
+
+
+async def test_a_wildcard_is_for_rdma(switched: Switched, address: str) -> None:
+    for wildcard in (None, "", "0.0.0.0"):
+        assert await switched(partial(talk, wildcard, address)) == (b"hello", "rdma")
+
+
+async def test_loopback_has_no_device(switched: Switched, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+    for host in (LOCALHOST, "localhost", [LOCALHOST]):
+        assert await switched(partial(talk, host, LOCALHOST)) == (b"hello", None)
+    assert "not over RDMA: no RDMA device for the address" in caplog.text
+
+
+async def test_always_is_never_something_else(switched: Switched, address: str) -> None:
+    assert await switched(lambda: talk(address, address), "always") == (b"hello", "rdma")
+
+    async def to_nowhere() -> None:
+        with pytest.raises(OSError, match=r"192\.0\.2\.1|unreachable|no RDMA device"):
+            await asyncio.open_connection("192.0.2.1", 7)
+
+    await switched(to_nowhere, "always")
+
+
+async def test_a_rule_of_the_program(switched: Switched, address: str) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def rule(host: str, port: int) -> bool:
+        asked.append((host, port))
+        return False
+
+    assert await switched(lambda: talk(address, address), rule) == (b"hello", None)
+    assert asked[0] == (address, 0)
+    assert asked[1][0] == address
+    everything = await switched(lambda: talk(address, address), lambda host, port: True)
+    assert everything == (b"hello", "rdma")
+
+
+async def test_a_server_is_not_on_both_ways(switched: Switched, address: str) -> None:
+    async def mixed() -> None:
+        with pytest.raises(ValueError, match=rf"not for RDMA: {LOCALHOST}"):
+            await asyncio.start_server(echo, [address, LOCALHOST], 0)
+
+    await switched(mixed)
+
+
+async def test_a_refusal_is_not_tried_over_tcp(
+    switched: Switched, address: str, is_siw: bool
+) -> None:
+    """A TCP server listens there, and is not asked."""
+
+    async def refused() -> None:
+        loop: Any = asyncio.get_running_loop()  # all_errors: Python 3.12
+        with socket.create_server((address, 0)) as listening:
+            listening.setblocking(False)
+            port = listening.getsockname()[1]
+            if is_siw:
+                # iWARP is TCP below: its connection would reach the server, and wait there.
+                listening.close()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(address, port)
+            with pytest.raises(ExceptionGroup) as caught:
+                await loop.create_connection(asyncio.Protocol, address, port, all_errors=True)
+            assert caught.group_contains(ConnectionRefusedError)
+            if not is_siw:
+                with pytest.raises(BlockingIOError):
+                    listening.accept()
+
+    await switched(refused)
+
+
+async def test_sockets_are_the_loops_own(switched: Switched, address: str, tmp_path: Path) -> None:
+    async def with_sockets() -> None:
+        path = str(tmp_path / "socket")
+        with socket.create_server((address, 0)) as listening:
+            async with await asyncio.start_server(echo, sock=listening):
+                sock = socket.create_connection(listening.getsockname())
+                _, writer = await asyncio.open_connection(sock=sock)
+                assert writer.get_extra_info("backend") is None
+                writer.close()
+                await writer.wait_closed()
+        async with await asyncio.start_unix_server(echo, path):
+            _, writer = await asyncio.open_unix_connection(path)
+            assert writer.get_extra_info("backend") is None
+            writer.close()
+            await writer.wait_closed()
+
+    await switched(with_sockets)
+
+
+async def test_arguments_of_asyncio(switched: Switched, address: str) -> None:
+    async def picky() -> None:
+        options = {
+            "family": socket.AF_INET,
+            "proto": socket.IPPROTO_TCP,
+            "local_addr": (address, 0),
+            "happy_eyeballs_delay": 0.25,
+            "interleave": 1,
+        }
+        assert await talk(address, address, **options) == (b"hello", "rdma")
+        server = await asyncio.get_running_loop().create_server(
+            asyncio.Protocol, address, 0, reuse_address=True, reuse_port=None, backlog=7
+        )
+        server.close()
+        await server.wait_closed()
+
+    await switched(picky)
+
+
+async def test_a_rule_that_is_none(is_uvloop: bool) -> None:
+    with pytest.raises(ValueError, match='"device", "always" or a function'):
+        new_event_loop(when="sometimes", uvloop=is_uvloop)  # type: ignore[arg-type]
+
+
+async def test_tls_is_started_on_both_ways(switched: Switched, address: str) -> None:
+    authority = trustme.CA()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(address, LOCALHOST).configure_cert(theirs)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+
+    async def upgrade(host: str) -> tuple[bytes, str, str | None]:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readexactly(8)
+            writer.write(b"go on")
+            await writer.drain()
+            loop = asyncio.get_running_loop()
+            protocol = writer.transport.get_protocol()
+            transport = await loop.start_tls(writer.transport, protocol, theirs, server_side=True)
+            assert transport is not None
+            transport.write(b"secret")
+            transport.close()
+
+        async with await asyncio.start_server(serve, host, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(b"STARTTLS")
+            assert await reader.readexactly(5) == b"go on"
+            await writer.start_tls(ours, server_hostname=host)
+            answer = await reader.read()
+            version = writer.get_extra_info("ssl_object").version()
+            backend = writer.get_extra_info("backend")
+            writer.close()
+            await writer.wait_closed()
+        return answer, version, backend
+
+    assert await switched(lambda: upgrade(address)) == (b"secret", "TLSv1.3", "rdma")
+    assert await switched(lambda: upgrade(LOCALHOST)) == (b"secret", "TLSv1.3", None)
+
+
+def test_a_policy_for_a_program_that_knows_nothing(address: str, is_uvloop: bool) -> None:
+    program = textwrap.dedent(f"""
+        import asyncio
+        import aiordma.streams.policy as policy
+
+        async def main():
+            server = await asyncio.start_server(lambda _, writer: writer.close(), {address!r}, 0)
+            async with server:
+                _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+                print(writer.get_extra_info("backend"))
+                writer.close()
+                await writer.wait_closed()
+
+        asyncio.set_event_loop_policy(policy.event_loop_policy(uvloop={is_uvloop}))
+        asyncio.run(main())
+    """)
+    done = subprocess.run(
+        # The word of Python 3.14 and later that policies have no future is known.
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rdma\n", "")
