@@ -1,0 +1,175 @@
+"""httpx over RDMA: a network backend for httpcore, and a transport for httpx that uses it.
+
+Needs httpx on asyncio or uvloop: `pip install aiordma[httpx]`.  trio has another kind of loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import httpcore
+import httpx
+
+from aiordma.streams.connecting import open_connection
+from aiordma.streams.stream_config import StreamConfig
+
+__all__ = ["RdmaBackend", "RdmaHTTPTransport"]
+
+_Errors = dict[type[Exception], type[Exception]]
+_CONNECTING: _Errors = {
+    TimeoutError: httpcore.ConnectTimeout,
+    OSError: httpcore.ConnectError,
+}
+_READING: _Errors = {TimeoutError: httpcore.ReadTimeout, OSError: httpcore.ReadError}
+_WRITING: _Errors = {TimeoutError: httpcore.WriteTimeout, OSError: httpcore.WriteError}
+
+
+@contextlib.contextmanager
+def _as_httpcore(errors: _Errors) -> Iterator[None]:
+    """Errors as httpcore's callers expect them, by the first class that fits."""
+    try:
+        yield
+    except tuple(errors) as exc:
+        kind = next(kind for cause, kind in errors.items() if isinstance(exc, cause))
+        raise kind(str(exc)) from exc
+
+
+class _Stream(httpcore.AsyncNetworkStream):
+    """A connection as httpcore uses it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        with _as_httpcore(_READING):
+            async with asyncio.timeout(timeout):
+                return await self._reader.read(max_bytes)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        with _as_httpcore(_WRITING):
+            async with asyncio.timeout(timeout):
+                self._writer.write(buffer)
+                await self._writer.drain()
+
+    async def aclose(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):  # how it ends is of no interest any more
+            await self._writer.wait_closed()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            with _as_httpcore(_CONNECTING):
+                async with asyncio.timeout(timeout):
+                    await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
+        except BaseException:
+            self._writer.close()
+            raise
+        return self
+
+    def get_extra_info(self, info: str) -> Any:
+        if info == "client_addr":
+            return self._writer.get_extra_info("sockname")
+        if info == "server_addr":
+            return self._writer.get_extra_info("peername")
+        if info == "is_readable":
+            # Asked of a connection that is idle: whether the server has ended it, or spoken out
+            # of turn.
+            return self._reader.at_eof() or bool(self._reader._buffer)  # type: ignore[attr-defined]
+        return self._writer.get_extra_info(info)
+
+
+class RdmaBackend(httpcore.AsyncNetworkBackend):
+    """For `httpcore.AsyncConnectionPool(network_backend=...)`: connections go over RDMA.
+
+    Args:
+        config: Settings of the connections.
+    """
+
+    def __init__(self, config: StreamConfig | None = None) -> None:
+        self._config = config
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        """Connect over RDMA; there is no socket that could have options.
+
+        Args:
+            host: Name or address of the server.
+            port: Its port.
+            timeout: Seconds until the connection is there; None for no limit.
+            local_address: Local address to connect from.
+            socket_options: None, or empty.
+
+        Raises:
+            httpcore.ConnectTimeout, httpcore.ConnectError: No connection.
+            ValueError: There are socket options.
+
+        Cancellation: what was begun is undone.
+        """
+        if socket_options:
+            msg = "socket_options are not possible: an RDMA connection has no socket"
+            raise ValueError(msg)
+        local = None if local_address is None else (local_address, 0)
+        with _as_httpcore(_CONNECTING):
+            return _Stream(
+                *await open_connection(
+                    host, port, local_addr=local, config=self._config, timeout=timeout
+                )
+            )
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Any = None
+    ) -> httpcore.AsyncNetworkStream:
+        """Not possible: RDMA has none.
+
+        Args:
+            path: Of no use; timeout and socket_options likewise.
+            timeout: See path.
+            socket_options: See path.
+
+        Raises:
+            httpcore.ConnectError: Always.
+
+        Cancellation: it never waits.
+        """
+        msg = f"{path}: RDMA has no UNIX sockets"
+        raise httpcore.ConnectError(msg)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait between two attempts.
+
+        Args:
+            seconds: How long.
+
+        Cancellation: ends the wait.
+        """
+        await asyncio.sleep(seconds)
+
+
+class RdmaHTTPTransport(httpx.AsyncHTTPTransport):
+    """For `httpx.AsyncClient(transport=...)`: connections go over RDMA and never over TCP.
+
+    Args:
+        config: Settings of the connections.
+        kwargs: As for `httpx.AsyncHTTPTransport`, without `uds` and `socket_options`.
+    """
+
+    def __init__(self, *, config: StreamConfig | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # httpx makes the pool itself and offers no place to say with what.
+        self._pool._network_backend = RdmaBackend(config)

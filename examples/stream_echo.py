@@ -1,0 +1,63 @@
+"""Echo over asyncio's streams, or over a protocol, by RDMA.
+
+Usage: stream_echo.py (server | protocol-server | client) ADDRESS [PORT]
+"""
+
+import asyncio
+import sys
+from typing import Any
+
+import aiordma
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Send back what one client sends, until it ends."""
+    while data := await reader.read(64 * 1024):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+class Echo(asyncio.Protocol):
+    """The same as a protocol."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Keep the transport; ours is an ordinary one of asyncio."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Send it back."""
+        self.transport.write(data)
+
+
+async def serve(role: str, host: str, port: int) -> None:
+    """Serve until Ctrl-C."""
+    if role == "server":
+        server = await aiordma.start_server(echo, host, port)
+    else:
+        server = await aiordma.create_server(Echo, host, port)
+    print("listening on", *server.addresses[0], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+async def ask(host: str, port: int) -> None:
+    """Say something, and hear it again."""
+    reader, writer = await aiordma.open_connection(host, port)
+    writer.write(b"hello\n")
+    print((await reader.readline()).decode().strip())
+    writer.write_eof()
+    assert await reader.read() == b""
+    print("over", writer.get_extra_info("device"))
+    writer.close()
+    await writer.wait_closed()
+
+
+def main(role: str, host: str, port: str = "7000") -> None:
+    """Play the part."""
+    asyncio.run(ask(host, int(port)) if role == "client" else serve(role, host, int(port)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
