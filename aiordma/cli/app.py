@@ -36,6 +36,80 @@ def _doctor(context: click.Context, *, as_json: bool) -> None:
     context.exit(doctor.run(as_json=as_json))
 
 
+_limit = click.option(
+    "--timeout",
+    "limit_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Limit for each step on the wire.",
+)
+
+
+@aiordma.command("cp")
+@click.argument("source")
+@click.argument("destination")
+@_json
+@_limit
+@click.option("-q", "--quiet", is_flag=True, help="Print errors only.")
+@click.pass_context
+def _cp(
+    context: click.Context,
+    *,
+    source: str,
+    destination: str,
+    as_json: bool,
+    limit_s: float,
+    quiet: bool,
+) -> None:
+    """Copy a file to an `aiordma serve`, or from it.
+
+    One of SOURCE and DESTINATION is HOST:PORT/NAME (an IPv6 address in brackets), the other a file
+    here.  The file appears under its name when it is complete and its SHA-256 is right.
+    """
+    # Here and below: what needs RDMA is not imported by the commands that do without.
+    from aiordma.cli import cp
+
+    context.exit(cp.run(source, destination, as_json=as_json, quiet=quiet, limit_s=limit_s))
+
+
+@aiordma.command("serve")
+@click.argument("folder")
+@click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 0xFFFF),
+    default=18516,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@click.option("--writable", is_flag=True, help="Let clients put files into the folder.")
+@_json
+@_limit
+@click.pass_context
+def _serve(
+    context: click.Context,
+    *,
+    folder: str,
+    host: str,
+    port: int,
+    writable: bool,
+    as_json: bool,
+    limit_s: float,
+) -> None:
+    """Offer the files of FOLDER to `aiordma cp`, until Ctrl-C.
+
+    There are no passwords: whoever reaches the port can read the files.
+    """
+    from aiordma.cli import serve
+
+    status = serve.run(
+        folder, host=host, port=port, writable=writable, as_json=as_json, limit_s=limit_s
+    )
+    context.exit(status)
+
+
 def run(arguments: Sequence[str] | None) -> int:
     """Run the command line and return its exit status."""
     words = None if arguments is None else list(arguments)

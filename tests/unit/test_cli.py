@@ -166,3 +166,14 @@ def test_devices_that_hang(
     finally:
         release.set()
     assert "no answer within 0.05 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("a", "b"), ("h:1/a", "h:1/b"), ("h:0/a", "b"), ("h:1/", "b"), ("a",), ("a", "h:1/..")],
+)
+def test_wrong_words_for_cp(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cp", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err

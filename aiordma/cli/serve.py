@@ -1,0 +1,99 @@
+"""`aiordma serve`: offer a folder to `aiordma cp`.
+
+Whoever reaches the port may read the folder's files and, with `--writable`, make and replace some:
+there are no passwords.  What a client does is said in one line when it is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from dataclasses import asdict
+from pathlib import Path
+
+from aiordma.cli.output import print_hint
+from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
+from aiordma.cli.transfer.folder import Folder
+from aiordma.cli.transfer.server import serve_one
+from aiordma.errors import RdmaError
+from aiordma.streams import start_server
+
+__all__ = ["run"]
+
+
+def run(path: str, *, host: str, port: int, writable: bool, as_json: bool, limit_s: float) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        path: The folder.
+        host: Address to listen on.
+        port: Port to listen on; 0 lets the kernel choose.
+        writable: Whether clients may put files there.
+        as_json: Print each line as a JSON object.
+        limit_s: Seconds that each step on the wire may take.
+
+    Returns:
+        0; 1 if the folder or the port cannot be had.
+    """
+    try:
+        folder = Folder(Path(path))
+    except OSError as exc:
+        print_hint(f"aiordma serve: {path}: {exc.strerror}")
+        return 1
+    try:
+        asyncio.run(_Service(folder, writable, as_json, limit_s).serve(host, port))
+    except (OSError, RdmaError) as exc:
+        print_hint(f"aiordma serve: cannot listen on {host} port {port}: {exc}")
+        return 1
+    finally:
+        folder.close()
+    return 0
+
+
+class _Service:
+    def __init__(self, folder: Folder, writable: bool, as_json: bool, limit_s: float) -> None:
+        self._folder = folder
+        self._writable = writable
+        self._as_json = as_json
+        self._limit_s = limit_s
+        self._clients: set[asyncio.Task[None]] = set()
+
+    async def serve(self, host: str, port: int) -> None:
+        """Listen until a signal, then break off what is under way."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        server = await start_server(self._client, host, port, limit=READ_LIMIT)
+        async with server:
+            for address in (each.getsockname() for each in server.sockets):
+                words = f"on {address[0]} {address[1]}"
+                self._say("listening", words, host=address[0], port=address[1])
+            await stop.wait()
+            server.close()
+            server.abort_clients()
+            # Each removes what it has half of.
+            if self._clients:
+                await asyncio.wait(self._clients)
+
+    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        peer = " ".join(str(part) for part in writer.get_extra_info("peername")[:2])
+        exchange = Exchange(reader, writer, self._limit_s)
+        async with closing(writer, self._limit_s):
+            try:
+                done = await serve_one(exchange, self._folder, writable=self._writable)
+            except (TransferError, OSError) as exc:
+                self._say("failed", f"{exc}, {peer}", error=str(exc), peer=peer)
+                await exchange.hear_out()
+            else:
+                words = f"{done.name} {done.size} bytes, {peer}"
+                self._say(done.action, words, **asdict(done), peer=peer)
+
+    def _say(self, event: str, words: str, **facts: object) -> None:
+        line = json.dumps({"event": event, **facts}) if self._as_json else f"{event} {words}"
+        print(line, flush=True)

@@ -1,0 +1,20 @@
+"""Copying files over a byte stream: what `aiordma cp` and `aiordma serve` say to one another.
+
+Everything on the wire is a frame (frames.py): a short message in JSON, or a piece of a file.
+
+    client                     server
+    Put(name, size)      ->                      it makes a temporary file beside the name
+                         <-    Ready(size)
+    pieces of the file   ->
+    Done(sha256)         ->                      it compares, and renames the file
+                         <-    Done(sha256)
+
+    Get(name)            ->
+                         <-    Ready(size), pieces of the file, Done(sha256)
+
+Either side may say Failed(reason, text) instead of what was due, in the middle of a file too.
+One connection carries one file.  The checksum comes last, so that a file is read only once.
+
+`exchange` moves frames over asyncio's streams; `client` and `server` are the two roles.  None of
+them knows what carries the stream.
+"""
