@@ -1,7 +1,8 @@
 """Build script of the compiled module `aiordma._ffi._rdma`: the only one.
 
-`setup.py` hands `ffibuilder` to cffi.  The module is made from four files in `aiordma/_ffi`: what
-is declared (`verbs.cdef.h`, `cm.cdef.h`, `glue.cdef.h`) and what is compiled beside it (`glue.c`).
+`setup.py` hands `ffibuilder` to cffi.  The module is made from five files in `aiordma/_ffi`: what
+is declared (`verbs.cdef.h`, `cm.cdef.h`, `glue.cdef.h`) and what is compiled beside it
+(`glue.c`, `posting.c`).
 
     python build_ffi.py --stub      rewrite aiordma/_ffi/_rdma.pyi from the declarations
 
@@ -22,6 +23,7 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
+C_FILES = ("glue.c", "posting.c")
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)
@@ -64,13 +66,13 @@ def declarations() -> str:
 
 
 def c_source() -> str:
-    """What is compiled beside cffi's wrappers: includes, the structs of glue.cdef.h, glue.c.
+    """What is compiled beside cffi's wrappers: includes, the structs of glue.cdef.h, the C files.
 
-    The structs are pasted, so that they are written once. The prototypes are not: in glue.c the
+    The structs are pasted, so that they are written once. The prototypes are not: in the C files the
     functions are static, and C refuses a static definition after an extern declaration.
     """
     structs = _STRUCT.findall((_FFI_DIR / "glue.cdef.h").read_text())
-    return "\n\n".join([_PREAMBLE, *structs, (_FFI_DIR / "glue.c").read_text()])
+    return "\n\n".join([_PREAMBLE, *structs, *((_FFI_DIR / name).read_text() for name in C_FILES)])
 
 
 def make_ffibuilder() -> FFI:
@@ -86,7 +88,7 @@ def make_ffibuilder() -> FFI:
         c_source(),
         libraries=["rdmacm", "ibverbs"],
         py_limited_api=not sysconfig.get_config_var("Py_GIL_DISABLED"),
-        # -Wno-unused-parameter, -Wno-missing-field-initializers: cffi's own code, not glue.c.
+        # -Wno-unused-parameter, -Wno-missing-field-initializers: cffi's own code, not ours.
         extra_compile_args=[
             "-std=gnu11",
             "-Wall",

@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 MAX_LINES = 450
 FFI = Path("aiordma/_ffi")
 #: The C files that people write; cffi's own output is not among them.
-C_FILES = tuple(FFI / name for name in ("glue.c", "exporter.c"))
+C_FILES = tuple(FFI / name for name in ("glue.c", "posting.c", "exporter.c"))
 
 
 def check_sizes() -> None:
@@ -37,19 +37,20 @@ def check_sizes() -> None:
 def check_c_warnings() -> None:
     """Compile the C files on their own, every warning an error, without writing anything.
 
-    glue.c is a part of the module that cffi writes: here the same lines go before it, and its
-    static functions have no callers.
+    glue.c and posting.c are parts of the module that cffi writes: here the same lines go before
+    each, and their static functions have no callers.
     """
     flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fsyntax-only")
     code = "import build_ffi; print(build_ffi.ffibuilder._assigned_source[1], end='')"
     preamble = call(sys.executable, "-c", code, cwd=ROOT)
-    preamble = preamble.removesuffix((ROOT / FFI / "glue.c").read_text())
+    parts = ("glue.c", "posting.c")
+    preamble = preamble.removesuffix("\n\n".join((ROOT / FFI / part).read_text() for part in parts))
     python_headers = sysconfig.get_path("include")
     with tempfile.NamedTemporaryFile("w", suffix=".h") as headers:
         headers.write(preamble)
         headers.flush()
         for path in c_files():
-            before = ("-include", headers.name) if path.name == "glue.c" else ()
+            before = ("-include", headers.name) if path.name in parts else ()
             call("gcc", *flags, f"-isystem{python_headers}", *before, path, cwd=ROOT)
 
 

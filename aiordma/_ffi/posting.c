@@ -1,0 +1,187 @@
+/*
+ * Posting: work requests that are built on the stack and posted in one call.
+ *
+ * The rules are those of glue.c.  All of these return 0 or libibverbs' positive errno.
+ */
+
+#define AIO_RECV_CHAIN 32
+
+/* Post one SEND of one buffer, imm in host order.  Returns 0 or a positive errno. */
+static int aio_post_send(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                         uint32_t lkey, unsigned int flags, int has_imm, uint32_t imm)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = wr_id,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+        .send_flags = flags,
+        .imm_data = htonl(imm),
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+/* Post one signaled RDMA READ into one buffer.  Returns 0 or a positive errno. */
+static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                         uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = wr_id,
+        .sg_list = &sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_RDMA_READ,
+        .send_flags = IBV_SEND_SIGNALED,
+        .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+/*
+ * Post one message of the rsockets protocol: `length` bytes to the peer's memory, and a word.
+ *
+ * Where the transport has it that is one RDMA WRITE WITH IMMEDIATE.  iWARP has not: there the
+ * bytes go as an RDMA WRITE, unsignaled, with write_id, and the word follows as a SEND of four
+ * bytes in this machine's order, out of this stack frame and therefore inline.
+ * `flags` are for the bytes.  Returns 0 or a positive errno.
+ */
+static int aio_post_stream(struct ibv_qp *qp, uint64_t wr_id, uint64_t write_id, uint64_t addr,
+                           uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
+                           uint32_t word, unsigned int flags, int iwarp)
+{
+    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
+    struct ibv_sge word_sge = {.addr = (uintptr_t)&word, .length = sizeof(word)};
+    struct ibv_send_wr send = {
+        .wr_id = wr_id,
+        .sg_list = &word_sge,
+        .num_sge = 1,
+        .opcode = IBV_WR_SEND,
+        .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+    };
+    struct ibv_send_wr write = {
+        .wr_id = iwarp ? write_id : wr_id,
+        .next = iwarp ? &send : NULL,
+        .sg_list = length ? &sge : NULL,
+        .num_sge = length ? 1 : 0,
+        .opcode = iwarp ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
+        .send_flags = iwarp ? flags & ~(unsigned int)IBV_SEND_SIGNALED : flags,
+        .imm_data = htonl(word),
+        .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, iwarp && !length ? &send : &write, &bad);
+}
+
+/*
+ * Post an RDMA WRITE of nothing: the peer's adapter acknowledges it, its program sees nothing.
+ * Returns 0 or a positive errno.
+ */
+static int aio_post_probe(struct ibv_qp *qp, uint64_t wr_id)
+{
+    struct ibv_send_wr wr = {
+        .wr_id = wr_id, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(qp, &wr, &bad);
+}
+
+/*
+ * Post receives that take no bytes, for immediates alone.  Returns 0 or a positive errno.
+ */
+static int aio_post_empty_recvs(struct ibv_qp *qp, uint64_t wr_id, int count)
+{
+    struct ibv_recv_wr wr[AIO_RECV_CHAIN];
+    struct ibv_recv_wr *bad = NULL;
+
+    while (count > 0) {
+        int n = count < AIO_RECV_CHAIN ? count : AIO_RECV_CHAIN;
+        int rc;
+
+        for (int i = 0; i < n; i++)
+            wr[i] = (struct ibv_recv_wr){.wr_id = wr_id, .next = i + 1 < n ? &wr[i + 1] : NULL};
+        rc = ibv_post_recv(qp, wr, &bad);
+        if (rc)
+            return rc;
+        count -= n;
+    }
+    return 0;
+}
+
+/*
+ * Post a chain of receives, one for each slot of an arena, to a queue pair or, without one, to a
+ * shared receive queue: slot i lies at addr + i * stride and completes as wr_id + (i << 24).  Long
+ * runs go out in chains of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
+ */
+static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
+                          uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
+{
+    struct ibv_sge sge[AIO_RECV_CHAIN];
+    struct ibv_recv_wr wr[AIO_RECV_CHAIN];
+    struct ibv_recv_wr *bad = NULL;
+
+    while (count > 0) {
+        int n = count < AIO_RECV_CHAIN ? count : AIO_RECV_CHAIN;
+        int rc;
+
+        for (int i = 0; i < n; i++) {
+            sge[i].addr = addr + (uint64_t)slots[i] * stride;
+            sge[i].length = stride;
+            sge[i].lkey = lkey;
+            wr[i].wr_id = wr_id + ((uint64_t)slots[i] << 24);
+            wr[i].sg_list = &sge[i];
+            wr[i].num_sge = 1;
+            wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+        }
+        rc = qp ? ibv_post_recv(qp, wr, &bad) : ibv_post_srq_recv(srq, wr, &bad);
+        if (rc)
+            return rc;
+        slots += n;
+        count -= n;
+    }
+    return 0;
+}
+
+static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
+                               uint32_t lkey, const uint16_t *slots, int count)
+{
+    return aio_post_slots(qp, NULL, wr_id, addr, stride, lkey, slots, count);
+}
+
+static int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
+                                   uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
+{
+    return aio_post_slots(NULL, srq, wr_id, addr, stride, lkey, slots, count);
+}
+
+/*
+ * Post a prepared list once more.  Returns 0 or a positive errno.
+ *
+ * Each request completes as its entry's id with the number of this execution in the sub-index
+ * (bits 24 to 39), so that the caller's own ids can be changed between two executions: those of
+ * the executions under way are in the history, a ring of rows of `count` ids.  The execution
+ * counts even if the post fails, because the list may have been queued all the same.
+ */
+static int aio_execute(struct aio_prepared *p)
+{
+    uint64_t *history = p->history + (size_t)(p->executions & p->history_mask) * p->count;
+    uint64_t number = (uint64_t)(p->executions & 0xFFFF) << 24;
+    struct ibv_send_wr *bad_send = NULL;
+    struct ibv_recv_wr *bad_recv = NULL;
+
+    p->executions++;
+    memcpy(history, p->caller, p->count * sizeof(*history));
+    if (p->send) {
+        for (uint32_t i = 0; i < p->count; i++)
+            p->send[i].wr_id = p->entries[i] | number;
+        return ibv_post_send(p->qp, p->send, &bad_send);
+    }
+    for (uint32_t i = 0; i < p->count; i++)
+        p->recv[i].wr_id = p->entries[i] | number;
+    return ibv_post_recv(p->qp, p->recv, &bad_recv);
+}
