@@ -6,8 +6,8 @@ Theory of operation
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
     the loop's same turn, and one that closes or writes never does it in the midst of a drain.
 
-    Bytes are copied out of the ring before the protocol sees them, and the room is given back to
-    the peer before that.  `pause_reading` therefore holds the peer back by doing nothing.
+    `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
+    nothing: what is not taken out of the ring leaves no room in it.
 
     The end, whatever its cause, is reached once, in `_finish`; `connection_lost` follows in a
     turn of its own.  None only after an end in the band or one of this side's own.
@@ -28,6 +28,7 @@ from typing import Any
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ProtocolError, cm_error
+from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
@@ -38,7 +39,6 @@ from aiordma.streams.watch import Watch
 __all__ = ["RdmaTransport"]
 
 _log = logging.getLogger("aiordma")
-_BUDGET = 256 * 1024  # bytes that a protocol is given before other tasks have a turn
 _WARN_AFTER = 5  # calls of write() after the end
 
 
@@ -69,23 +69,20 @@ class RdmaTransport(transports._FlowControlMixin):
         self._config = config
         self._machine = port.machine()
         self._out = Outgoing(port, self._machine)
+        self._in = Incoming(port, self._machine, self._out.control, self._fatal_error, self.close)
         self._watch = Watch(port, config, lambda: self._out.progress, self._force)
         self._end = StreamEnd(port)
         self._protocol: Any = None
-        self._buffered = False
         self._server: Any = None
         self._reading = False  # the protocol has seen connection_made
-        self._paused = False
         self._closing = False
         self._eof_sent = False
-        self._eof_given = False
         self._over = False
         self._said_goodbye = False
         self._flushing = False
         self._cause: BaseException | None = None
         self._scheduled = False
         self._lost_writes = 0
-        self._taker: asyncio.Future[None] | None = None
         self._listens_first = False
         port.cm_id._sink = self._on_cm_event
         port.start(self._on_word, self._on_sent, self._on_failed)
@@ -190,12 +187,10 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._over or not self._reading:
             return
         self._out.control()
-        if self._taker is None or not self._machine.readable:
-            self._deliver()
-            if self._over:
-                return
-        if self._taker is not None and (self._machine.readable or self._eof_given):
-            self._wake_taker()
+        if self._in.deliver():
+            self._soon()
+        if self._over:
+            return
         self._send_waiting()
         self._out.control()
         self._settle()
@@ -249,124 +244,32 @@ class RdmaTransport(transports._FlowControlMixin):
 
     # Receiving
 
-    def _deliver(self) -> None:
-        machine, ring, left = self._machine, self._port.ring, _BUDGET
-        while not (self._paused or self._closing or self._over):
-            offset, length = machine.peek()
-            if not length:
-                if machine.eof and not self._eof_given:
-                    self._give_eof()
-                return
-            if left <= 0:
-                self._soon()
-                return
-            if self._buffered:
-                length = self._into_buffer(offset, length)
-            else:
-                data = bytes(ring[offset : offset + length])
-                machine.consume(length)
-                self._out.control()
-                try:
-                    self._protocol.data_received(data)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as exc:
-                    self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
-                    return
-            left -= length
-
-    def _into_buffer(self, offset: int, length: int) -> int:
-        try:
-            buffer = self._protocol.get_buffer(-1)
-            size = memoryview(buffer).nbytes
-            if not size:
-                msg = "get_buffer() returned an empty buffer"
-                raise RuntimeError(msg)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._fatal_error(exc, "Fatal error: protocol.get_buffer() call failed.")
-            return 0
-        length = min(length, size)
-        if self._over:
-            return 0
-        try:
-            memoryview(buffer).cast("B")[:length] = self._port.ring[offset : offset + length]
-        except TypeError as exc:  # it can be read only
-            self._fatal_error(exc, "Fatal read error on an RDMA stream")
-            return 0
-        self._machine.consume(length)
-        self._out.control()
-        try:
-            self._protocol.buffer_updated(length)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._fatal_error(exc, "Fatal error: protocol.buffer_updated() call failed.")
-        return length
-
-    def _give_eof(self) -> None:
-        self._eof_given = True
-        try:
-            keep_open = self._protocol.eof_received()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._fatal_error(exc, "Fatal error: protocol.eof_received() call failed.")
-            return
-        if not keep_open:
-            self.close()
-
     def _take(self, buffer: memoryview) -> int:
-        """Copy what has arrived straight into `buffer`; how many bytes that were."""
-        machine = self._machine
-        done = 0
-        while done < len(buffer) and not self._over:
-            offset, length = machine.peek()
-            length = min(length, len(buffer) - done)
-            if not length:
-                break
-            buffer[done : done + length] = self._port.ring[offset : offset + length]
-            machine.consume(length)
-            done += length
-        if done:
-            self._out.control()
-        return done
+        """For `readinto`: what has arrived; how many bytes that were."""
+        return self._in.take(buffer)
 
     async def _wait_readable(self) -> None:
-        """Wait until there is something for `_take`, or the protocol has heard of the end.
-
-        What arrives meanwhile is kept from the protocol.
-        """
-        if self._taker is not None:
-            msg = "another coroutine is already waiting for incoming data"
-            raise RuntimeError(msg)
-        self._taker = self._loop.create_future()
+        """For `readinto`: wait until there is something for `_take`, or will be nothing."""
         try:
-            await self._taker
+            await self._in.wait_readable()
         finally:
-            self._taker = None
             # Who was canceled leaves what has come to the protocol.
             self._soon()
-
-    def _wake_taker(self) -> None:
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
 
     def pause_reading(self) -> None:
         """Call the protocol with no more bytes until `resume_reading`; the peer has to wait."""
         if not self._closing:
-            self._paused = True
+            self._in.paused = True
 
     def resume_reading(self) -> None:
         """Undo `pause_reading`."""
-        if self._paused and not self._closing:
-            self._paused = False
+        if self._in.paused and not self._closing:
+            self._in.paused = False
             self._soon()
 
     def is_reading(self) -> bool:
         """Whether the protocol is given bytes as they come."""
-        return not self._closing and not self._paused
+        return not self._closing and not self._in.paused
 
     # Sending
 
@@ -444,7 +347,7 @@ class RdmaTransport(transports._FlowControlMixin):
         """
         if self._closing:
             return
-        self._closing = True
+        self._closing = self._in.stopped = True
         self._flushing = bool(self._out.size)
         self._watch.closing()
         if self._reading:
@@ -476,7 +379,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def _force(self, exc: BaseException | None) -> None:
         self._out.clear()
-        self._closing = True
+        self._closing = self._in.stopped = True
         self._finish(exc)
 
     def _finish(self, exc: BaseException | None) -> None:
@@ -493,7 +396,7 @@ class RdmaTransport(transports._FlowControlMixin):
         finally:
             # As asyncio's: who keeps the transport keeps no protocol, nor the TLS behind it.
             self._protocol = None
-            self._wake_taker()
+            self._in.wake()
             self._end.begin(graceful=self._machine.disconnected)
             server, self._server = self._server, None
             if server is not None:
@@ -502,7 +405,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _discard(self) -> None:
         """It never began, or came too late: give everything back."""
         if not self._over:
-            self._over = self._closing = True
+            self._over = self._closing = self._in.stopped = True
             self._watch.stop()
             self._end.begin(graceful=False)
 
@@ -525,7 +428,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on."""
         self._protocol = protocol
-        self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._in.set_protocol(protocol)
 
     def get_protocol(self) -> Any:
         """The protocol that is called."""

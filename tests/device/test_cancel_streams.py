@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import RdmaServer, StreamConfig
-from tests.device.oracle import adapter_objects, settle, until
+from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.device.streaming import Note, stream_pair
 
@@ -201,43 +199,3 @@ async def test_wait_closed(address: str, late: bool) -> None:
             await ending
 
     assert await for_every_step(scenario, late=late) >= 1
-
-
-async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
-    """asyncio.run cancels all tasks; what they held is given back."""
-    before = adapter_objects()
-    reports: list[str] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        # The words alone: the rest would keep what it tells of.
-        loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
-        server = await aiordma.start_server(echo, address, 0, config=CONFIG)
-
-        async def talk() -> None:
-            _, writer = await aiordma.open_connection(address, server.port, config=CONFIG)
-            try:
-                writer.write(b"x" * 500_000)
-                await writer.drain()
-            finally:
-                writer.close()
-
-        tasks = [asyncio.create_task(talk()) for _ in range(4)]
-        tasks.append(asyncio.create_task(server.serve_forever()))
-        _, writer = await aiordma.open_connection(address, server.port, config=CONFIG)
-        writer.write(b"x" * 500_000)
-        server.abort_clients()
-        writer.transport.abort()
-        del tasks
-
-    def run() -> None:
-        with warnings.catch_warnings():
-            # A transport that waits for its last bytes has lost its loop, and says so.
-            warnings.simplefilter("ignore", ResourceWarning)
-            asyncio.run(main(), debug=True)
-            gc.collect()
-
-    await asyncio.to_thread(run)
-    await settle()
-    await until(lambda: adapter_objects() == before, 60)
-    assert not [report for report in reports if "destroyed" in report], reports

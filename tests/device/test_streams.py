@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import until
+from tests.device.oracle import adapter_objects, settle, until
 from tests.device.streaming import Note, noted, stream_pair
 
 pytestmark = pytest.mark.device
@@ -361,3 +361,49 @@ async def test_a_transport_that_nobody_closed(address: str) -> None:
         gc.collect()
     said = [str(warning.message) for warning in caught]
     assert f"unclosed transport {made[0]}" in said
+
+
+async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
+    """asyncio.run cancels all tasks; what they held is given back."""
+    config = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, close_timeout_s=0.5)
+    before = adapter_objects()
+    reports: list[str] = []
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1000):
+            writer.write(data)
+            await writer.drain()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        # The words alone: the rest would keep what it tells of.
+        loop.set_exception_handler(lambda _, context: reports.append(context["message"]))
+        server = await aiordma.start_server(copy, address, 0, config=config)
+
+        async def talk() -> None:
+            _, writer = await aiordma.open_connection(address, server.port, config=config)
+            try:
+                writer.write(b"x" * 500_000)
+                await writer.drain()
+            finally:
+                writer.close()
+
+        tasks = [asyncio.create_task(talk()) for _ in range(4)]
+        tasks.append(asyncio.create_task(server.serve_forever()))
+        _, writer = await aiordma.open_connection(address, server.port, config=config)
+        writer.write(b"x" * 500_000)
+        server.abort_clients()
+        writer.transport.abort()
+        del tasks
+
+    def run() -> None:
+        with warnings.catch_warnings():
+            # A transport that waits for its last bytes has lost its loop, and says so.
+            warnings.simplefilter("ignore", ResourceWarning)
+            asyncio.run(main(), debug=True)
+            gc.collect()
+
+    await asyncio.to_thread(run)
+    await settle()
+    await until(lambda: adapter_objects() == before, 60)
+    assert not [report for report in reports if "destroyed" in report], reports
