@@ -68,8 +68,8 @@ def declarations() -> str:
 def c_source() -> str:
     """What is compiled beside cffi's wrappers: includes, the structs of glue.cdef.h, the C files.
 
-    The structs are pasted, so that they are written once. The prototypes are not: in the C files the
-    functions are static, and C refuses a static definition after an extern declaration.
+    The structs are pasted, so that they are written once. The prototypes are not: in the C files
+    the functions are static, and C refuses a static definition after an extern declaration.
     """
     structs = _STRUCT.findall((_FFI_DIR / "glue.cdef.h").read_text())
     return "\n\n".join([_PREAMBLE, *structs, *((_FFI_DIR / name).read_text() for name in C_FILES)])
