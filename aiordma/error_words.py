@@ -1,11 +1,21 @@
-"""Words and hints for what adapters report: completion statuses and events of queues.
+"""Words and hints for what C and adapters report: errno, statuses, reasons, events of queues.
 
 Data only; `aiordma.errors` makes exceptions of it.
 """
 
 from __future__ import annotations
 
-__all__ = ["EVENT_HINTS", "SERVICE_REASONS", "WC_HINTS", "WC_STATUS"]
+import errno
+
+__all__ = [
+    "ERRNO_HINTS",
+    "ERRNO_HINTS_ANY",
+    "EVENT_HINTS",
+    "REJECT_REASONS",
+    "SERVICE_REASONS",
+    "WC_HINTS",
+    "WC_STATUS",
+]
 
 # ibv_wc_status, in order; the name is what people search for.
 WC_STATUS = (
@@ -86,4 +96,54 @@ SERVICE_REASONS = {
     3: ("no queue pair", ""),
     4: ("redirected", "the service is elsewhere"),
     5: ("unsupported version", ""),
+}
+
+# By the C function that failed, and its errno.
+ERRNO_HINTS: dict[tuple[str, int], str] = {
+    ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
+    "registers at most 1 GiB at a time",
+    ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
+    ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
+    ("rdma_create_event_channel", errno.ENODEV): "there is no RDMA device; run `aiordma doctor`",
+    ("rdma_create_event_channel", errno.ENOENT): "load the kernel module: `modprobe rdma_ucm`",
+    ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
+    ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
+    ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
+    ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
+    (
+        "rdma_resolve_addr",
+        errno.EADDRINUSE,
+    ): "another id has the local port: reuse_address for both",
+    ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address",
+    ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
+    "address does not fit: `rdma link`",
+    ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
+    "`aiordma devices`",
+    ("ibv_create_ah", errno.ETIMEDOUT): "no neighbor has the address: `ip neighbor`",
+}
+for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
+    # libsiw takes one page for an invalid one, and says nothing: tests/device/test_siw_limits.py.
+    ERRNO_HINTS[_queue, errno.EIO] = (
+        "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
+    )
+ERRNO_HINTS_ANY: dict[int, str] = {
+    errno.ENETUNREACH: "no route to the network: `ip route get ADDRESS`",
+    errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",
+    errno.EACCES: "RDMA handles belong to the process and credentials that opened them",
+    errno.EMFILE: "too many open files: `ulimit -n`",
+    errno.EAGAIN: "the rdma cgroup's limit may be reached (rdma.max)",
+    errno.ENODEV: "no RDMA device serves this address: `rdma link`, `aiordma devices`",
+}
+
+# ib_cm_rej_reason, where a user can do something about it.
+REJECT_REASONS: dict[int, tuple[str, str]] = {
+    1: ("no queue pair", ""),
+    3: ("no resources", "the peer ran out of resources"),
+    4: ("timeout", "the peer gave up waiting; try again"),
+    5: ("unsupported request", ""),
+    6: ("invalid communication id", ""),
+    8: ("invalid service id", "nobody listens on that port"),
+    10: ("stale connection", "the peer still holds an old connection; try again"),
+    28: ("consumer defined", "the peer's program refused the connection"),
+    30: ("duplicate communication id", "try again"),
 }

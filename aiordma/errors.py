@@ -1,4 +1,4 @@
-"""Every exception of aiordma, and the tables that turn C's numbers into words and hints.
+"""Every exception of aiordma, made of C's numbers; `error_words` has their words and hints.
 
 Theory of operation
     Four sources report failure: `errno` of a C call, the status of a work completion, the status
@@ -19,7 +19,15 @@ from __future__ import annotations
 import errno
 import os
 
-from aiordma.error_words import EVENT_HINTS, SERVICE_REASONS, WC_HINTS, WC_STATUS
+from aiordma.error_words import (
+    ERRNO_HINTS,
+    ERRNO_HINTS_ANY,
+    EVENT_HINTS,
+    REJECT_REASONS,
+    SERVICE_REASONS,
+    WC_HINTS,
+    WC_STATUS,
+)
 
 __all__ = [
     "AddressError",
@@ -266,55 +274,6 @@ _WC_CLASSES: dict[str, type[CompletionError]] = {
     "RNR_RETRY_EXC_ERR": ReceiverNotReadyError,
 }
 
-_ERRNO_HINTS: dict[tuple[str, int], str] = {
-    ("ibv_reg_mr", errno.ENOMEM): "is RLIMIT_MEMLOCK too low? see `ulimit -l`; Soft-RoCE "
-    "registers at most 1 GiB at a time",
-    ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
-    ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
-    ("rdma_create_event_channel", errno.ENODEV): "there is no RDMA device; run `aiordma doctor`",
-    ("rdma_create_event_channel", errno.ENOENT): "load the kernel module: `modprobe rdma_ucm`",
-    ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",
-    ("rdma_bind_addr", errno.EADDRINUSE): "another listener has this port",
-    ("rdma_bind_addr", errno.ENODEV): "no RDMA device serves the address: `rdma link`",
-    ("rdma_listen", errno.EADDRINUSE): "another listener has this port",
-    (
-        "rdma_resolve_addr",
-        errno.EADDRINUSE,
-    ): "another id has the local port: reuse_address for both",
-    ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address",
-    ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
-    "address does not fit: `rdma link`",
-    ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "
-    "`aiordma devices`",
-    ("ibv_create_ah", errno.ETIMEDOUT): "no neighbor has the address: `ip neighbor`",
-}
-for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
-    # libsiw takes one page for an invalid one, and says nothing: tests/device/test_siw_limits.py.
-    _ERRNO_HINTS[_queue, errno.EIO] = (
-        "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
-    )
-_ERRNO_HINTS_ANY: dict[int, str] = {
-    errno.ENETUNREACH: "no route to the network: `ip route get ADDRESS`",
-    errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",
-    errno.EACCES: "RDMA handles belong to the process and credentials that opened them",
-    errno.EMFILE: "too many open files: `ulimit -n`",
-    errno.EAGAIN: "the rdma cgroup's limit may be reached (rdma.max)",
-    errno.ENODEV: "no RDMA device serves this address: `rdma link`, `aiordma devices`",
-}
-
-# ib_cm_rej_reason, where a user can do something about it.
-_REJECT_REASONS: dict[int, tuple[str, str]] = {
-    1: ("no queue pair", ""),
-    3: ("no resources", "the peer ran out of resources"),
-    4: ("timeout", "the peer gave up waiting; try again"),
-    5: ("unsupported request", ""),
-    6: ("invalid communication id", ""),
-    8: ("invalid service id", "nobody listens on that port"),
-    10: ("stale connection", "the peer still holds an old connection; try again"),
-    28: ("consumer defined", "the peer's program refused the connection"),
-    30: ("duplicate communication id", "try again"),
-}
-
 
 def wc_status_name(status: int) -> str:
     """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for one that is not known."""
@@ -325,7 +284,7 @@ def reject_reason(status: int) -> str:
     """Words for the status of a REJECTED event."""
     if status < 0:
         return os.strerror(-status)
-    return _REJECT_REASONS.get(status, (f"reason {status}", ""))[0]
+    return REJECT_REASONS.get(status, (f"reason {status}", ""))[0]
 
 
 def _with_hint(text: str, hint: str) -> str:
@@ -346,7 +305,7 @@ def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
     """
     code = abs(code)
     symbol = errno.errorcode.get(code, str(code))
-    hint = _ERRNO_HINTS.get((verb, code)) or _ERRNO_HINTS_ANY.get(code, "")
+    hint = ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, "")
     text = _with_hint(f"{verb}: {symbol}: {os.strerror(code)}{detail and ' ' + detail}", hint)
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
         error: OSError = NotSupportedError(code, text)
@@ -398,7 +357,7 @@ def _failed_errno(event: str, status: int) -> tuple[int, str]:
     code = -status if status < 0 else errno.EIO
     return code, _with_hint(
         f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}",
-        _ERRNO_HINTS_ANY.get(code, ""),
+        ERRNO_HINTS_ANY.get(code, ""),
     )
 
 
@@ -413,10 +372,10 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
     # A datagram service that says no is reported as UNREACHABLE, with its reason as the status.
     service = event == "UNREACHABLE" and status > 0
     if event == "REJECTED" or service:
-        reasons = SERVICE_REASONS if service else _REJECT_REASONS
+        reasons = SERVICE_REASONS if service else REJECT_REASONS
         reason, hint = reasons.get(status, (reject_reason(status), ""))
         if status == -errno.ECONNREFUSED:
-            hint = _REJECT_REASONS[8][1]
+            hint = REJECT_REASONS[8][1]
         text = _with_hint(f"connection rejected: {reason} (status {status})", hint)
         error: ConnectionFailedError | ConnectTimeoutError | ConnectionLostError
         error = ConnectionRejectedError(
@@ -431,7 +390,7 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
     code, text = _failed_errno(event, status)
     if code == errno.ENODEV:
         gone = DeviceNotFoundError(code, text)
-        gone.hint = _ERRNO_HINTS_ANY[code]
+        gone.hint = ERRNO_HINTS_ANY[code]
         return gone
     if code == errno.ETIMEDOUT or event == "UNREACHABLE":
         hint = "no answer: is the peer up, is the address right, is UDP port 4791 (RoCE) open?"
@@ -446,5 +405,5 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         "MULTICAST_ERROR": MulticastError,
     }
     error = classes.get(event, ConnectionFailedError)(code, text, event=event, status=status)
-    error.hint = _ERRNO_HINTS_ANY.get(code, "")
+    error.hint = ERRNO_HINTS_ANY.get(code, "")
     return error

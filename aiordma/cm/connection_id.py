@@ -144,7 +144,7 @@ class ConnectionId(Options, Datagrams):
             left = max(0.001, deadline - asyncio.get_running_loop().time())
             last = left <= patience
             try:
-                await self._resolve_addr(c_src, c_dst, min(left, patience), last=last)
+                await self._resolve_addr(c_src, c_dst, min(left, patience), left, last=last)
             except ConnectTimeoutError:
                 if last:
                     raise
@@ -153,7 +153,9 @@ class ConnectionId(Options, Datagrams):
                 self.stage = Stage.ADDRESS_RESOLVED
                 return
 
-    async def _resolve_addr(self, c_src: Any, c_dst: Any, seconds: float, *, last: bool) -> None:
+    async def _resolve_addr(
+        self, c_src: Any, c_dst: Any, seconds: float, left: float, *, last: bool
+    ) -> None:
         """One try.
 
         The kernel looks again when a neighbor becomes known, and at the end of the time.  Where
@@ -170,8 +172,9 @@ class ConnectionId(Options, Datagrams):
 
         self._trying = not last
         try:
-            # The kernel's own limit answers with an event; ours is for an event that got lost.
-            await self._step(call, frozenset({EventType.ADDR_RESOLVED}), seconds + 1.0)
+            # The kernel's own limit answers with an event; ours is for an event that got lost.  It
+            # is that of all tries: a loop that is late must not ask again for what is resolved.
+            await self._step(call, frozenset({EventType.ADDR_RESOLVED}), left + 1.0)
         finally:
             self._trying = False
 
@@ -244,24 +247,11 @@ class ConnectionId(Options, Datagrams):
     # Connection
 
     def _c_param(self, param: ConnectionParameter | None, private_data: bytes) -> tuple[Any, Any]:
-        param = param or ConnectionParameter()
         context = self.context
         assert context is not None
         assert self.qp is not None
-        limits = context.attributes
-        param.bind(limits.max_qp_rd_atom)
-        data = ffi.new("uint8_t[]", private_data or b"\0")
-        c_param = ffi.new("struct rdma_conn_param *")
-        c_param.private_data = data
-        c_param.private_data_len = len(private_data)
-        c_param.responder_resources = param.responder_resources
-        # The kernel refuses more than the device can start; the getter keeps what was asked.
-        c_param.initiator_depth = min(param.initiator_depth, limits.max_qp_init_rd_atom, 255)
-        c_param.flow_control = param.flow_control
-        c_param.retry_count = param.retry_count
-        c_param.rnr_retry_count = param.rnr_retry_count
-        c_param.qp_num = self.qp.num
-        return c_param, data
+        param = param or ConnectionParameter()
+        return param._to_c(context.attributes, self.qp.num, private_data)
 
     async def connect(
         self,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
+
+from aiordma._ffi import ffi
+from aiordma.verbs.context import DeviceAttributes
 
 __all__ = ["ConnectionParameter"]
 
@@ -123,6 +126,22 @@ class ConnectionParameter:
     def rnr_retry_count(self, value: int) -> None:
         self._checked("rnr_retry_count", value, 7)
         self._rnr_retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
+
+    def _to_c(self, limits: DeviceAttributes, qp_num: int, private_data: bytes) -> tuple[Any, Any]:
+        """For C, and what has to live as long."""
+        self.bind(limits.max_qp_rd_atom)
+        data = ffi.new("uint8_t[]", private_data or b"\0")
+        param = ffi.new("struct rdma_conn_param *")
+        param.private_data = data
+        param.private_data_len = len(private_data)
+        param.responder_resources = self.responder_resources
+        # The kernel refuses more than the device can start; the getter keeps what was asked.
+        param.initiator_depth = min(self.initiator_depth, limits.max_qp_init_rd_atom, 255)
+        param.flow_control = self.flow_control
+        param.retry_count = self.retry_count
+        param.rnr_retry_count = self.rnr_retry_count
+        param.qp_num = qp_num
+        return param, data
 
     def __repr__(self) -> str:
         return (

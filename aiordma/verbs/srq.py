@@ -30,11 +30,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiordma._ffi import ffi, lib
-from aiordma._ffi.check import check_errno, check_pointer
+from aiordma._ffi.check import check_errno
 from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
-    completion_error,
     device_error,
     os_error,
     queue_error,
@@ -51,7 +50,7 @@ from aiordma.verbs.low_water import LowWater
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.srq_attr import Receive, SRQAttributes, Taker, free_number
+from aiordma.verbs.srq_attr import Receive, SRQAttributes, Taker, create, free_number
 from aiordma.verbs.wc import WCRecord, WorkCompletion
 from aiordma.verbs.wr import SGE, RecvWR, build_recv, sge_list
 
@@ -95,28 +94,11 @@ class SharedReceiveQueue(Resource):
     )  # fmt: skip
 
     def __init__(self, pd: ProtectionDomain, max_wr: int = 128, max_sge: int = 1) -> None:
-        device = pd.context.attributes
-        for name, value, most in (
-            ("max_wr", max_wr, device.max_srq_wr),
-            ("max_sge", max_sge, device.max_srq_sge),
-        ):
-            if value <= 0:
-                msg = f"{name} has to be positive, not {value}"
-                raise ValueError(msg)
-            if value > most:
-                detail = f"({name} {value} is above the device's limit of {most})"
-                raise os_error(errno.EINVAL, "ibv_create_srq", detail=detail)
         self._number = free_number()
         self._token = async_event.next_token()
-        c_attr = ffi.new("struct ibv_srq_init_attr *")
-        c_attr.srq_context = ffi.cast("void *", self._token)
-        c_attr.attr.max_wr = max_wr
-        c_attr.attr.max_sge = max_sge
-        ffi.errno = 0  # not every driver gives a reason
-        handle = check_pointer(lib.ibv_create_srq(pd._require(), c_attr), "ibv_create_srq")
+        handle, self.limits = create(pd, max_wr, max_sge, self._token)
         self.pd = pd
         self.max_wr = max_wr
-        self.limits = SRQAttributes(c_attr.attr.max_wr, c_attr.attr.max_sge, 0)
         self.room = Credits(max_wr)
         self._table: SlotTable[Receive] = SlotTable()
         self._takers: weakref.WeakValueDictionary[int, Taker] = weakref.WeakValueDictionary()
@@ -270,16 +252,10 @@ class SharedReceiveQueue(Resource):
             return
         if record[1] and (taker := self._takers.get(record[6])) is not None:
             taker._receive_failed(record)
-        future = receive.future
-        if receive.caller_id is not None:
-            if cq is not None:
-                cq._deliver(record, receive.caller_id)
-        elif future is not None and not future.done():
-            if record[1] == 0:
-                future.set_result(WorkCompletion.from_record(record))
-            else:
-                details = {"vendor_err": record[3], "qp_num": record[6]}
-                future.set_exception(completion_error(record[1], operation="recv", **details))
+        if receive.caller_id is None:
+            receive.tell(record)
+        elif cq is not None:
+            cq._deliver(record, receive.caller_id)
         if self._marks:
             self._marks.reached(self.outstanding)
 

@@ -5,49 +5,40 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType
-from aiordma.verbs import (
-    SGE,
-    CompletionChannel,
-    CompletionQueue,
-    MemoryRegion,
-    ProtectionDomain,
-    QPInitAttr,
-    RecvWR,
-)
+from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel
+from aiordma.verbs import SGE, Access, CompletionQueue, RecvWR
 from aiordma.verbs.resource import Resource
+from tests import native_ends
+from tests.native_ends import joined, listening, resolved
 
 #: In the order that C needs.
 NAMES = ("qp", "cq", "completion channel", "mr", "pd", "id", "event channel")
 _PARAMETER = (1, 1, 6, 6)
 
 
-class End:
+class End(native_ends.End):
     """One end with a receive under way.
 
     Args:
         cm_id: Its id, which knows its device.
-        events: Its event channel.
+        events: Its event channel, which belongs to the end from now on.
         await_: Have tasks wait for a receive, completions and events, too.
 
     Attributes:
-        parts: The objects by name.
+        named: Its objects by name.
         waiting: Tasks that wait on them.
     """
 
     def __init__(self, cm_id: ConnectionId, events: EventChannel, *, await_: bool = True) -> None:
-        context = cm_id.context
-        assert context is not None
-        pd = ProtectionDomain(context)
-        mr = MemoryRegion(pd, 4096)
-        channel = CompletionChannel(context)
-        cq = CompletionQueue(context, 8, channel)
-        qp = cm_id.create_qp(pd, QPInitAttr(send_cq=cq, max_send_wr=2, max_recv_wr=4))
+        super().__init__(cm_id)
+        self.parts.append(events)
+        self.build(room=8, max_send_wr=2, max_recv_wr=4)
+        mr = self.region(4096, Access.LOCAL_WRITE)
+        qp, cq = self.qp, self.cq
         qp.post_recv(RecvWR(wr_id=7, sg_list=[SGE(mr, 0, 64)]))
-        self.parts: dict[str, Resource] = dict(
-            zip(NAMES, (qp, cq, channel, mr, pd, cm_id, events), strict=True)
+        self.named: dict[str, Resource] = dict(
+            zip(NAMES, (qp, cq, self.channel, mr, self.pd, cm_id, events), strict=True)
         )
-        self.cm_id = cm_id
         self.waiting: list[asyncio.Task[Any]] = []
         if await_:
             waits = (qp.recv(SGE(mr, 64, 64)), self._count(cq), self._count(events))
@@ -58,11 +49,11 @@ class End:
         return len([item async for item in source])
 
     def __getitem__(self, name: str) -> Resource:
-        return self.parts[name]
+        return self.named[name]
 
     async def ended(self, timeout: float = 30.0) -> list[Any]:
         """Wait until every object is destroyed; what the waiting tasks ended with."""
-        for part in self.parts.values():
+        for part in self.named.values():
             await part.wait_closed(timeout)
         async with asyncio.timeout(timeout):
             return await asyncio.gather(*self.waiting, return_exceptions=True)
@@ -74,34 +65,24 @@ class Hall:
     def __init__(self, address: str) -> None:
         self.address = address
         self.events = EventChannel()
-        self.listener = ConnectionId(self.events)
-        self.listener.bind_addr((address, 0))
-        self.listener.listen()
+        self.listener = listening(self.events, address)
 
     async def resolved(self) -> tuple[ConnectionId, EventChannel]:
         """A new id with an event channel of its own that knows its way to the listener."""
         events = EventChannel()
-        cm_id = ConnectionId(events)
-        await cm_id.resolve_addr((self.address, self.listener.source_port), timeout=10)
-        await cm_id.resolve_route(timeout=10)
-        return cm_id, events
+        return await resolved(events, self.address, self.listener.source_port), events
 
     async def connected(self, *, await_: bool = True) -> tuple[End, End]:
         """Two connected ends, each with an event channel of its own: (client, server)."""
+
+        def serve(cm_id: ConnectionId) -> End:
+            events = EventChannel()
+            cm_id.migrate(events)
+            return End(cm_id, events, await_=await_)
+
         client = End(*await self.resolved(), await_=await_)
-        connecting = asyncio.create_task(client.cm_id.connect(ConnectionParameter(*_PARAMETER)))
-        event = await self.events.get_event(10)
-        assert event is not None
-        assert event.type == EventType.CONNECT_REQUEST
-        cm_id = event.connection_id
-        assert cm_id is not None
-        event.ack()
-        events = EventChannel()
-        cm_id.migrate(events)
-        server = End(cm_id, events, await_=await_)
-        await cm_id.accept(ConnectionParameter(*_PARAMETER))
-        await connecting
-        return client, server
+        parameter = ConnectionParameter(*_PARAMETER)
+        return client, await joined(client.cm_id, self.listener, serve, parameter)
 
     async def close(self) -> None:
         """Stop listening."""

@@ -11,6 +11,7 @@ import pytest
 
 import aiordma
 from aiordma.cm import EventChannel
+from aiordma.verbs import ProtectionDomain
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
@@ -18,9 +19,11 @@ from tests.device.oracle import adapter_objects, rdma_descriptors, settle
 ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
 IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
 
-# iWARP has no datagrams: there test_no_datagrams.py says what it answers instead.
+# iWARP has no datagrams, and software iWARP no windows: there test_no_datagrams.py and
+# test_no_windows.py say what it answers instead.
 _DATAGRAMS = ("datagram", "datagram_endpoint", "datagram_faults", "multicast")
-collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS if IS_SIW]
+_WINDOWS = ("windows", "windows_closing")
+collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -65,6 +68,7 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     """The oracle after every test: no task, fd, adapter object or unreported error is left."""
     loop = asyncio.get_running_loop()
     loop.set_debug(True)
+    loop.slow_callback_duration = 60  # a busy machine is no news, and logs are looked at
     reports: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reports.append(context))
     objects, descriptors = adapter_objects(), rdma_descriptors()
@@ -94,10 +98,20 @@ async def pair(address: str) -> AsyncIterator[tuple[aiordma.Connection, aiordma.
 
 
 @pytest.fixture
-async def channel() -> AsyncIterator[EventChannel]:
+async def events() -> AsyncIterator[EventChannel]:
     """An event channel."""
-    async with EventChannel() as channel:
-        yield channel
+    channel = EventChannel()
+    yield channel
+    channel.close()  # before its last id, perhaps
+    await channel.wait_closed()
+
+
+@pytest.fixture
+async def pd() -> AsyncIterator[ProtectionDomain]:
+    """A protection domain of the device, opened for this test alone."""
+    with aiordma.devices()[0].open() as context, ProtectionDomain(context) as pd:
+        yield pd
+    await context.wait_closed()
 
 
 @pytest.fixture

@@ -9,46 +9,21 @@ from typing import Any
 
 from aiordma import create_datagram_endpoint
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, PortSpace
-from aiordma.verbs import (
-    GRH,
-    SGE,
-    CompletionChannel,
-    CompletionQueue,
-    MemoryRegion,
-    ProtectionDomain,
-    QPInitAttr,
-    QPType,
-    WorkCompletion,
-)
-from aiordma.verbs.resource import Resource
+from aiordma.verbs import GRH, SGE, Access, WorkCompletion
+from tests import native_ends
+from tests.native_ends import acked, resolved
 
-DEPTH = 16
 Where = tuple[str, int]
 
 
-class UDEnd:
+class UDEnd(native_ends.End):
     """A UD queue pair of an id, with one region to send from and one to receive into."""
 
     def __init__(self, cm_id: ConnectionId) -> None:
-        context = cm_id.context
-        assert context is not None
-        self.cm_id = cm_id
-        self.pd = ProtectionDomain(context)
-        self.channel = CompletionChannel(context)
-        self.cq = CompletionQueue(context, 2 * DEPTH, self.channel)
-        attr = QPInitAttr(
-            send_cq=self.cq, max_send_wr=DEPTH, max_recv_wr=DEPTH, qp_type=QPType.UD, max_send_sge=2
-        )
-        self.qp = cm_id.create_qp(self.pd, attr)
-        self.outgoing = MemoryRegion(self.pd, 16 * 1024)
-        self.incoming = MemoryRegion(self.pd, 16 * 1024)
-
-    def parts(self) -> list[Resource]:
-        return [self.qp, self.cq, self.channel, self.outgoing, self.incoming, self.pd, self.cm_id]
-
-    def close(self) -> None:
-        for part in self.parts():
-            part.close()
+        super().__init__(cm_id)
+        self.build(max_send_sge=2)
+        self.outgoing = self.region(16 * 1024, Access.LOCAL_WRITE)
+        self.incoming = self.region(16 * 1024, Access.LOCAL_WRITE)
 
     async def receiving(self, size: int = 8192) -> asyncio.Task[tuple[bytes, GRH, WorkCompletion]]:
         """A receive that is posted; its task gives datagram, header and completion."""
@@ -77,19 +52,13 @@ def bound(channel: EventChannel, address: str) -> ConnectionId:
 
 async def routed(channel: EventChannel, address: str, port: int) -> ConnectionId:
     """An id for datagrams with a resolved route."""
-    cm_id = ConnectionId(channel, PortSpace.UDP)
-    await cm_id.resolve_addr((address, port), timeout=5)
-    await cm_id.resolve_route(timeout=5)
-    return cm_id
+    return await resolved(channel, address, port, PortSpace.UDP)
 
 
 async def next_request(channel: EventChannel) -> tuple[ConnectionId, ConnectionEvent]:
     """The id of the next request, and its event, acknowledged."""
-    event = await channel.get_event(10)
-    assert event is not None
-    assert event.type == EventType.CONNECT_REQUEST
+    event = await acked(channel, EventType.CONNECT_REQUEST)
     assert event.connection_id is not None
-    event.ack()
     return event.connection_id, event
 
 

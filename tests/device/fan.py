@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType, PortSpace
+from aiordma.cm import ConnectionId, EventChannel
 from aiordma.verbs import (
     Access,
     CompletionChannel,
@@ -20,8 +19,7 @@ from aiordma.verbs import (
     SharedReceiveQueue,
 )
 from aiordma.verbs.resource import Resource
-
-PARAMETER = ConnectionParameter(4, 4, 6, 6)
+from tests.native_ends import joined, listening, resolved
 
 
 @dataclass
@@ -50,20 +48,12 @@ class Fan:
             send_cq=self.client_cq, max_send_wr=4, max_recv_wr=4, max_send_sge=2, max_recv_sge=1
         )
         self.clients.append(client.create_qp(self.pd, attr))
-        connecting = asyncio.create_task(client.connect(PARAMETER))
-        event = await self.events.get_event(10)
-        while event is not None and event.type != EventType.CONNECT_REQUEST:
-            event.ack()
-            event = await self.events.get_event(10)
-        assert event is not None
-        server = event.connection_id
-        assert server is not None
-        self.ids.append(server)
-        event.ack()
+        await joined(client, self.listener, self._serve)
+
+    def _serve(self, cm_id: ConnectionId) -> None:
+        self.ids.append(cm_id)
         shared = QPInitAttr(send_cq=self.cq, srq=self.srq, max_send_wr=4)
-        self.servers.append(server.create_qp(self.pd, shared))
-        await server.accept(PARAMETER)
-        await connecting
+        self.servers.append(cm_id.create_qp(self.pd, shared))
 
     def server_of(self, qp_num: int) -> int:
         """Place of the server's queue pair with this number."""
@@ -79,23 +69,13 @@ class Fan:
             await part.wait_closed()
 
 
-async def resolved(events: EventChannel, address: str, port: int) -> ConnectionId:
-    """An id that is ready to connect."""
-    client = ConnectionId(events)
-    await client.resolve_addr((address, port), timeout=5)
-    await client.resolve_route(timeout=5)
-    return client
-
-
 @asynccontextmanager
 async def fan(
     address: str, connections: int, *, max_wr: int = 16, cqe: int = 256, memory: int = 1 << 16
 ) -> AsyncIterator[Fan]:
     """A server with a shared receive queue, connected this many times."""
     events = EventChannel()
-    listener = ConnectionId(events, PortSpace.TCP)
-    listener.bind_addr((address, 0))
-    listener.listen(0)
+    listener = listening(events, address)
     client = await resolved(events, address, listener.source_port)
     context = client.context
     assert context is not None

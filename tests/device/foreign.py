@@ -7,50 +7,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, EventType
-from aiordma.verbs import (
-    Access,
-    CompletionChannel,
-    CompletionQueue,
-    MemoryRegion,
-    ProtectionDomain,
-    QPInitAttr,
-    QueuePair,
-)
+from aiordma.verbs import Access
+from tests import native_ends
+from tests.native_ends import ALL, acked, listening, resolved
 
-ALL = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 DEPTHS = ConnectionParameter.exact(
     responder_resources=4, initiator_depth=4, retry_count=6, rnr_retry_count=1
 )
+# What peers that came before have to say.
+_OTHERS = (EventType.ESTABLISHED, EventType.DISCONNECTED, EventType.TIMEWAIT_EXIT)
 
 
-@dataclass
-class Foreign:
+class Foreign(native_ends.End):
     """The peer's end: a queue pair, 4 KiB of memory, and no receive posted."""
 
-    cm_id: ConnectionId
-    qp: QueuePair
-    cq: CompletionQueue
-    mr: MemoryRegion
-    pd: ProtectionDomain
-    channel: CompletionChannel
-
-    @classmethod
-    def on(cls, cm_id: ConnectionId, access: Access = ALL) -> Foreign:
-        """Everything that an end needs, on the device of `cm_id`."""
-        context = cm_id.context
-        assert context is not None
-        if context.is_iwarp:
-            access &= ~Access.REMOTE_ATOMIC
-        pd = ProtectionDomain(context)
-        channel = CompletionChannel(context)
-        cq = CompletionQueue(context, 64, channel)
-        qp = cm_id.create_qp(pd, QPInitAttr(send_cq=cq, max_send_wr=32, max_recv_wr=32))
-        return cls(cm_id, qp, cq, MemoryRegion(pd, 4096, access), pd, channel)
-
-    def close(self) -> None:
-        """Give everything back."""
-        for part in (self.qp, self.cq, self.channel, self.mr, self.pd, self.cm_id):
-            part.close()
+    def __init__(self, cm_id: ConnectionId) -> None:
+        super().__init__(cm_id)
+        self.build(room=64, max_send_wr=32, max_recv_wr=32)
+        access = ALL if self.context.is_iwarp else ALL | Access.REMOTE_ATOMIC
+        self.mr = self.region(4096, access)
 
 
 @dataclass
@@ -72,14 +47,9 @@ class ForeignListener:
 
     async def accept(self) -> Foreign:
         """Take the next request."""
-        while True:
-            event = await self.events.get_event(20)
-            assert event is not None, "no request"
-            event.ack()
-            if event.type == EventType.CONNECT_REQUEST:
-                break
-        assert event.connection_id is not None
-        end = Foreign.on(event.connection_id)
+        request = await acked(self.events, EventType.CONNECT_REQUEST, skip=_OTHERS)
+        assert request.connection_id is not None
+        end = Foreign(request.connection_id)
         await end.cm_id.accept(DEPTHS)
         return end
 
@@ -87,22 +57,12 @@ class ForeignListener:
 @asynccontextmanager
 async def foreign_listener(address: str) -> AsyncIterator[ForeignListener]:
     """A listener of the native layer."""
-    events = EventChannel()
-    listener = ConnectionId(events)
-    listener.bind_addr((address, 0))
-    listener.listen()
-    try:
+    with EventChannel() as events, listening(events, address) as listener:
         yield ForeignListener(events, listener)
-    finally:
-        listener.close()
-        events.close()
 
 
 async def foreign_client(events: EventChannel, address: str, port: int) -> Foreign:
     """Connect to a listener."""
-    cm_id = ConnectionId(events)
-    await cm_id.resolve_addr((address, port), timeout=10)
-    await cm_id.resolve_route(timeout=10)
-    end = Foreign.on(cm_id)
-    await cm_id.connect(DEPTHS, timeout=20)
+    end = Foreign(await resolved(events, address, port))
+    await end.cm_id.connect(DEPTHS, timeout=20)
     return end

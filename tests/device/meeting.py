@@ -20,5 +20,15 @@ async def meet(listener: aiordma.Listener, host: str, **options: Any) -> tuple[A
     return client, await listener.accept()
 
 
-async def part(*ends: Connection) -> None:
-    await asyncio.gather(*(end.close() for end in ends))
+async def are_alive(ends: tuple[Connection, Connection]) -> None:
+    """A message and its answer still arrive."""
+    client, server = ends
+    await client.send(b"?")
+    assert bytes(await server.recv()) == b"?"
+    await server.send(b"!")
+    assert bytes(await client.recv()) == b"!"
+
+
+async def part(*ends: Connection | None) -> None:
+    """Close those that there are."""
+    await asyncio.gather(*(end.close() for end in ends if end is not None))

@@ -61,25 +61,25 @@ async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
     return found
 
 
-async def settle() -> None:
+async def settle(seconds: float = 10.0) -> None:
     """Let what is already under way come to its end: background closes and their threads."""
-    await _end_of_tasks()
+    await _end_of_tasks(seconds)
     gc.collect()
     # An abandoned call of a thread is undone there, and may leave the reaper something to do; the
     # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
     for _ in range(3):
-        await _end_of_tasks()
+        await _end_of_tasks(seconds)
         assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
         assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
 
-async def _end_of_tasks() -> None:
+async def _end_of_tasks(seconds: float) -> None:
     me = asyncio.current_task()
     for _ in range(100):
         others = [task for task in asyncio.all_tasks() if task is not me]
         if not others:
             break
-        _, pending = await asyncio.wait(others, timeout=10)
+        _, pending = await asyncio.wait(others, timeout=seconds)
         assert not pending, f"tasks that do not end: {pending}"

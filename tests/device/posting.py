@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
-from aiordma.verbs import SGE, SendFlags, SendWR, WCStatus, WorkCompletion
-from tests.device.ends import End, Ends
+import pytest
 
-__all__ = ["DEPTH", "NO_FLAGS", "SIZES", "completions", "received", "sends", "still_works"]
+from aiordma.verbs import SGE, SendFlags, SendWR, WCStatus, WorkCompletion
+from tests.device.ends import End, Ends, connected
+
+__all__ = [
+    "DEPTH",
+    "NO_FLAGS",
+    "completions",
+    "numbers",
+    "posting_ends",
+    "received",
+    "sends",
+    "still_works",
+]
 
 DEPTH = 8
 NO_FLAGS = SendFlags(0)
@@ -18,9 +30,25 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.fixture(name="ends")
+async def posting_ends(address: str) -> AsyncIterator[Ends]:
+    """Two connected ends with queues of DEPTH and a region each."""
+    async with connected(address, **SIZES) as both:
+        for end in (both.client, both.server):
+            end.mr = end.region(4096)
+        yield both
+
+
 async def completions(end: End, count: int) -> list[WorkCompletion]:
     async with asyncio.timeout(10):
         return [await anext(end.cq) for _ in range(count)]
+
+
+async def numbers(end: End, count: int) -> list[int]:
+    """Of the requests that complete next, with success."""
+    got = await completions(end, count)
+    assert all(wc.ok for wc in got), got
+    return [wc.wr_id for wc in got]
 
 
 async def received(end: End, length: int) -> bytes:

@@ -53,9 +53,9 @@ async def test_connections_share_a_local_port(address: str, is_siw: bool) -> Non
         await part(*first, *second)
 
 
-async def test_two_listeners_never_share_a_port(channel: EventChannel, address: str) -> None:
+async def test_two_listeners_never_share_a_port(events: EventChannel, address: str) -> None:
     """Whatever REUSEADDR says: it is for the ids that do not listen."""
-    ids = [ConnectionId(channel) for _ in range(3)]
+    ids = [ConnectionId(events) for _ in range(3)]
     for cm_id in ids[:2]:
         cm_id.set_option(Option.ID_REUSEADDR, 1)
         cm_id.bind_addr((address, 7471))
@@ -72,7 +72,7 @@ async def test_two_listeners_never_share_a_port(channel: EventChannel, address: 
         with pytest.raises(OSError, match="another listener has this port") as caught:
             ids[2].bind_addr((wildcard, 7471))
         assert caught.value.errno == errno.EADDRINUSE
-    ids.append(ConnectionId(channel))
+    ids.append(ConnectionId(events))
     with pytest.raises(OSError, match="no interface of this host has the address") as caught:
         ids[3].bind_addr(("10.99.0.1", 7471))
     assert caught.value.errno == errno.EADDRNOTAVAIL
@@ -131,12 +131,12 @@ async def test_listeners_and_families(
             await part(*await meet(listener, mapped))
 
 
-async def test_an_id_on_both_families(channel: EventChannel, address: str, is_siw: bool) -> None:
+async def test_an_id_on_both_families(events: EventChannel, address: str, is_siw: bool) -> None:
     """What `listen` does not use: software iWARP resets the IPv4 clients of such an id."""
     async with aiordma.listen(address, 0) as other:  # for its port number alone
         port = other.port
     for only in (False, True):
-        cm_id = ConnectionId(channel)
+        cm_id = ConnectionId(events)
         cm_id.set_option(Option.ID_AFONLY, only)
         cm_id.bind_addr(("::", port))
         cm_id.listen()
@@ -145,7 +145,7 @@ async def test_an_id_on_both_families(channel: EventChannel, address: str, is_si
                 aiordma.connect(target, port, config=ConnectionConfig(raw=True)).__aenter__()
             )
             if target == ADDRESS_V6 or not (only or is_siw):
-                event = await channel.get_event(10)
+                event = await events.get_event(10)
                 assert event is not None
                 assert event.type == EventType.CONNECT_REQUEST
                 assert event.connection_id is not None

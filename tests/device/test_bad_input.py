@@ -8,18 +8,11 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from tests.device.meeting import are_alive
 
 pytestmark = pytest.mark.device
 
 Pair = tuple[Connection, Connection]
-
-
-async def still_works(pair: Pair) -> None:
-    client, server = pair
-    await client.send(b"?")
-    assert bytes(await server.recv()) == b"?"
-    await server.send(b"!")
-    assert bytes(await client.recv()) == b"!"
 
 
 async def test_what_is_no_buffer(pair: Pair) -> None:
@@ -32,7 +25,7 @@ async def test_what_is_no_buffer(pair: Pair) -> None:
     for imm in (-1, 1 << 32):
         with pytest.raises(ValueError, match="32 bits"):
             await client.send(b"x", imm=imm)
-    await still_works(pair)
+    await are_alive(pair)
 
 
 async def test_a_message_larger_than_the_peer_takes(address: str) -> None:
@@ -49,7 +42,7 @@ async def test_a_message_larger_than_the_peer_takes(address: str) -> None:
         sending = asyncio.create_task(client.send(bytes(90_000)))
         assert len(await server.recv()) == 90_000
         await sending
-        await still_works((client, server))
+        await are_alive((client, server))
 
 
 async def test_after_close(pair: Pair) -> None:
@@ -101,7 +94,7 @@ async def test_private_data_that_is_too_long(address: str) -> None:
         with pytest.raises(aiordma.ResourceBusyError):
             request.reject()
         client = await knocking
-        await still_works((client, server))
+        await are_alive((client, server))
         await client.close()
         await server.close()
 
@@ -139,4 +132,4 @@ async def test_another_loop(pair: Pair) -> None:
         asyncio.run(use())
 
     await asyncio.to_thread(elsewhere)
-    await still_works(pair)
+    await are_alive(pair)

@@ -15,8 +15,9 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from aiordma.endpoint import connect as connect_module
+from aiordma.endpoint import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
+from tests.device.meeting import are_alive, part
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
 
@@ -31,17 +32,6 @@ def late(request: pytest.FixtureRequest) -> bool:
     return bool(request.param == "late")
 
 
-async def close_both(*ends: Connection | None) -> None:
-    await asyncio.gather(*(end.close() for end in ends if end is not None))
-
-
-async def echoes(client: Connection, server: Connection) -> None:
-    await client.send(b"?")
-    assert bytes(await server.recv()) == b"?"
-    await server.send(b"!")
-    assert bytes(await client.recv()) == b"!"
-
-
 async def test_connect(address: str, late: bool) -> None:
     async def scenario(steps: Steps) -> None:
         async with aiordma.listen(address, 0, config=CONFIG) as listener:
@@ -51,16 +41,17 @@ async def test_connect(address: str, late: bool) -> None:
 
             client = await run_canceled(connect(), steps)
             if client is not None:
-                await echoes(client, server := await listener.accept())
-                await close_both(client, server)
+                server = await listener.accept()
+                await are_alive((client, server))
+                await part(client, server)
             # The listener is unharmed.
             client = await aiordma.connect(address, listener.port, config=CONFIG)
             async for server in listener:
                 if server.get_extra_info("peername") == client.get_extra_info("sockname"):
-                    await echoes(client, server)
+                    await are_alive((client, server))
                     break
                 await server.close()
-            await close_both(client, server)
+            await part(client, server)
 
     assert await for_every_step(scenario, late=late) >= 5
 
@@ -75,7 +66,7 @@ async def test_connect_to_a_name_with_two_addresses(
     async def look_up(host: str, port: int) -> list[tuple[str, int]]:
         return [(found, port) for found in (hosts if host == "two" else [host])]
 
-    monkeypatch.setattr(connect_module, "look_up", look_up)
+    monkeypatch.setattr(dialing, "look_up", look_up)
 
     async def scenario(steps: Steps) -> None:
         async with aiordma.listen(None, 0, config=CONFIG) as listener:
@@ -91,10 +82,10 @@ async def test_connect_to_a_name_with_two_addresses(
             for client in clients:
                 async for server in listener:
                     if server.get_extra_info("peername") == client.get_extra_info("sockname"):
-                        await echoes(client, server)
+                        await are_alive((client, server))
                         break
                     await server.close()
-                await close_both(client, server)
+                await part(client, server)
 
     assert await for_every_step(scenario, late=late) >= 3
 
@@ -108,8 +99,8 @@ async def test_accept(address: str, late: bool) -> None:
                 server = await listener.accept()  # no connection is lost
             client = await connecting
             assert client is not None
-            await echoes(client, server)
-            await close_both(client, server)
+            await are_alive((client, server))
+            await part(client, server)
 
     async def connect_to(listener: aiordma.Listener) -> Connection:
         return await aiordma.connect(address, listener.port, config=CONFIG)
@@ -138,8 +129,8 @@ async def test_accept_of_a_request(address: str, late: bool) -> None:
                         await client.recv()
             else:
                 assert client is not None
-                await echoes(client, server)
-            await close_both(client, server)
+                await are_alive((client, server))
+            await part(client, server)
 
     assert await for_every_step(scenario, late=late) >= 3
 

@@ -99,11 +99,13 @@ async def test_a_port_is_taken_once_and_free_again(address: str) -> None:
 
 async def test_fifty_connects_on_one_channel_each_get_their_own_events(address: str) -> None:
     count = 50
-    async with aiordma.listen(address, 0, backlog=count) as listener:
+    # Patient: the last is served when all others are, however slow the machine is.
+    patient = ConnectionConfig(connect_timeout_s=50, handshake_timeout_s=50)
+    async with aiordma.listen(address, 0, backlog=count, config=patient) as listener:
 
         async def knock(number: int) -> tuple[bytes, aiordma.Connection]:
             connection = await aiordma.connect(
-                address, listener.port, private_data=number.to_bytes(2, "big")
+                address, listener.port, private_data=number.to_bytes(2, "big"), config=patient
             )
             return bytes(await connection.recv()), connection
 
@@ -131,12 +133,14 @@ async def test_fifty_native_ids_on_one_event_channel(address: str) -> None:
         ports = [listener.port + number % 3 for number in range(50)]
         await asyncio.gather(
             *(
-                cm_id.resolve_addr((address, port), timeout=5)
+                cm_id.resolve_addr((address, port), timeout=20)
                 for cm_id, port in zip(ids, ports, strict=True)
             )
         )
-        await asyncio.gather(*(cm_id.resolve_route(timeout=5) for cm_id in ids))
-        assert len({cm_id.source_port for cm_id in ids}) == 50
+        await asyncio.gather(*(cm_id.resolve_route(timeout=20) for cm_id in ids))
+        # The kernel may give one local port to several, as long as they go to different ports.
+        ways = {(cm_id.source_port, port) for cm_id, port in zip(ids, ports, strict=True)}
+        assert len(ways) == 50
         for cm_id in ids:
             cm_id.close()
         channel.close()

@@ -33,14 +33,6 @@ QKEY = 0x01234567
 
 
 @pytest.fixture
-async def events() -> AsyncIterator[EventChannel]:
-    channel = EventChannel()
-    yield channel
-    channel.close()
-    await channel.wait_closed()
-
-
-@pytest.fixture
 async def listener(events: EventChannel, address: str) -> AsyncIterator[ConnectionId]:
     cm_id = bound(events, address)
     cm_id.listen()
@@ -378,7 +370,7 @@ async def test_any_order_of_closing(
     client.qp.post_send(
         SendWR(sg_list=[client.put(b"x")], ah=handle, remote_qpn=99, remote_qkey=QKEY)
     )
-    parts = [handle, *client.parts(), *server.parts()]
+    parts = [handle, *client.parts, *server.parts]
     random.Random(seed).shuffle(parts)
     for part in parts:
         part.close()

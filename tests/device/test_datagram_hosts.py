@@ -108,7 +108,7 @@ async def test_a_host_that_is_not_there(address: str) -> None:
     ticking.cancel()
     print([repr(exc) for exc in one.errors], f"{time.monotonic() - began:.1f} s")
     assert all(isinstance(exc, OSError) for exc in one.errors)
-    assert max(gaps) < 0.5
+    assert max(gaps) < 2, "it waits for more than three seconds"
     assert one.transport.get_write_buffer_size() == 0
     with pytest.raises((aiordma.AddressError, aiordma.ConnectTimeoutError)):
         await create_datagram_endpoint(Recorder, remote_addr=(nobody, 7000))

@@ -10,7 +10,7 @@ import gc
 import mmap
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -30,13 +30,6 @@ pytestmark = pytest.mark.device
 
 RO = Access.REMOTE_READ
 GIB = 1 << 30
-
-
-@pytest.fixture
-async def pd() -> AsyncIterator[ProtectionDomain]:
-    with aiordma.devices()[0].open() as context, ProtectionDomain(context) as pd:
-        yield pd
-    await context.wait_closed()
 
 
 class Point(ctypes.Structure):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.device
 
 RO = Access.REMOTE_READ
 GIB = 1 << 30
-
-
-@pytest.fixture
-async def pd() -> AsyncIterator[ProtectionDomain]:
-    with aiordma.devices()[0].open() as context, ProtectionDomain(context) as pd:
-        yield pd
-    await context.wait_closed()
 
 
 async def test_relaxed_ordering_is_a_wish(ends: Ends) -> None:

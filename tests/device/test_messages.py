@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 
@@ -121,6 +122,7 @@ async def test_a_slow_receiver_slows_the_sender_down(pair: Pair) -> None:
             sent += 1
 
     sending = asyncio.create_task(send_all())
+    await until(lambda: sent == depth)
     await client.flush()
     done, _ = await asyncio.wait([sending], timeout=0.5)
     assert not done

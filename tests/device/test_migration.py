@@ -82,8 +82,7 @@ async def test_unacknowledged_events_refuse_a_migration(hall: Hall) -> None:
     assert client.cm_id.event_channel is other
     old.destroy()
     for end in (client, server):
-        for part_ in end.parts.values():
-            part_.close()
+        end.close()
         await end.ended()
     other.destroy()
 
@@ -131,8 +130,7 @@ async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
         assert sum(part_.count(EventType.DISCONNECTED) for part_ in found) == 1, found
         old_ones += found[0].count(EventType.DISCONNECTED)
         for end in (client, server):
-            for part_ in end.parts.values():
-                part_.close()
+            end.close()
             await end.ended()
         await new.wait_closed()
     print(f"{old_ones} of 40 on the old channel")

@@ -16,18 +16,11 @@ from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma.cm import EventChannel
 from aiordma.verbs import SGE, Access, QPAttrMask
 from tests.device.foreign import Foreign, ForeignListener, foreign_client, foreign_listener
+from tests.device.meeting import are_alive
 
 pytestmark = pytest.mark.device
 
 RAW = ConnectionConfig(raw=True, slot_size=512, recv_depth=4, rnr_retry_count=1)
-
-
-async def is_alive(pair: tuple[Connection, Connection]) -> None:
-    client, server = pair
-    await client.send(b"?")
-    assert bytes(await server.recv()) == b"?"
-    await server.send(b"!")
-    assert bytes(await client.recv()) == b"!"
 
 
 IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
@@ -58,7 +51,7 @@ class Two:
                 assert isinstance(lost.value.__cause__, aiordma.RemoteAccessError)
             with pytest.raises(aiordma.ConnectionLostError):
                 await self.server.recv()
-        await is_alive(self.bystander)
+        await are_alive(self.bystander)
 
 
 @pytest.fixture
@@ -144,7 +137,7 @@ async def test_a_reader_that_only_sends(address: str) -> None:
         assert sent >= config.recv_depth
         with pytest.raises(TimeoutError, match="the peer took nothing"):
             await server.send(bytes(100_000))  # a large one would have to be fetched
-        await is_alive((other_client, other_server))
+        await are_alive((other_client, other_server))
         for _ in range(sent):  # nothing of what was accepted is lost
             with await client.recv() as message:
                 assert bytes(message) == b"are you listening?"

@@ -38,14 +38,6 @@ def joined(group: str) -> bool:
 
 
 @pytest.fixture
-async def events() -> AsyncIterator[EventChannel]:
-    channel = EventChannel()
-    yield channel
-    channel.close()
-    await channel.wait_closed()
-
-
-@pytest.fixture
 async def three(address: str) -> AsyncIterator[list[Recorder]]:
     """Three members of GROUP and of MARKER."""
     async with AsyncExitStack() as stack:
@@ -306,9 +298,9 @@ async def test_members_that_are_closed(address: str, first: str) -> None:
         await end.cm_id.join_multicast(group)
     parts: list[Any] = [end.qp, end.cm_id, channel]
     parts.insert(0, parts.pop(("queue pair", "id", "channel").index(first)))
-    for part in (*parts, *end.parts()):
+    for part in (*parts, *end.parts):
         part.close()
-    for part in end.parts():
+    for part in end.parts:
         await part.wait_closed(10)
     await channel.wait_closed(10)
     assert not joined(GROUP)

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 
 import aiordma
 from aiordma.cm import (
-    ConnectionEvent,
     ConnectionId,
-    ConnectionParameter,
     EventChannel,
     EventType,
-    PortSpace,
 )
 from aiordma.verbs import (
     SGE,
     Access,
-    CompletionChannel,
-    CompletionQueue,
     DeviceEvents,
     MemoryRegion,
     ProtectionDomain,
@@ -32,32 +27,9 @@ from aiordma.verbs import (
     SendWR,
     WCStatus,
 )
-from aiordma.verbs.resource import Resource
+from tests.native_ends import End, joined, listening, next_event, resolved
 
 pytestmark = pytest.mark.device
-
-
-@dataclass
-class End:
-    """One end of a native connection, with all that it needs."""
-
-    cm_id: ConnectionId
-    parts: list[Resource] = field(default_factory=list)
-
-    def build(self, depth: int = 8) -> None:
-        context = self.cm_id.context
-        assert context is not None
-        self.pd = ProtectionDomain(context)
-        self.channel = CompletionChannel(context)
-        self.cq = CompletionQueue(context, 2 * depth, self.channel)
-        attr = QPInitAttr(send_cq=self.cq, max_send_wr=depth, max_recv_wr=depth, max_send_sge=2)
-        self.qp = self.cm_id.create_qp(self.pd, attr)
-        self.mr = MemoryRegion(self.pd, 4096, Access.LOCAL_WRITE | Access.REMOTE_READ)
-        self.parts = [self.qp, self.cq, self.channel, self.mr, self.pd, self.cm_id]
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
 
 
 @dataclass
@@ -70,37 +42,20 @@ class Native:
     server: End
 
 
-async def next_event(channel: EventChannel, kind: EventType) -> ConnectionEvent:
-    event = await channel.get_event(10)
-    assert event is not None
-    assert event.type == kind
-    return event
-
-
 @pytest.fixture
 async def native(address: str) -> AsyncIterator[Native]:
+    def build(cm_id: ConnectionId) -> End:
+        end = End(cm_id).build(room=16, max_send_wr=8, max_recv_wr=8, max_send_sge=2)
+        end.mr = end.region(4096, Access.LOCAL_WRITE | Access.REMOTE_READ)
+        return end
+
     events = EventChannel()
-    listener = ConnectionId(events, PortSpace.TCP)
-    listener.bind_addr((address, 0))
-    listener.listen(0)
-    client = End(ConnectionId(events))
-    await client.cm_id.resolve_addr((address, listener.source_port), timeout=5)
-    await client.cm_id.resolve_route(timeout=5)
-    client.build()
-    connecting = asyncio.create_task(client.cm_id.connect(ConnectionParameter(4, 4, 6, 6)))
-    request = await next_event(events, EventType.CONNECT_REQUEST)
-    assert request.listen_id is listener
-    assert request.connection_id is not None
-    request.ack()
-    server = End(request.connection_id)
-    server.build()
-    await server.cm_id.accept(ConnectionParameter(4, 4, 6, 6))
-    await connecting
+    listener = listening(events, address)
+    client = build(await resolved(events, address, listener.source_port))
+    server = await joined(client.cm_id, listener, build)
     yield Native(events, listener, client, server)
-    for end in (client, server):
-        end.close()
-    listener.close()
-    events.close()
+    for part in (client, server, listener, events):
+        part.close()
     await events.wait_closed()
 
 

@@ -16,6 +16,7 @@ import pytest
 import aiordma
 from aiordma import Connection, RemoteRegion
 from aiordma.verbs import SGE, Access
+from tests.device.meeting import are_alive
 
 pytestmark = pytest.mark.device
 
@@ -30,14 +31,6 @@ async def exposed(pair: Pair, buf: Any, **rights: Any) -> AsyncIterator[RemoteRe
         await server.send(region.to_bytes())
         with await client.recv() as message:
             yield RemoteRegion.from_bytes(bytes(message))
-
-
-async def is_alive(pair: Pair) -> None:
-    client, server = pair
-    await client.send(b"?")
-    assert bytes(await server.recv()) == b"?"
-    await server.send(b"!")
-    assert bytes(await client.recv()) == b"!"
 
 
 @pytest.mark.smoke
@@ -55,7 +48,7 @@ async def test_read_and_write(pair: Pair) -> None:
     assert client.stats.bytes_read == 8
     assert client.stats.bytes_written == 2
     assert server.stats.bytes_read == 0
-    await is_alive(pair)
+    await are_alive(pair)
 
 
 @pytest.mark.parametrize("size", [1, 64, 65_536, 65_537, 1 << 20, 5_000_001])
@@ -114,7 +107,7 @@ async def test_atomics(pair: Pair, is_siw: bool) -> None:
         remote = RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC)
         with pytest.raises(aiordma.NotSupportedError, match="atomic"):
             await client.fetch_add(remote, 1)
-        await is_alive(pair)
+        await are_alive(pair)
         return
     counter = array.array("Q", [5, (1 << 64) - 1])
     async with exposed(pair, counter, atomic=True, read=True) as remote:
@@ -152,7 +145,7 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
         closed.close()
         with pytest.raises(aiordma.ResourceClosedError):
             await client.read(remote, closed)
-        await is_alive(pair)
+        await are_alive(pair)
     with pytest.raises(ValueError, match="what the peer may do"):
         server.expose(bytearray(1))
     with pytest.raises(ValueError, match="timeout_s"):
@@ -166,7 +159,7 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
             await wrong
     with pytest.raises(ValueError, match="64-bit"):
         await client.fetch_add(RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC), 1 << 64)
-    await is_alive(pair)
+    await are_alive(pair)
 
 
 async def test_two_leases_of_one_buffer_do_not_disturb_each_other(pair: Pair) -> None:
@@ -217,7 +210,7 @@ async def test_a_canceled_read_leaves_the_memory_until_it_is_done(pair: Pair) ->
         again = bytearray(3_000_000)
         await client.read(remote, again)
         assert again == theirs
-    await is_alive(pair)
+    await are_alive(pair)
 
 
 async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:

@@ -37,9 +37,9 @@ BEST = {
 
 
 @pytest.mark.parametrize("option", list(Option))
-async def test_values_are_checked(channel: EventChannel, option: Option) -> None:
+async def test_values_are_checked(events: EventChannel, option: Option) -> None:
     low, high = BEST[option]
-    with ConnectionId(channel) as cm_id:
+    with ConnectionId(events) as cm_id:
         cm_id.set_option(option, low)
         cm_id.set_option(option, high)
         for value in (low - 1, high + 1, 256, -1, 1 << 40):
@@ -114,8 +114,7 @@ async def test_too_late_is_an_error(hall: Hall) -> None:
     for end in ends:
         check(end.cm_id, "connected")
     for end in (client, *ends):
-        for part_ in end.parts.values():
-            part_.close()
+        end.close()
         await end.ended()
 
 
@@ -141,8 +140,7 @@ async def test_the_ack_timeout_reaches_both_queue_pairs(hall: Hall, is_siw: bool
     timeouts = [end.cm_id.qp.query().timeout for end in (client, server)]  # type: ignore[union-attr]
     assert timeouts == ([0, 0] if is_siw else [14, 15]), "iWARP leaves it to TCP"
     for end in (client, server):
-        for part_ in end.parts.values():
-            part_.close()
+        end.close()
         await end.ended()
 
 
@@ -194,6 +192,5 @@ async def test_rnr_timer_needs_a_connected_queue_pair(hall: Hall, is_siw: bool) 
         with pytest.raises(OSError, match="not ready to receive: INIT") as caught:
             client.cm_id.qp.set_min_rnr_timer(1)
         assert caught.value.errno == errno.EINVAL
-    for part_ in client.parts.values():
-        part_.close()
+    client.close()
     await client.ended()

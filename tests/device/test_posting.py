@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,24 +19,17 @@ from aiordma.verbs import (
     WorkCompletion,
     qp_posting,
 )
-from tests.device.ends import ALL, Ends, connected
+from tests.device.ends import Ends
 from tests.device.posting import (
     DEPTH,
-    SIZES,
     completions,
+    posting_ends,
     received,
     still_works,
 )
 
 pytestmark = pytest.mark.device
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    async with connected(address, **SIZES) as both:
-        both.client.mr = both.client.region(4096, ALL)
-        both.server.mr = both.server.region(4096, ALL)
-        yield both
+__all__ = ["posting_ends"]  # the fixture `ends`
 
 
 # Lists
@@ -211,7 +203,7 @@ async def test_inline_bytes_may_be_changed_at_once(ends: Ends, is_siw: bool, raw
     if is_siw:  # a message that finds no receive ends an iWARP connection
         server.qp.post_recv(receive)
     else:
-        server.qp.modify(QPAttrMask.MIN_RNR_TIMER, min_rnr_timer=28)  # 164 ms
+        server.qp.modify(QPAttrMask.MIN_RNR_TIMER, min_rnr_timer=31)  # 492 ms, six times
     client.mr.view[:8] = b"original"
     pieces = [SGE(client.mr, 0, 4), SGE(client.mr, 4, 4)]
     flags = SendFlags.SIGNALED | SendFlags.INLINE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -19,23 +18,16 @@ from aiordma.verbs import (
     SendWR,
 )
 from aiordma.verbs.resource import Resource
-from tests.device.ends import ALL, End, Ends, connected
+from tests.device.ends import ALL, End, Ends
 from tests.device.posting import (
-    SIZES,
     completions,
+    posting_ends,
     received,
     still_works,
 )
 
 pytestmark = pytest.mark.device
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    async with connected(address, **SIZES) as both:
-        both.client.mr = both.client.region(4096, ALL)
-        both.server.mr = both.server.region(4096, ALL)
-        yield both
+__all__ = ["posting_ends"]  # the fixture `ends`
 
 
 # What is refused at the call

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
@@ -20,37 +18,14 @@ from aiordma.verbs import (
     SendFlags,
     SendWR,
     WCStatus,
-    WorkCompletion,
     prepared,
 )
-from tests.device.ends import ALL, End, Ends, connected
+from tests.device.ends import Ends
 from tests.device.oracle import until
+from tests.device.posting import DEPTH, NO_FLAGS, completions, numbers, posting_ends
 
 pytestmark = pytest.mark.device
-
-DEPTH = 8
-NO_FLAGS = SendFlags(0)
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    sizes: dict[str, Any] = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, "max_inline_data": 64}
-    async with connected(address, **sizes, max_send_sge=2, max_recv_sge=2) as both:
-        both.client.mr = both.client.region(4096, ALL)
-        both.server.mr = both.server.region(4096, ALL)
-        yield both
-
-
-async def completions(end: End, count: int) -> list[WorkCompletion]:
-    async with asyncio.timeout(10):
-        return [await anext(end.cq) for _ in range(count)]
-
-
-async def numbers(end: End, count: int) -> list[int]:
-    got = await completions(end, count)
-    assert all(wc.ok for wc in got), got
-    return [wc.wr_id for wc in got]
-
+__all__ = ["posting_ends"]  # the fixture `ends`
 
 # Executing
 
@@ -276,7 +251,7 @@ async def test_free_lets_executions_under_way_go_on(ends: Ends) -> None:
         await client.qp.send(SGE(client.mr, 0, 3))
         assert await numbers(server, 1) == [3]
     await region.wait_closed(10)
-    assert len(server.channel.table) == 0
+    await until(lambda: len(server.channel.table) == 0)
 
 
 async def test_memory_is_pinned_until_it_is_freed(ends: Ends) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
-
 import pytest
 
 import aiordma
@@ -16,35 +12,12 @@ from aiordma.verbs import (
     RecvWR,
     SendFlags,
     SendWR,
-    WorkCompletion,
 )
-from tests.device.ends import ALL, End, Ends, connected
+from tests.device.ends import Ends
+from tests.device.posting import DEPTH, completions, numbers, posting_ends
 
 pytestmark = pytest.mark.device
-
-DEPTH = 8
-NO_FLAGS = SendFlags(0)
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    sizes: dict[str, Any] = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, "max_inline_data": 64}
-    async with connected(address, **sizes, max_send_sge=2, max_recv_sge=2) as both:
-        both.client.mr = both.client.region(4096, ALL)
-        both.server.mr = both.server.region(4096, ALL)
-        yield both
-
-
-async def completions(end: End, count: int) -> list[WorkCompletion]:
-    async with asyncio.timeout(10):
-        return [await anext(end.cq) for _ in range(count)]
-
-
-async def numbers(end: End, count: int) -> list[int]:
-    got = await completions(end, count)
-    assert all(wc.ok for wc in got), got
-    return [wc.wr_id for wc in got]
-
+__all__ = ["posting_ends"]  # the fixture `ends`
 
 # Patching
 

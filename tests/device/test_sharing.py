@@ -13,6 +13,7 @@ import aiordma
 from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.memory.budget import SlotBudget
 from aiordma.verbs import AsyncEvent, AsyncEventType, async_event
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 
@@ -70,8 +71,9 @@ async def starve(sender: aiordma.Connection, receiver: aiordma.Connection) -> No
             await sender.send(bytes([n]))
 
     sending = asyncio.create_task(send_all())
-    done, _ = await asyncio.wait([sending], timeout=0.2)
-    assert not done
+    # All that it may send is sent, and has arrived.
+    await until(lambda: not sender._sender.credits and not receiver._receiver.window.unused)
+    assert not sending.done()
     async with asyncio.timeout(20):
         for n in range(80):
             with await receiver.recv() as message:
@@ -161,6 +163,7 @@ async def test_a_greedy_connection_starves_nobody(address: str) -> None:
         flood = asyncio.create_task(send_for_ever(greedy))
         async with asyncio.timeout(20):
             # Nobody takes its messages: its window is full, and stays so.
+            await until(lambda: greedy._sender.credits == 0)
             done, _ = await asyncio.wait([flood], timeout=0.5)
             assert not done
             assert greedy._sender.credits == 0
@@ -285,6 +288,5 @@ async def test_who_is_closed_by_a_finalizer_leaves_the_pool(address: str) -> Non
         async with asyncio.timeout(20):
             await one.wait_closed()
             await other.wait_closed()
-        await asyncio.sleep(0)
-        assert len(budget) == 2
+        await until(lambda: len(budget) == 2)
         assert budget.used == 2 * CONFIG.guaranteed

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,24 +16,17 @@ from aiordma.verbs import (
     SendWR,
     WorkCompletion,
 )
-from tests.device.ends import ALL, Ends, connected
+from tests.device.ends import Ends, connected
 from tests.device.posting import (
     DEPTH,
     NO_FLAGS,
-    SIZES,
     completions,
+    posting_ends,
     sends,
 )
 
 pytestmark = pytest.mark.device
-
-
-@pytest.fixture
-async def ends(address: str) -> AsyncIterator[Ends]:
-    async with connected(address, **SIZES) as both:
-        both.client.mr = both.client.region(4096, ALL)
-        both.server.mr = both.server.region(4096, ALL)
-        yield both
+__all__ = ["posting_ends"]  # the fixture `ends`
 
 
 # Signaled and unsignaled

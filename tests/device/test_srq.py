@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 
 import pytest
@@ -26,7 +27,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs.resource import Resource
 from tests.device.fan import Fan, fan
-from tests.device.oracle import adapter_objects
+from tests.device.oracle import adapter_objects, polled, until
 
 pytestmark = pytest.mark.device
 
@@ -172,6 +173,7 @@ async def test_low_water_comes_from_the_completions(address: str) -> None:
         async_event._queues.pop(srq._token)
         waiting = asyncio.create_task(srq.low_water(5))
         await send(made, 0, b"6 -> 5")
+        await until(lambda: srq.outstanding == 5)
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await send(made, 1, b"5 -> 4")
@@ -195,7 +197,7 @@ async def test_low_water_comes_from_the_device(address: str) -> None:
         async with asyncio.timeout(10):
             assert await waiting == 4
         assert srq.outstanding == 6
-        assert len(made.cq.poll()) == 2
+        assert len(await polled(made.cq, 2)) == 2
         assert srq.outstanding == 4
 
 
@@ -214,6 +216,7 @@ async def test_low_water_can_be_canceled(address: str) -> None:
         for i in range(3):
             assert not waiting.done()
             await send(made, 0, bytes([i]))
+            await until(functools.partial(lambda n: srq.outstanding == n, 5 - i))
         async with asyncio.timeout(10):
             assert await waiting == 7
         for wrong in (0, 11):
@@ -358,13 +361,15 @@ async def test_a_queue_pair_that_dies_inside_a_message(address: str, is_siw: boo
         srq, cq = made.srq, made.cq
         cq.manage()
         srq.post_recv(receives(made, range(4), size=16 * 1024))
-        piece = MemoryRegion(made.pd, 8192)
+        first, piece = MemoryRegion(made.pd, bytearray(b"x" * 8192)), MemoryRegion(made.pd, 8192)
         key, piece.lkey = piece.lkey, 0xDEAD00
         # The first part of the message leaves, and then the adapter finds the second's key wrong.
         with pytest.raises(aiordma.CompletionError):
             async with asyncio.timeout(10):
-                await made.clients[0].send([SGE(made.mr, 0, 8192), piece])
+                await made.clients[0].send([first, piece])
         piece.lkey = key
+        if not is_siw:  # of which nothing arrives
+            await until(lambda: bytes(made.mr.view[:1]) == b"x")
         dying = made.servers[0]
         dying.to_error()
         # Linux 6.12 says so on Soft-RoCE; 6.1 and software iWARP do not.
@@ -389,6 +394,7 @@ async def test_a_queue_pair_that_dies_inside_a_message(address: str, is_siw: boo
             assert good == [1, 2, 3]
             # Kept where nobody was told of a flush; the memory of it stays registered.
             assert srq.outstanding == int(told)
+        first.close()
         piece.close()
 
 

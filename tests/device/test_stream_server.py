@@ -82,9 +82,7 @@ async def test_wait_closed_waits_for_the_connections(address: str) -> None:
         return protocols[-1]
 
     server = await aiordma.create_server(factory, address, 0)
-    clients = [
-        (await aiordma.create_connection(Note, address, server.port))[1] for _ in range(3)
-    ]
+    clients = [(await aiordma.create_connection(Note, address, server.port))[1] for _ in range(3)]
     await until(lambda: len(protocols) == 3)
     server.close()
     waiting = asyncio.create_task(server.wait_closed())

@@ -86,8 +86,7 @@ async def taken() -> None:
     await client.close()
     await server.close()
     for end in ends:
-        for part in end.parts.values():
-            part.close()
+        end.close()
         await end.ended()
     say("closed in time:", time.monotonic() - began < 10)
     await outcome("connect", connect(everywhere.port))

@@ -60,7 +60,7 @@ def test_virtual_time(softroce: Runner) -> None:
     script = "echo $AIORDMA_SOFTROCE_VIRTUAL_TIME; cat /proc/uptime; sleep 3600; cat /proc/uptime"
     done = softroce(*UML, "--virtual-time", "--", "sh", "-c", script)
     assert done.returncode == 0, done.stderr
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 60
     flag, before, after = done.stdout.splitlines()
     assert flag == b"1"
     assert 3600 <= float(after.split()[0]) - float(before.split()[0]) < 3610
@@ -101,7 +101,7 @@ def test_time_limit(softroce: Runner) -> None:
     begin = time.monotonic()
     done = softroce(*UML, "--timeout", "3", "--", "sh", "-c", "echo started; sleep 1000")
     assert done.returncode == 124
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 60  # most of it for the guest to boot
     assert done.stdout == b"started\n"
     assert done.stderr == b"softroce: timed out after 3 s; everything was killed\n"
 
@@ -129,7 +129,7 @@ def test_output_is_unchanged_and_separate(softroce: Runner, tmp_path: Path) -> N
     assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(expected[0]).digest()
     assert done.stderr == expected[1][:1_000_000]
     assert done.returncode == 0
-    assert elapsed < 30
+    assert elapsed < 60
 
 
 def test_output_is_live(softroce: Runner) -> None:
@@ -212,7 +212,7 @@ def test_what_is_left_running_is_ended(softroce: Runner) -> None:
     begin = time.monotonic()
     done = softroce(*UML, "--", "sh", "-c", "sleep 1000 & setsid sleep 1000 & echo done")
     assert (done.returncode, done.stdout) == (0, b"done\n")
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
 
 
 def test_the_function(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from aiordma._ffi import lib
 from aiordma.cm import (
@@ -17,59 +16,59 @@ from aiordma.cm import (
     EventChannel,
     EventType,
 )
-from aiordma.verbs import (
-    SGE,
-    Access,
-    CompletionChannel,
-    CompletionQueue,
-    MemoryRegion,
-    ProtectionDomain,
-    QPInitAttr,
-    RecvWR,
-    SendWR,
-    WorkCompletion,
+from aiordma.verbs import SGE, CompletionQueue, RecvWR, SendWR, WorkCompletion
+from tests import native_ends
+from tests.device.oracle import polled
+from tests.native_ends import (
+    LIMIT_S,
+    acked,
+    begun,
+    listening,
+    next_event,
+    parameters,
+    resolved,
 )
 
 if TYPE_CHECKING:
     import pytest
 
-T = TypeVar("T")
+__all__ = [
+    "DEPTH",
+    "LIMIT_S",
+    "MOMENT_S",
+    "End",
+    "Pair",
+    "acked",
+    "begun",
+    "broken",
+    "connected",
+    "half_way",
+    "listening",
+    "next_event",
+    "parameters",
+    "record_calls",
+    "resolved",
+]
 
-LIMIT_S = 20.0
 DEPTH = 8
 # For a test that shows that nothing happens.
 MOMENT_S = 0.2
-EVERYTHING = Access.LOCAL_WRITE | Access.REMOTE_READ | Access.REMOTE_WRITE
 
 
-def parameters() -> ConnectionParameter:
-    """Depths and finite retries: a peer that fails is noticed."""
-    return ConnectionParameter(4, 4, 6, 6)
+class End(native_ends.End):
+    """One end of a connection, and the channel of its events."""
 
-
-@dataclass
-class End:
-    """One end of a connection."""
-
-    events: EventChannel
-    cm_id: ConnectionId
+    def __init__(self, events: EventChannel, cm_id: ConnectionId) -> None:
+        super().__init__(cm_id)
+        self.events = events
 
     def allocate(
         self, cq: CompletionQueue | None = None, *, room: int = 2 * DEPTH, **sizes: Any
     ) -> None:
         """The RDMA structures, in the order of the seeds; `room` is that of the queue."""
-        context = self.cm_id.context
-        assert context is not None
         sizes = {"max_send_wr": DEPTH, "max_recv_wr": DEPTH, **sizes}
-        self.pd = ProtectionDomain(context)
-        self.shared = cq is not None
-        if cq is None:
-            self.channel = CompletionChannel(context)
-            cq = CompletionQueue(context, room, self.channel)
-            cq.req_notify()
-        self.cq = cq
-        self.qp = self.cm_id.create_qp(self.pd, QPInitAttr(send_cq=cq, **sizes))
-        self.mr = MemoryRegion(self.pd, 4096, EVERYTHING)
+        self.build(cq=cq, room=room, notify=True, **sizes)
+        self.mr = self.region(4096)
 
     def post_recv(self, *wr_ids: int, length: int = 256) -> None:
         self.qp.post_recv([RecvWR(wr_id=n, sg_list=[SGE(self.mr, 0, length)]) for n in wr_ids])
@@ -79,23 +78,7 @@ class End:
 
     async def completions(self, count: int) -> list[WorkCompletion]:
         """The next `count` completions of raw posts, by polling."""
-        found: list[WorkCompletion] = []
-        async with asyncio.timeout(LIMIT_S):
-            while len(found) < count:
-                found += self.cq.poll()
-                await asyncio.sleep(0.001)
-        return found
-
-    def close(self) -> None:
-        """Everything that was allocated, and the id."""
-        if hasattr(self, "mr"):
-            self.qp.close()
-            self.mr.close()
-            if not self.shared:
-                self.cq.close()
-                self.channel.close()
-            self.pd.close()
-        self.cm_id.close()
+        return await polled(self.cq, count)
 
 
 @dataclass
@@ -107,47 +90,6 @@ class Pair:
     server: End
     request: ConnectionEvent
     established: ConnectionEvent
-
-
-async def next_event(channel: EventChannel, kind: EventType) -> ConnectionEvent:
-    """The next event of the channel, which has to be of this kind; not acknowledged."""
-    event = await channel.get_event(LIMIT_S)
-    assert event is not None, f"no {kind.name}"
-    assert event.type == kind
-    return event
-
-
-async def acked(channel: EventChannel, kind: EventType) -> ConnectionEvent:
-    """The same, acknowledged."""
-    event = await next_event(channel, kind)
-    event.ack()
-    return event
-
-
-async def begun(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that has come to its first wait: what it posts is posted."""
-    task = asyncio.create_task(coro)
-    await asyncio.sleep(0)
-    return task
-
-
-def listening(events: EventChannel, host: str, port: int = 0) -> ConnectionId:
-    listener = ConnectionId(events)
-    listener.bind_addr((host, port))
-    listener.listen(0)
-    return listener
-
-
-async def resolved(events: EventChannel, host: str, port: int) -> ConnectionId:
-    """An id whose address and route are known."""
-    cm_id = ConnectionId(events)
-    try:
-        await cm_id.resolve_addr((host, port), timeout=5)
-        await cm_id.resolve_route(timeout=5)
-    except BaseException:
-        cm_id.close()
-        raise
-    return cm_id
 
 
 @contextlib.asynccontextmanager

@@ -149,7 +149,7 @@ async def test_j014_resolving_ends_in_time(address: str, limit_s: float) -> None
         begin = loop.time()
         with pytest.raises(aiordma.ConnectTimeoutError):
             await cm_id.resolve_addr((NOBODY, 7471), timeout=limit_s)
-        assert limit_s * 0.9 <= loop.time() - begin < limit_s + 1.0
+        assert limit_s * 0.9 <= loop.time() - begin < limit_s + 2.0
 
 
 async def test_j015_the_route_comes_after_the_address(address: str) -> None:

@@ -152,7 +152,7 @@ async def test_j132_the_order_of_the_seeds(pair: Pair, side: str, state: str) ->
     for part in (end.mr, end.cq, end.channel, end.qp, end.pd, end.cm_id, end.events):
         begin = time.monotonic()
         part.close()
-        assert time.monotonic() - begin < 1.0, f"closing the {part!r} blocked the loop"
+        assert time.monotonic() - begin < 3.0, f"closing the {part!r} blocked the loop"
         assert part.closed
     for part in (end.mr, end.cq, end.channel, end.qp, end.pd, end.cm_id, end.events):
         await part.wait_closed(LIMIT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import mmap
 
 import pytest
@@ -20,7 +21,7 @@ from aiordma.verbs import (
     WCOpcode,
     WorkCompletion,
 )
-from tests.device.oracle import adapter_objects
+from tests.device.oracle import adapter_objects, until
 from tests.seeds.ends import (
     LIMIT_S,
     MOMENT_S,
@@ -234,8 +235,10 @@ async def test_j079_a_task_handles_completions(pair: Pair) -> None:
 
     server.post_recv(0, 1)
     handling = await begun(handle())
-    for _ in range(20):
+    for number in range(20):
         await pair.client.qp.send(SGE(pair.client.mr, 0, 8))
+        # Two receives are posted at a time: a third message may come too early.
+        await until(functools.partial(lambda n: len(found) > n, number))
     async with asyncio.timeout(LIMIT_S):
         await handling
     assert [wc.wr_id for wc in found] == list(range(20))

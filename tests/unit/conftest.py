@@ -30,16 +30,22 @@ async def _bounded(main: Coroutine[Any, Any, Any]) -> Any:
         return await main
 
 
+def _runner(name: str) -> asyncio.Runner:
+    runner = asyncio.Runner(loop_factory=LOOPS[name], debug=True)
+    runner.get_loop().slow_callback_duration = 60  # a busy machine is no news; logs are looked at
+    return runner
+
+
 def run_on(name: str, main: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine on a new loop of the kind `name`, for a bounded time."""
-    with asyncio.Runner(loop_factory=LOOPS[name], debug=True) as runner:
+    with _runner(name) as runner:
         return runner.run(_bounded(main))
 
 
 @pytest.fixture(params=list(LOOPS))
 def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs coroutines on one new loop, asyncio's in one test and uvloop in the next."""
-    with asyncio.Runner(loop_factory=LOOPS[request.param], debug=True) as runner:
+    with _runner(request.param) as runner:
         yield lambda main: runner.run(_bounded(main))
 
 

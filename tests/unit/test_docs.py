@@ -10,7 +10,7 @@ import aiordma
 import aiordma.cm
 import aiordma.memory
 import aiordma.verbs
-from aiordma import errors
+from aiordma import error_words, errors
 from aiordma.endpoint import wire
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FrameKind, RefusalReason
@@ -69,10 +69,10 @@ def test_every_completion_class_is_in_the_table() -> None:
 
 def test_every_call_with_a_hint_is_in_the_table() -> None:
     table = [(cells[0], cells[1]) for cells in rows("errors.md")]
-    for verb, code in errors._ERRNO_HINTS:
+    for verb, code in error_words.ERRNO_HINTS:
         symbol = f"`{errno.errorcode[code]}`"
         assert any(f"`{verb}`" in calls and symbol == name for calls, name in table), (verb, symbol)
-    for code in errors._ERRNO_HINTS_ANY:
+    for code in error_words.ERRNO_HINTS_ANY:
         symbol = f"`{errno.errorcode[code]}`"
         assert any(name == symbol for _, name in table), symbol
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiordma
-from aiordma import errors
+from aiordma import error_words, errors
 from aiordma.cm.enums import EventType
 from aiordma.error_words import SERVICE_REASONS
 from aiordma.errors import (
@@ -119,18 +119,18 @@ def test_an_unknown_completion_status_is_shown(status: int) -> None:
 # ---- errno ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verb", "code"), list(errors._ERRNO_HINTS))
+@pytest.mark.parametrize(("verb", "code"), list(error_words.ERRNO_HINTS))
 def test_every_hint_of_a_call(verb: str, code: int) -> None:
-    hint = errors._ERRNO_HINTS[verb, code]
+    hint = error_words.ERRNO_HINTS[verb, code]
     error = os_error(code, verb)
     assert error.errno == code
     assert f"{verb}: {errno.errorcode[code]}: {os.strerror(code)}" in str(error)
     assert str(error).endswith(f"({hint})")
 
 
-@pytest.mark.parametrize("code", list(errors._ERRNO_HINTS_ANY))
+@pytest.mark.parametrize("code", list(error_words.ERRNO_HINTS_ANY))
 def test_every_hint_of_an_errno(code: int) -> None:
-    assert str(os_error(code, "some_call")).endswith(f"({errors._ERRNO_HINTS_ANY[code]})")
+    assert str(os_error(code, "some_call")).endswith(f"({error_words.ERRNO_HINTS_ANY[code]})")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_the_class_fits_the_errno(code: int, kind: type[OSError]) -> None:
     assert error.errno == code
     assert "(4096 bytes)" in str(error)
     if isinstance(error, RdmaError):
-        assert error.hint == errors._ERRNO_HINTS_ANY.get(code, "")
+        assert error.hint == error_words.ERRNO_HINTS_ANY.get(code, "")
 
 
 @given(st.integers(1, (1 << 31) - 1))
@@ -170,9 +170,9 @@ def test_any_errno_makes_an_error(code: int) -> None:
 ENDS = ("DISCONNECTED", "DEVICE_REMOVAL", "TIMEWAIT_EXIT")
 
 
-@pytest.mark.parametrize("status", list(errors._REJECT_REASONS))
+@pytest.mark.parametrize("status", list(error_words.REJECT_REASONS))
 def test_every_reason_to_reject(status: int) -> None:
-    words, hint = errors._REJECT_REASONS[status]
+    words, hint = error_words.REJECT_REASONS[status]
     error = cm_error("REJECTED", status, b"data")
     assert isinstance(error, errors.ConnectionRejectedError)
     assert isinstance(error, ConnectionRefusedError)

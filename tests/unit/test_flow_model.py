@@ -243,6 +243,7 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
             await end.recv()
 
 
+@pytest.mark.timeout(600)  # HYPOTHESIS_PROFILE=random tries five times as many
 @settings(max_examples=3 * settings().max_examples)
 @given(
     CONFIGS,

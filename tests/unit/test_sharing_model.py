@@ -160,6 +160,7 @@ async def simulate(
         assert region in held
 
 
+@pytest.mark.timeout(600)  # HYPOTHESIS_PROFILE=random tries five times as many
 @settings(max_examples=3 * settings().max_examples)
 @given(
     CONFIGS,
