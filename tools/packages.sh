@@ -29,6 +29,8 @@ peers  | cmd:ibv_devinfo                                    | ibverbs-utils
 peers  | cmd:ib_send_lat                                    | perftest
 peers  | cmd:readelf                                        | binutils
 peers  | cmd:openssl                                        | openssl
+peers  | cmd:socat                                          | socat
+peers  | cmd:curl                                           | curl
 qemu   | cmd:qemu-system-x86_64                             | qemu-system-x86
 qemu   | cmd:modprobe                                       | kmod
 qemu   | cmd:busybox                                        | busybox-static

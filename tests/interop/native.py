@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from aiordma import FlushedError
 from aiordma.cm import (
@@ -21,19 +22,10 @@ from aiordma.cm import (
     EventType,
     PortSpace,
 )
-from aiordma.verbs import (
-    SGE,
-    Access,
-    CompletionChannel,
-    CompletionQueue,
-    MemoryRegion,
-    ProtectionDomain,
-    QPInitAttr,
-    QPType,
-    RecvWR,
-    WorkCompletion,
-)
+from aiordma.verbs import SGE, Access, MemoryRegion, RecvWR, WorkCompletion
+from tests import native_ends
 from tests.interop.program import Program, until_listening
+from tests.native_ends import acked, close_all, listening, resolved
 
 #: What is in a buffer before the peer's bytes arrive, so that zeros are seen to arrive, too.
 POISON = b"\xa5"
@@ -43,7 +35,7 @@ PARAMETER = ConnectionParameter.exact(
 )
 
 
-class End:
+class End(native_ends.End):
     """One end of a connection, or one that datagrams reach: queue pair, completion queue, memory.
 
     Args:
@@ -53,28 +45,14 @@ class End:
     """
 
     def __init__(self, cm_id: ConnectionId, *, depth: int = 16) -> None:
-        context = cm_id.context
-        assert context is not None
-        self.cm_id = cm_id
-        with contextlib.ExitStack() as undo:
-            undo.callback(cm_id.close)
-            self.pd = undo.enter_context(ProtectionDomain(context))
-            channel = undo.enter_context(CompletionChannel(context))
-            self.cq = undo.enter_context(CompletionQueue(context, 2 * depth, channel))
-            attr = QPInitAttr(
-                send_cq=self.cq,
-                max_send_wr=depth,
-                max_recv_wr=depth,
-                qp_type=QPType.UD if cm_id.is_datagram else QPType.RC,
-            )
-            self.qp = undo.enter_context(cm_id.create_qp(self.pd, attr))
-            self._undo = undo.pop_all()
+        super().__init__(cm_id)
+        self.build(room=2 * depth, max_send_wr=depth, max_recv_wr=depth)
 
-    def region(self, size: int, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
-        """Registered memory, filled with POISON."""
-        region = MemoryRegion(self.pd, bytearray(POISON * size), access)
-        self._undo.enter_context(region)
-        return region
+    def region(
+        self, buffer: int, access: Access = Access.LOCAL_WRITE, **options: Any
+    ) -> MemoryRegion:
+        """Registered memory of so many bytes, filled with POISON."""
+        return super().region(bytearray(POISON * buffer), access, **options)
 
     def post_recv(self, *pieces: SGE) -> None:
         """Post a receive for each piece."""
@@ -94,10 +72,6 @@ class End:
         with contextlib.suppress(FlushedError):
             await self.qp.send(piece, imm=imm)
 
-    async def close(self) -> None:
-        self._undo.close()
-        await self.cm_id.wait_closed()
-
 
 class Server:
     """A listening id with a channel of its own.
@@ -110,19 +84,13 @@ class Server:
         self.events = EventChannel()
         with contextlib.ExitStack() as undo:
             undo.callback(self.events.close)
-            self._id = undo.enter_context(ConnectionId(self.events, space))
-            self._id.bind_addr((address, port))
-            self._id.listen()
+            self._id = listening(self.events, address, port, space)
             undo.pop_all()
         self.port = self._id.source_port
 
     async def event(self, kind: EventType) -> ConnectionEvent:
         """The next event, which has to be of this kind."""
-        event = await self.events.get_event(20)
-        assert event is not None
-        event.ack()
-        assert event.type == kind, event
-        return event
+        return await acked(self.events, kind)
 
     async def request(self) -> ConnectionEvent:
         """The next request to connect."""
@@ -146,27 +114,21 @@ async def serving(
         await server.close()
 
 
-async def _dial(
+async def dial(
     events: EventChannel,
     to: tuple[str, int],
     prepare: Callable[[End], object],
     private_data: bytes,
     space: PortSpace,
 ) -> tuple[End, ConnectionEvent]:
-    cm_id = ConnectionId(events, space)
-    try:
-        await cm_id.resolve_addr(to, timeout=5)
-        await cm_id.resolve_route(timeout=5)
-        end = End(cm_id)
-    except BaseException:
-        cm_id.close()
-        raise
+    """Connect; returns this side's end and the event that established the connection."""
+    end = End(await resolved(events, *to, space))
     try:
         prepare(end)
-        parameter = None if cm_id.is_datagram else PARAMETER
-        return end, await cm_id.connect(parameter, private_data=private_data)
+        parameter = None if end.cm_id.is_datagram else PARAMETER
+        return end, await end.cm_id.connect(parameter, private_data=private_data)
     except BaseException:
-        await end.close()
+        await close_all(end)
         raise
 
 
@@ -188,12 +150,12 @@ async def dialed(
     events = EventChannel()
     try:
         end, answer = await until_listening(
-            server, lambda: _dial(events, (address, port), prepare, private_data, space)
+            server, lambda: dial(events, (address, port), prepare, private_data, space)
         )
         try:
             yield Dialed(end, answer, events)
         finally:
-            await end.close()
+            await close_all(end)
     finally:
         events.close()
         await events.wait_closed()

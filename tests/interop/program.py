@@ -20,7 +20,7 @@ from aiordma import ConnectionRejectedError
 T = TypeVar("T")
 
 #: Seconds of a conversation; all of them take far less than one, but mckey, which sleeps for 3.
-LIMIT_S = 40.0
+LIMIT_S = 80.0
 _LONGEST_LINE = 1 << 20
 #: Nobody listens there, in the words of InfiniBand, of its datagrams, and of iWARP.
 _NOBODY = (8, 1, -errno.ECONNREFUSED)
@@ -60,15 +60,23 @@ class Program:
 
     async def finish(self, status: int = 0) -> list[str]:
         """Wait for the end; the exit status has to be `status`.  Returns all that it said."""
-        await self._reader
-        assert await self._process.wait() == status
+        assert await self.over() == status
         return self.lines
+
+    async def over(self) -> int:
+        """Wait for the end; returns the exit status."""
+        await self._reader
+        return await self._process.wait()
 
     async def write(self, line: str) -> None:
         """Put a line into its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()
+
+    def kill(self) -> None:
+        """End it by SIGKILL: nothing of its own is done any more."""
+        self._process.kill()
 
     def said(self, prefix: str) -> list[str]:
         """The rest of each line that begins with `prefix`."""

@@ -10,7 +10,9 @@ import aiordma
 from aiordma import Connection, ConnectionConfig, ConnectionLostError
 from tests.interop.program import running, until_listening
 
-CONFIG = ConnectionConfig(raw=True, slot_size=64, recv_depth=2, send_depth=1)
+CONFIG = ConnectionConfig(
+    raw=True, slot_size=64, recv_depth=2, send_depth=1, connect_timeout_s=35, handshake_timeout_s=35
+)
 STEPS = [
     "create id", "resolve addr", "resolve route", "create qp", "connect", "disconnect", "destroy",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from tests.interop.datagram_programs import GROUP, IDLE, mckey
 from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Mailbox
 from tests.interop.native import End
 from tests.interop.program import assert_bytes, running
+from tests.native_ends import close_all
 
 NO_DATAGRAMS = "mckey: unable to create QP: Operation not supported"
 
@@ -38,7 +39,7 @@ async def member(address: str, *, send_only: bool) -> AsyncIterator[tuple[End, C
             yield end, await cm_id.join_multicast(GROUP, send_only=send_only)
             await cm_id.leave_multicast(GROUP)
         finally:
-            await end.close()
+            await close_all(end)
     finally:
         events.close()
         await events.wait_closed()

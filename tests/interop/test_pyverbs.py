@@ -24,6 +24,7 @@ from tests.interop import conversation as c
 from tests.interop.native import PARAMETER, End, dialed, serving
 from tests.interop.program import assert_bytes, until_listening
 from tests.interop.pyverbs_program import DONE, pyverbs, trimmed
+from tests.native_ends import close_all
 
 RAW = ConnectionConfig(raw=True, slot_size=c.SIZE, recv_depth=4, send_depth=4)
 
@@ -198,7 +199,7 @@ async def test_memory_with_pyverbs_as_client(address: str, is_siw: bool) -> None
             await side.talk()
             await server.event(EventType.DISCONNECTED)
         finally:
-            await end.close()
+            await close_all(end)
         assert (await peer.finish())[-1] == DONE
 
 

@@ -10,6 +10,7 @@ from aiordma.cm import EventType
 from aiordma.verbs import SGE
 from tests.interop.native import PARAMETER, POISON, End, dialed, serving
 from tests.interop.program import assert_bytes, running, until_listening
+from tests.native_ends import close_all
 
 RAW = ConnectionConfig(raw=True, slot_size=64, recv_depth=2, send_depth=1)
 THEIRS = bytes(16)  # both programs send an array that nothing was written to
@@ -64,7 +65,7 @@ async def test_what_rdma_client_sends(address: str) -> None:
             await end.send_last(SGE(region, 0, 16))
             await server.event(EventType.DISCONNECTED)
         finally:
-            await end.close()
+            await close_all(end)
         await client.finish()
 
 

@@ -18,6 +18,7 @@ from aiordma.verbs import SGE, Access
 from tests.interop.native import PARAMETER, POISON, Dialed, End, Server, dialed, serving
 from tests.interop.program import Program, assert_bytes, running
 from tests.interop.rping import COUNT, INFO, SIZES, assert_shown, ping, rping_client, rping_server
+from tests.native_ends import close_all
 
 
 class Pings:
@@ -86,7 +87,7 @@ async def accepted(server: Server, size: int) -> AsyncIterator[Pings]:
         await end.cm_id.accept(PARAMETER)
         yield pings
     finally:
-        await end.close()
+        await close_all(end)
 
 
 @pytest.mark.parametrize("size", SIZES)

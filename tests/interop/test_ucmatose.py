@@ -19,7 +19,10 @@ from tests.interop.program import Program, assert_bytes, running, until_listenin
 MESSAGES = 10
 FEW = 5  # connections, where they are not the point
 SIZE = 2000
-CONFIG = ConnectionConfig(raw=True, slot_size=SIZE, recv_depth=MESSAGES, send_depth=MESSAGES)
+CONFIG = ConnectionConfig(
+    raw=True, slot_size=SIZE, recv_depth=MESSAGES, send_depth=MESSAGES,
+    connect_timeout_s=35, handshake_timeout_s=35,
+)  # fmt: skip
 
 # The GNU C library fills what malloc returns with the complement of this byte.  (Not what is below
 # about a KiB: that comes from a cache which it does not fill.)

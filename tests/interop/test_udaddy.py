@@ -19,6 +19,7 @@ from tests.interop.datagram_programs import PORT, SERVICES, assert_well, udaddy
 from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Letter, Mailbox
 from tests.interop.native import End, Server, dialed, serving
 from tests.interop.program import Program, assert_bytes, running
+from tests.native_ends import close_all
 
 NO_DATAGRAMS = "udaddy: unable to create QP: Operation not supported"
 
@@ -94,7 +95,7 @@ async def test_aiordma_serves_udaddy(address: str, is_siw: bool, *, shared: bool
             await client.finish()
         finally:
             for end in ends:
-                await end.close()
+                await close_all(end)
     assert_well(client)
 
 

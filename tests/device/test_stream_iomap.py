@@ -1,0 +1,138 @@
+"""Mappings between two streams of aiordma; tests/interop/test_riostream.py has a foreign peer."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+from aiordma import ConnectionLostError, RemoteAccessError, StreamConfig
+from aiordma.streams.iomap import StreamIomap
+from aiordma.verbs import SGE
+from tests.device.streaming import Streams, stream_pair
+
+CONFIG = StreamConfig(iomap_slots=2)
+SIZE = 3000
+
+
+def iomap(side: Streams) -> StreamIomap:
+    """The mappings of one end."""
+    found: StreamIomap = side[1].transport.iomap  # type: ignore[attr-defined]
+    return found
+
+
+async def tell(one: Streams, other: Streams) -> None:
+    """Send a word, behind which everything before it is known there."""
+    one[1].write(b"!")
+    assert await other[0].readexactly(1) == b"!"
+
+
+async def test_writes_by_both_sides(address: str) -> None:
+    """Each writes a piece of its memory to a piece of the other's."""
+    async with stream_pair(address, CONFIG) as sides:
+        for here, there in (sides, sides[::-1]):
+            with await iomap(here).map(SIZE, 1 << 40) as shown:
+                shown.region.view[:] = b"." * SIZE
+                await tell(here, there)
+                source = await iomap(there).register(bytearray(b"0123456789"))
+                await iomap(there).write(SGE(source, 2, 5), (1 << 40) + 1000)
+                await tell(there, here)
+                assert bytes(shown.region.view[995:1010]) == b".....23456....."
+
+
+async def test_a_mapping_is_known_by_its_address(address: str) -> None:
+    async with stream_pair(address, CONFIG) as (here, there):
+        with await iomap(here).map(bytearray(SIZE)) as shown:
+            await tell(here, there)
+            assert shown.offset == shown.region.addr
+            assert iomap(there).mappings() == [
+                (shown.region.addr, shown.region.addr, shown.region.rkey, SIZE)
+            ]
+
+
+async def test_data_waits_for_a_mapping(address: str) -> None:
+    """No credit, no mapping: what is written meanwhile comes after it."""
+    config = StreamConfig(iomap_slots=2, recv_depth=16)
+    async with stream_pair(address, config) as (here, there):
+        receiving: Any = there[1].transport
+        receiving.pause_reading()
+        for _ in range(16):  # as many messages as the other side takes
+            here[1].write(b"x")
+        with await iomap(here).map(SIZE, 7):
+            here[1].write(b"y")
+            assert here[1].transport.get_write_buffer_size() == 1
+            receiving.resume_reading()
+            assert await there[0].readexactly(17) == b"x" * 16 + b"y"
+            assert [mapping.offset for mapping in iomap(there).mappings()] == [7]
+
+
+async def test_where_nothing_is_mapped(address: str) -> None:
+    async with stream_pair(address, CONFIG) as (here, there):
+        source = await iomap(there).register(SIZE)
+        with pytest.raises(ValueError, match="no mapping"):
+            await iomap(there).write(source, 0)
+        with await iomap(here).map(SIZE, 0):
+            await tell(here, there)
+            await iomap(there).write(source, 0)
+            for offset in (-1, 1, SIZE):
+                with pytest.raises(ValueError, match="no mapping"):
+                    await iomap(there).write(source, offset)
+
+
+async def test_as_many_as_the_peer_takes(address: str) -> None:
+    """A slot is free again when its mapping has ended."""
+    async with stream_pair(address, CONFIG) as (here, there):
+        shown = [await iomap(here).map(SIZE, SIZE * n) for n in range(2)]
+        with pytest.raises(OSError, match="2 mappings") as caught:
+            await iomap(here).map(SIZE, SIZE * 2)
+        assert caught.value.errno == errno.ENOBUFS
+        shown[0].close()
+        shown[0].close()
+        await iomap(here).map(SIZE, SIZE * 2)
+        await tell(here, there)
+        assert {one.offset for one in iomap(there).mappings()} == {SIZE, SIZE * 2}
+
+
+async def test_a_peer_without_slots(address: str) -> None:
+    async with stream_pair(address) as (here, _):
+        with pytest.raises(OSError, match="0 mappings"):
+            await iomap(here).map(SIZE)
+
+
+async def test_a_mapping_that_has_ended(address: str, is_siw: bool) -> None:
+    """A write by one who was not told ends the connection."""
+    async with stream_pair(address, CONFIG) as (here, there):
+        with await iomap(here).map(SIZE, 0) as shown:
+            await tell(here, there)
+        await shown.region.wait_closed()
+        source = await iomap(there).register(SIZE)
+        if is_siw:  # which tells a write complete before it is refused
+            await iomap(there).write(source, 0)
+        else:
+            with pytest.raises(RemoteAccessError):
+                await iomap(there).write(source, 0)
+        for reader, _ in (here, there):
+            with pytest.raises(ConnectionLostError):
+                await reader.read()
+
+
+async def test_after_the_end(address: str) -> None:
+    async with stream_pair(address, CONFIG) as (here, there):
+        mapped = await iomap(here).map(SIZE, 0)
+        await tell(here, there)
+        source = await iomap(there).register(SIZE)
+        for _, writer in (here, there):
+            writer.close()
+            await writer.wait_closed()
+            await writer.transport.wait_closed()  # type: ignore[attr-defined]
+        assert mapped.region.closed
+        assert source.closed
+        mapped.close()
+        for side in (here, there):
+            with pytest.raises(ConnectionLostError):
+                await iomap(side).map(SIZE)
+            with pytest.raises(ConnectionLostError):
+                await iomap(side).register(SIZE)
+            with pytest.raises(ConnectionLostError):
+                await iomap(side).write(source, 0)
