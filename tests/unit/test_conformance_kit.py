@@ -1,0 +1,71 @@
+"""The conformance kit accepts the transports of asyncio and of uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+
+from aiordma.testing.stream_conformance import StreamConformance
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Tcp(StreamConformance):
+    """The loop's own TCP transports."""
+
+    @asynccontextmanager
+    async def connection(
+        self, server_factory: Factory, client_factory: Factory
+    ) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(server_factory, "127.0.0.1", 0)
+        try:
+            await loop.create_connection(client_factory, *server.sockets[0].getsockname())
+            yield
+        finally:
+            server.close()
+
+    def vanish(self, transport: asyncio.Transport) -> None:
+        """With nothing to linger for, the kernel sends a reset."""
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+
+
+class AsyncioTcp(Tcp):
+    deviations = frozenset({"gaps are fatal"})
+
+
+class UvloopTcp(Tcp):
+    deviations = frozenset(
+        {
+            "foreign class",
+            "failed start is deaf",
+            "nothing of any type",
+            "buffers are kept",
+            "start cannot pause",
+            "end is not reading",
+            "abort keeps size",
+            "dead writes raise",
+            "short reports",
+            "vague get_buffer",
+        }
+    )
+
+
+@pytest.mark.parametrize("name", StreamConformance.names())
+def test_asyncio(name: str) -> None:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        runner.run(getattr(AsyncioTcp(), name)())
+
+
+@pytest.mark.parametrize("name", StreamConformance.names())
+def test_uvloop(name: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(getattr(UvloopTcp(), name)())
