@@ -85,6 +85,17 @@ venv_ensure() {
     stamp_set root "$ROOT"
 }
 
+# CPython's own tests of asyncio, which tests/conformance runs over RDMA. They come with Python
+# itself, but Debian and Ubuntu put them into a package of their own.
+cpython_tests_ensure() {
+    local name
+    "$PY" -c 'import test.test_asyncio' 2>/dev/null && return
+    name=$("$PY" -c 'import sys; print("libpython%d.%d-testsuite" % sys.version_info[:2])')
+    packages_ensure "+$name"
+    "$PY" -c 'import test.test_asyncio' 2>/dev/null ||
+        die "$PY has no tests of CPython (test.test_asyncio), although $name is installed."
+}
+
 # pip_install LOG ARGUMENT...
 pip_install() {
     local log=$1

@@ -216,6 +216,14 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
     ),
     _device(
+        "conformance",
+        "CPython's own tests of asyncio's streams, TLS and sendfile, over RDMA",
+        RXE,
+        "tests/conformance",
+        *("--loop=asyncio", "--timeout=100"),
+        limit_s=600,
+    ),
+    _device(
         "two-hosts",
         "a link on which packets get lost, doubled and late",
         (*RXE, "--hosts", "2", "--virtual-time"),
@@ -229,15 +237,15 @@ STAGES: tuple[Stage, ...] = (
         RXE,
         "tests/interop",
         "--loop=asyncio",
-        limit_s=450,
+        limit_s=600,
     ),
     _device(
         "interop-rxe-uvloop",
         "those with the most connections and the most kinds of requests, on uvloop",
         RXE,
         "tests/interop",
-        *("--loop=uvloop", "-k", "rping or ucmatose"),
-        limit_s=450,
+        *("--loop=uvloop", "-k", "rping or ucmatose or rstream"),
+        limit_s=600,
     ),
     _device(
         "interop-siw",
@@ -245,6 +253,6 @@ STAGES: tuple[Stage, ...] = (
         (*UML, "--device", "siw"),
         "tests/interop",
         "--loop=uvloop",
-        limit_s=450,
+        limit_s=600,
     ),
 )
