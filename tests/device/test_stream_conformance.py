@@ -7,12 +7,15 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
+
 import aiordma
 from aiordma.testing.stream_conformance import StreamConformance
 
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
+@pytest.mark.slow
 class TestRdmaTransport(StreamConformance):
     """Every check of the kit."""
 

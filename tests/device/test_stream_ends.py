@@ -1,0 +1,113 @@
+"""Every clean way to end a stream, on both sides at once: all bytes arrive, without an error.
+
+The rsockets protocol says SHUTDOWN or DISCONNECT according to what the other side has said, and the
+two may cross on the wire; tests/unit/test_rsocket_ending.py has the rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from random import Random
+
+import pytest
+
+from aiordma import StreamConfig
+from tests.device.streaming import Note, noted
+
+pytestmark = pytest.mark.device
+
+SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
+ROUNDS = 8
+SIZES = (0, 1, 5000, 100_000, 400_000)
+SMALL = StreamConfig(receive_buffer_size=8192, send_buffer_size=8192, recv_depth=16, send_depth=16)
+
+
+class Side(Note):
+    """What each side says is given to it by `begin`; the other one's end may come before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = False
+
+    def begin(self, data: bytes) -> None:
+        self.begun = True
+        self.say(data)
+
+    def say(self, data: bytes) -> None:
+        self.transport.write(data)
+        if "eof" in self.calls:
+            self.transport.close()
+
+    def eof_received(self) -> bool:
+        super().eof_received()
+        if self.begun:
+            self.transport.close()
+        return True
+
+
+class Eager(Side):
+    """Says its part, then that it is done; closes when the other one is done, too."""
+
+    def say(self, data: bytes) -> None:
+        self.transport.write(data)
+        self.transport.write_eof()
+        if "eof" in self.calls:
+            self.transport.close()
+
+
+class Polite(Side):
+    """Listens to the end, then says its part and closes."""
+
+    answer = b""
+
+    def say(self, data: bytes) -> None:
+        self.answer = data
+        if "eof" in self.calls:
+            self.close()
+
+    def eof_received(self) -> bool:
+        Note.eof_received(self)
+        if self.begun:
+            self.close()
+        return True
+
+    def close(self) -> None:
+        self.transport.write(self.answer)
+        self.transport.close()
+
+
+class Plain(Side):
+    """Says its part; what it does at the other one's end is asyncio's default: it closes."""
+
+    def eof_received(self) -> bool:
+        Note.eof_received(self)
+        return not self.begun
+
+
+@pytest.mark.parametrize("config", [None, SMALL], ids=["default", "small"])
+@pytest.mark.parametrize(
+    ("client", "server"),
+    [(Eager, Eager), (Eager, Polite), (Polite, Eager), (Eager, Plain), (Plain, Eager)],
+)
+async def test_clean_ends(
+    address: str, client: type[Side], server: type[Side], config: StreamConfig | None
+) -> None:
+    rng = Random(f"{SEED}/{client.__name__}/{server.__name__}")
+    for number in range(ROUNDS):
+        async with noted(address, config, client=client, server=server) as both:
+            parts = [rng.randbytes(rng.choice(SIZES)) for _ in range(2)]
+            sides = [both.client, both.server]
+            for index in rng.sample((0, 1), 2):
+                sides[index].begin(parts[index])
+                for _ in range(rng.choice((0, 0, 1, 5))):
+                    await asyncio.sleep(0)
+            ends = [await side.ended() for side in sides]
+        note = f"seed {SEED}, round {number}: {[len(part) for part in parts]} bytes"
+        assert ends == [None, None], note
+        assert both.server.data == parts[0], note
+        assert both.client.data == parts[1], note
+        for side in sides:
+            calls = [call for call in side.calls if call not in ("pause", "resume", "data")]
+            assert calls == ["made", "eof", "lost"], (calls, note)
+            assert side.calls[-1] == "lost", note
