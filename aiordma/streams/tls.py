@@ -7,10 +7,12 @@ nothing but a loop with timers, is put in between here.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl as ssl_module
 from asyncio import sslproto
 from typing import Any, cast
 
+from aiordma.errors import ConnectionLostError
 from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["secured", "start_tls"]
@@ -46,10 +48,18 @@ async def secured(
     wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
     try:
         await waiter
+        _check_handshake(wrapped)
     except BaseException:
         wrapped.close()
         raise
     return wrapped
+
+
+def _check_handshake(wrapped: asyncio.Transport) -> None:
+    """asyncio takes a connection that was aborted in the middle of its handshake for a good one."""
+    if wrapped.get_extra_info("cipher") is None:
+        text = "the connection ended in the middle of the TLS handshake"
+        raise ConnectionLostError(errno.ECONNABORTED, text)
 
 
 async def start_tls(
@@ -95,6 +105,8 @@ async def start_tls(
         ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout,
         call_connection_made=False,
     )  # fmt: skip
+    # Made now: after a connection that ends at once it could not be.
+    wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
     # Not a byte may come between the old protocol and the new one.
     transport.pause_reading()
     transport.set_protocol(ssl_protocol)
@@ -102,10 +114,10 @@ async def start_tls(
     resumed = loop.call_soon(transport.resume_reading)
     try:
         await waiter
+        _check_handshake(wrapped)
     except BaseException:
         transport.close()
         made.cancel()
         resumed.cancel()
         raise
-    wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
     return wrapped

@@ -28,6 +28,7 @@ DEVIATIONS: dict[str, str] = {
     "nothing of any type": "`write` takes anything empty, whatever its type.",
     "buffers are kept": "`write` makes no copy: a buffer may be changed only when it is sent.",
     "start cannot pause": "Pausing within `connection_made` is forgotten.",
+    "start pauses in name": "Pausing within `connection_made` is told by `is_reading` alone.",
     "end is not reading": "`is_reading` is False within `eof_received`.",
     "abort keeps size": "`get_write_buffer_size` still counts what `abort` has dropped.",
     "dead writes raise": "`write` and `writelines` raise RuntimeError after `connection_lost`.",

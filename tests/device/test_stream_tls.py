@@ -1,0 +1,148 @@
+"""TLS over streams: from the first byte and in the middle, on both ends and both loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any, NamedTuple
+
+import pytest
+import trustme
+
+import aiordma
+from aiordma import RdmaServer, RdmaStreamReader, RdmaStreamWriter, RdmaTransport
+from tests.device.streaming import Note, noted
+
+pytestmark = pytest.mark.device
+
+NAME = "stream.example"
+
+
+class Contexts(NamedTuple):
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Contexts:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(NAME).configure_cert(server)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client)
+    return Contexts(server, client)
+
+
+async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65_536):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_from_the_first_byte(address: str, contexts: Contexts) -> None:
+    data = bytes(range(256)) * 4000
+    async with await aiordma.start_server(copy, address, 0, ssl=contexts.server) as server:
+        reader, writer = await aiordma.open_connection(
+            address, server.port, ssl=contexts.client, server_hostname=NAME
+        )
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        assert writer.get_extra_info("cipher")
+        assert writer.get_extra_info("device")  # what carries it, through TLS
+        assert not writer.can_write_eof()
+        into = bytearray(len(data))
+
+        async def receive() -> None:
+            at = 0
+            with memoryview(into) as view:
+                while at < len(into):
+                    at += await reader.readinto(view[at:])
+
+        async def send() -> None:
+            for at in range(0, len(data), 100_000):
+                writer.write(data[at : at + 100_000])
+                await writer.drain()
+
+        await asyncio.gather(send(), receive())
+        assert into == data
+        writer.close()
+        await writer.wait_closed()
+        assert await reader.read() == b""
+
+
+async def test_a_name_that_is_not_the_servers(address: str, contexts: Contexts) -> None:
+    async with await aiordma.create_server(Note, address, 0, ssl=contexts.server) as server:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await aiordma.create_connection(
+                Note, address, server.port, ssl=contexts.client, server_hostname="other.example"
+            )
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await aiordma.create_connection(Note, address, server.port, ssl=True)
+
+
+async def test_a_handshake_that_nobody_answers(address: str, contexts: Contexts) -> None:
+    async with await aiordma.create_server(Note, address, 0) as server:
+        with pytest.raises(ConnectionAbortedError, match="SSL handshake"):
+            await aiordma.create_connection(
+                Note,
+                address,
+                server.port,
+                ssl=contexts.client,
+                server_hostname=NAME,
+                ssl_handshake_timeout=0.5,
+            )
+
+
+async def upgraded(address: str, contexts: Contexts) -> tuple[RdmaServer, Any]:
+    """A server that says hello in the clear and goes over to TLS."""
+
+    async def answer(reader: RdmaStreamReader, writer: RdmaStreamWriter) -> None:
+        assert await reader.readline() == b"STARTTLS\n"
+        writer.write(b"go\n")
+        with contextlib.suppress(ConnectionError):  # one test breaks it off
+            await writer.start_tls(contexts.server)
+            await copy(reader, writer)
+
+    server = await aiordma.start_server(answer, address, 0)
+    reader, writer = await aiordma.open_connection(address, server.port)
+    writer.write(b"STARTTLS\n")
+    assert await reader.readline() == b"go\n"
+    await writer.start_tls(contexts.client, server_hostname=NAME)
+    return server, (reader, writer)
+
+
+async def test_in_the_middle(address: str, contexts: Contexts) -> None:
+    server, (reader, writer) = await upgraded(address, contexts)
+    async with server:
+        assert writer.get_extra_info("ssl_object") is not None
+        writer.write(b"secret\n")
+        assert await reader.readline() == b"secret\n"
+        into = bytearray(4)
+        writer.write(b"more")
+        assert await reader.readinto(into) == 4
+        assert into == b"more"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_start_tls_of_what_is_no_transport(address: str, contexts: Contexts) -> None:
+    async with noted(address) as both:
+        transport = both.client.transport
+        assert isinstance(transport, RdmaTransport)
+        with pytest.raises(TypeError, match="SSLContext"):
+            await aiordma.start_tls(transport, both.client, True)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="not supported"):
+            await aiordma.start_tls(asyncio.Transport(), both.client, contexts.client)
+
+
+async def test_a_peer_that_breaks_off(address: str, contexts: Contexts) -> None:
+    server, (reader, writer) = await upgraded(address, contexts)
+    async with server:
+        server.abort_clients()
+        with pytest.raises(ConnectionError):
+            await reader.read()
+        writer.close()
+        with pytest.raises(ConnectionError):
+            await writer.wait_closed()
