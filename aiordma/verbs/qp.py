@@ -7,6 +7,7 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from aiordma._ffi import ffi, lib
@@ -144,10 +145,6 @@ class QueuePair(Requests, Groups):
         """Change attributes (`ibv_modify_qp(3)`), by their C names.
 
         Args:
-            mask: Which attributes are given.
-            attributes: Their values.
-
-        Args:
             mask: Which attributes are meant.
             attributes: Their values, such as `qp_state=QPState.ERR`.
 
@@ -166,6 +163,8 @@ class QueuePair(Requests, Groups):
 
     def _modify(self, attr: Any, mask: int) -> None:
         check_errno(lib.ibv_modify_qp(self._require(), attr, mask), "ibv_modify_qp")
+        if mask & QPAttrMask.MAX_QP_RD_ATOMIC:
+            self._rules = replace(self._rules, read_depth=int(attr.max_rd_atomic))
         if mask & QPAttrMask.STATE and attr.qp_state == QPState.ERR:
             self._enter_error()
 

@@ -68,6 +68,8 @@ class WRRules:
         max_datagram: Bytes that a message of a UD queue pair may have: the port's MTU; 0 for
             other types.
         max_message: Bytes that any message may have.
+        read_depth: Reads and atomics that may be under way, once the queue pair is connected; with
+            none Soft-RoCE would take one and never begin it, nor anything behind it.
     """
 
     limits: QPLimits
@@ -79,6 +81,7 @@ class WRRules:
     fussy: bool = False
     max_datagram: int = 0
     max_message: int = 1 << 31
+    read_depth: int | None = None
 
     @classmethod
     def of(
@@ -126,6 +129,9 @@ class WRRules:
         opcode = request.opcode
         if opcode not in self.opcodes:
             msg = f"{Opcode(opcode).name} is not possible on {self.where}: no {_kind(opcode)} there"
+            raise NotSupportedError(errno.EOPNOTSUPP, msg)
+        if self.read_depth == 0 and (opcode in _READS or opcode in ATOMICS):
+            msg = f"{Opcode(opcode).name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
 
     def check_datagram(self, request: SendWR) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -155,6 +156,10 @@ async def test_a_read_that_was_not_promised(scene: Scene, is_siw: bool) -> None:
             with pytest.raises(aiordma.CompletionError):
                 await asyncio.wait_for(reading, LIMIT_S)
         else:
+            with pytest.raises(aiordma.NotSupportedError, match="initiator_depth 0"):
+                await reading
+            peer.qp._rules = replace(peer.qp._rules, read_depth=None)
+            reading = peer.qp.read(peer.mr, theirs.buffer_addr, theirs.buffer_key)
             waiting = await begun(reading)
             peer.data(b"behind")
             with pytest.raises(TimeoutError):
