@@ -178,7 +178,8 @@ async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
             if len(self.data) % burst == 0:
                 self.transport.write(b"+")
 
-    async with noted(address, server=Count) as both:
+    config = StreamConfig(recv_depth=512, send_depth=512)
+    async with noted(address, config, server=Count) as both:
         sent = bytearray()
         for n in range(rounds):
             for k in range(burst):  # fewer than may be under way, so that none is joined
