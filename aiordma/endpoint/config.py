@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
@@ -93,41 +94,35 @@ class ConnectionConfig:
 
     def __post_init__(self) -> None:
         smallest = 2 * (FRAME_SIZE + RENDEZVOUS.size)
-        for name, low, high in (
-            ("slot_size", 1 if self.raw else smallest, 1 << 30),
-            ("recv_depth", 2, 16_000),
-            ("send_depth", 1, 16_000),
-            ("rendezvous_window", 1, 255),
-            ("max_message_size", 1024, (1 << 32) * 1024 - 1),
-            ("receive_buffer_size", 1, 1 << 50),
-            ("responder_resources", 1, 255),
-            ("initiator_depth", 1, 255),
-            ("one_sided_depth", 1, 4096),
-            ("registration_cache_size", 0, 1 << 50),
-            ("ack_timeout", 8, 31),
-            ("retry_count", 0, 6),
-            ("rnr_retry_count", 0, 7),
-            ("tos", 0, 255),
-        ):
-            value = getattr(self, name)
-            if value is None and name == "tos":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                msg = f"{name} is an int, not {value!r}"
-                raise TypeError(msg)
-            if not low <= value <= high:
-                msg = f"{name} is {value}, not in {low}..{high}"
-                raise ValueError(msg)
+        check_numbers(
+            self,
+            (
+                ("slot_size", 1 if self.raw else smallest, 1 << 30),
+                ("recv_depth", 2, 16_000),
+                ("send_depth", 1, 16_000),
+                ("rendezvous_window", 1, 255),
+                ("max_message_size", 1024, (1 << 32) * 1024 - 1),
+                ("receive_buffer_size", 1, 1 << 50),
+                ("responder_resources", 1, 255),
+                ("initiator_depth", 1, 255),
+                ("one_sided_depth", 1, 4096),
+                ("registration_cache_size", 0, 1 << 50),
+                ("ack_timeout", 8, 31),
+                ("retry_count", 0, 6),
+                ("rnr_retry_count", 0, 7),
+                ("tos", 0, 255),
+            ),
+            optional=("tos",),
+        )
         rnr_timer_code(self.min_rnr_timer_ms)
-        for name in (
-            "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-            "idle_timeout_s", "stall_timeout_s",
-        ):  # fmt: skip
-            seconds = getattr(self, name)
-            if seconds is not None and not seconds > 0:
-                msg = f"{name} is {seconds}, not a positive number of seconds"
-                raise ValueError(msg)
-
+        check_seconds(
+            self,
+            (
+                "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
+                "idle_timeout_s", "stall_timeout_s",
+            ),
+            optional=("stall_timeout_s",),
+        )  # fmt: skip
         if self.shared_slots is not None:
             self._check_sharing(self.shared_slots)
 

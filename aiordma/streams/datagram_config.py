@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from aiordma.endpoint.config_check import check_numbers, check_seconds
 
 __all__ = ["DatagramAddress", "DatagramConfig", "Key", "key_of"]
 
@@ -59,26 +60,17 @@ class DatagramConfig:
     close_timeout_s: float = 5.0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("recv_depth", 1, 16_000),
-            ("send_depth", 1, 16_000),
-            ("max_buffer_size", 1, 1 << 50),
-            ("max_destinations", 1, 1 << 16),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                msg = f"{name} is an int, not {value!r}"
-                raise TypeError(msg)
-            if not low <= value <= high:
-                msg = f"{name} is {low} to {high}, not {value}"
-                raise ValueError(msg)
-        for name in ("resolve_timeout_s", "refresh_s", "close_timeout_s"):
-            value = getattr(self, name)
-            if value is None and name == "refresh_s":
-                continue
-            if not isinstance(value, int | float) or not 0 < value < math.inf:
-                msg = f"{name} is a positive number of seconds, not {value!r}"
-                raise ValueError(msg)
+        check_numbers(
+            self,
+            (
+                ("recv_depth", 1, 16_000),
+                ("send_depth", 1, 16_000),
+                ("max_buffer_size", 1, 1 << 50),
+                ("max_destinations", 1, 1 << 16),
+            ),
+        )
+        names = ("resolve_timeout_s", "refresh_s", "close_timeout_s")
+        check_seconds(self, names, optional=("refresh_s",))
 
 
 def key_of(address: Any) -> Key:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = ["StreamConfig"]
@@ -60,37 +61,30 @@ class StreamConfig:
     idle_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("receive_buffer_size", 4096, 1 << 30),
-            ("send_buffer_size", 4096, 1 << 30),
-            ("recv_depth", 16, 16_000),
-            ("send_depth", 16, 16_000),
-            ("iomap_slots", 0, 128),
-            ("ack_timeout", 8, 31),
-            ("retry_count", 0, 6),
-            ("rnr_retry_count", 0, 7),
-            ("tos", 0, 255),
-        ):
-            value = getattr(self, name)
-            if value is None and name == "tos":
-                continue
-            if not isinstance(value, int) or isinstance(value, bool):
-                msg = f"{name} is an int, not {value!r}"
-                raise TypeError(msg)
-            if not low <= value <= high:
-                msg = f"{name} is {value}, not in {low}..{high}"
-                raise ValueError(msg)
+        check_numbers(
+            self,
+            (
+                ("receive_buffer_size", 4096, 1 << 30),
+                ("send_buffer_size", 4096, 1 << 30),
+                ("recv_depth", 16, 16_000),
+                ("send_depth", 16, 16_000),
+                ("iomap_slots", 0, 128),
+                ("ack_timeout", 8, 31),
+                ("retry_count", 0, 6),
+                ("rnr_retry_count", 0, 7),
+                ("tos", 0, 255),
+            ),
+            optional=("tos",),
+        )
         if self.receive_buffer_size % 2:
             msg = f"receive_buffer_size is {self.receive_buffer_size}: it is used in two halves"
             raise ValueError(msg)
         rnr_timer_code(self.min_rnr_timer_ms)
-        for name in (
-            "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-            "idle_timeout_s",
-        ):  # fmt: skip
-            seconds = getattr(self, name)
-            if seconds is None and name in ("keepalive_s", "idle_timeout_s"):
-                continue
-            if not seconds > 0:
-                msg = f"{name} is {seconds}, not a positive number of seconds"
-                raise ValueError(msg)
+        check_seconds(
+            self,
+            (
+                "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
+                "idle_timeout_s",
+            ),
+            optional=("keepalive_s", "idle_timeout_s"),
+        )  # fmt: skip

@@ -56,7 +56,7 @@ async def secured(
 
 
 def _check_handshake(wrapped: asyncio.Transport) -> None:
-    """asyncio takes a connection that was aborted in the middle of its handshake for a good one."""
+    """Asyncio takes a connection that was aborted in the middle of its handshake for a good one."""
     if wrapped.get_extra_info("cipher") is None:
         text = "the connection ended in the middle of the TLS handshake"
         raise ConnectionLostError(errno.ECONNABORTED, text)
