@@ -303,7 +303,7 @@ class RdmaServer(asyncio.AbstractServer):
         if not self._serving:
             self._serving = True
             for cm_id in self._ids:
-                cm_id.listen(_KERNEL_BACKLOG)
+                cm_id.listen(max(_KERNEL_BACKLOG, 2 * self._backlog))
 
     async def serve_forever(self) -> None:
         """Accept connections until it is canceled, or the server closed.

@@ -396,6 +396,7 @@ class RdmaTransport(transports._FlowControlMixin):
         finally:
             # As asyncio's: who keeps the transport keeps no protocol, nor the TLS behind it.
             self._protocol = None
+            self._in.set_protocol(None)
             self._in.wake()
             self._end.begin(graceful=self._machine.disconnected)
             server, self._server = self._server, None

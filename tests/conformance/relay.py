@@ -26,6 +26,7 @@ class Leg(asyncio.Protocol):
         self.transport: Any = None
         self.made = asyncio.Event()
         self.other: Leg | None = None
+        self.early = bytearray()  # early releases of Python 3.11 forget a pause in connection_made
         self.ended = False
         self.lost: list[BaseException | None] = []
 
@@ -36,6 +37,11 @@ class Leg(asyncio.Protocol):
             if one.lost:
                 two.end(one.lost[0])
         for leg in (self, other):
+            early, leg.early = leg.early, bytearray()
+            if early:
+                leg.data_received(early)
+            if leg.ended:
+                leg.eof_received()
             if not leg.lost:
                 leg.transport.resume_reading()
 
@@ -51,13 +57,16 @@ class Leg(asyncio.Protocol):
         self.transport.pause_reading()
         self.made.set()
 
-    def data_received(self, data: bytes) -> None:
-        assert self.other is not None
-        self.other.transport.write(data)
+    def data_received(self, data: bytes | bytearray) -> None:
+        if self.other is None:
+            self.early += data
+        else:
+            self.other.transport.write(bytes(data))
 
     def eof_received(self) -> bool:
-        assert self.other is not None
         self.ended = True
+        if self.other is None:
+            return True
         if self.other.ended:
             self.other.transport.close()
             return False

@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import RdmaServer, StreamConfig
-from tests.device.oracle import settle
+from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.device.streaming import Note, stream_pair
 
@@ -168,7 +168,7 @@ async def test_what_was_canceled_can_go_on(address: str, late: bool, how: str) -
                 return bytes(into[: await reader.readinto(into)])
 
             waiting = asyncio.create_task(run_canceled(wait(), steps))
-            await asyncio.sleep(0)
+            await until(lambda: steps.count > 0)
             if how == "drain":
                 assert await theirs.readexactly(200_000) == b"q" * 200_000
                 await waiting
