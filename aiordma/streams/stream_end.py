@@ -9,14 +9,25 @@ a bound, and whatever ends the task, the giving back is done.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 
+from aiordma.errors import ConnectionLostError, ConnectTimeoutError
 from aiordma.streams.stream_port import StreamPort
 
-__all__ = ["StreamEnd"]
+__all__ = ["StreamEnd", "lost"]
 
 _log = logging.getLogger("aiordma")
 _DISCONNECT_S = 1.0
+
+
+def lost(cause: BaseException) -> BaseException:
+    """The exception for a program whose connection ended for this cause."""
+    if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
+        return cause
+    error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 class StreamEnd:

@@ -27,12 +27,12 @@ from typing import Any
 
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ProtocolError, cm_error
+from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
-from aiordma.streams.stream_end import StreamEnd
+from aiordma.streams.stream_end import StreamEnd, lost
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.watch import Watch
 
@@ -229,18 +229,9 @@ class RdmaTransport(transports._FlowControlMixin):
             self._finish(None)
         elif self._cause is not None and not machine.disconnected:
             if isinstance(self._cause, OSError):
-                self._force(self._failure())
+                self._force(lost(self._cause))
             else:
                 self._fatal_error(self._cause, "Fatal error on an RDMA stream")
-
-    def _failure(self) -> BaseException:
-        cause = self._cause
-        assert cause is not None
-        if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
-            return cause
-        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
-        error.__cause__ = cause
-        return error
 
     # Receiving
 
@@ -305,7 +296,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._machine.disconnected or self._cause is not None:
             error: BaseException = ConnectionLostError(errno.EPIPE, "the peer has gone")
             if self._cause is not None and not self._machine.disconnected:
-                error = self._failure()
+                error = lost(self._cause)
             self._fatal_error(error, "Fatal write error on an RDMA stream")
             return
         self._out.write(data)
