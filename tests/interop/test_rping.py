@@ -17,7 +17,16 @@ from aiordma.cm import EventType
 from aiordma.verbs import SGE, Access
 from tests.interop.native import PARAMETER, POISON, Dialed, End, Server, dialed, serving
 from tests.interop.program import Program, assert_bytes, running
-from tests.interop.rping import COUNT, INFO, SIZES, assert_shown, ping, rping_client, rping_server
+from tests.interop.rping import (
+    COUNT,
+    INFO,
+    SIZES,
+    assert_shown,
+    ended_well,
+    ping,
+    rping_client,
+    rping_server,
+)
 from tests.native_ends import close_all
 
 
@@ -100,7 +109,7 @@ async def test_aiordma_serves_rping(address: str, size: int) -> None:
         for number in range(COUNT):
             await answer(pings, number, size)
         await server.event(EventType.DISCONNECTED)
-        await rping.finish()
+        await ended_well(rping)
     assert_shown(rping, "ping data: ", size)
 
 
@@ -135,7 +144,7 @@ async def test_rping_with_a_queue_pair_of_its_own_making(address: str, is_siw: b
             return
         for number in range(COUNT):
             await answer(pings, number, size)
-        await rping.finish()
+        await ended_well(rping)
     assert_shown(rping, "ping data: ", size)
 
 
@@ -175,7 +184,7 @@ async def test_rping_serves_aiordma(address: str, port: int, size: int) -> None:
         for number in range(COUNT):
             await ask(pings, ping(number, size))
         await connection.end.cm_id.disconnect()
-        await rping.finish()
+        await ended_well(rping)
     assert_shown(rping, "server ping data: ", size)
 
 
