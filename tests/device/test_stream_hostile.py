@@ -209,7 +209,8 @@ def misbehave(peer: Peer, rng: Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-async def test_500_hostile_peers(scene: Scene, part: int) -> None:
+async def test_500_hostile_peers(scene: Scene, part: int, is_siw: bool) -> None:
+    """On iWARP, where connecting takes long, a fifth of them."""
     print(f"seed {SEED}; AIORDMA_TEST_SEED changes it")
     ends: Counter[str] = Counter()
 
@@ -234,7 +235,7 @@ async def test_500_hostile_peers(scene: Scene, part: int) -> None:
             peer.close()
         ends[type(await victim.end()).__name__] += 1
 
-    for index in range(part, CASES, PARTS):
+    for index in range(part, CASES // 5 if is_siw else CASES, PARTS):
         await one(index)
     print(ends)
     # A generator that is always refused, or never, would show nothing.

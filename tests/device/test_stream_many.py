@@ -16,9 +16,10 @@ from tests.device.oracle import adapter_objects, rdma_descriptors, settle
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
+IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
 COUNT = 200
 # AIORDMA_STREAM_ROUNDS=20 is the whole of it, which takes some minutes on Soft-RoCE.
-ROUNDS = int(os.environ.get("AIORDMA_STREAM_ROUNDS", "2"))
+ROUNDS = int(os.environ.get("AIORDMA_STREAM_ROUNDS", "1" if IS_SIW else "2"))
 SIZE = 1 << 20
 CHUNK = 64 * 1024
 CONFIG = StreamConfig(
