@@ -23,10 +23,9 @@ from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
-from aiordma.loop import registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.pool import BufferPool
-from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
@@ -84,9 +83,7 @@ class Link(AdapterSide):
         """
         context = cm_id.context
         assert context is not None
-        channel, release = registry.acquire(
-            ("completions", id(context)), lambda: CompletionChannel(context)
-        )
+        channel, release = shared_completions(context)
         with contextlib.ExitStack() as undo:
             undo.callback(release)
             pd = ProtectionDomain(context)

@@ -56,6 +56,13 @@ class SharedQueues:
         self._channel = channel
         self.queues: list[CompletionQueue] = []
 
+    @classmethod
+    def of(cls, channel: CompletionChannel) -> tuple[SharedQueues, Callable[[], None]]:
+        """Those of the running loop and the channel's device, and their release."""
+        return registry.acquire(
+            ("shared completions", id(channel.context)), lambda: SharedQueues(channel)
+        )
+
     def take(self, completions: int) -> CompletionQueue:
         """A queue with room for so many more, which the queue pair then promises.
 
@@ -154,8 +161,7 @@ class Slots:
             self.cq = CompletionQueue(channel.context, completions, channel)
             self._undo.callback(self.cq.close)
         else:
-            key = ("shared completions", id(channel.context))
-            queues, release = registry.acquire(key, lambda: SharedQueues(channel))
+            queues, release = SharedQueues.of(channel)
             self._undo.callback(release)
             self._own_cq = False
             self.cq = queues.take(completions)

@@ -39,13 +39,13 @@ from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error
-from aiordma.loop import fork, registry
+from aiordma.loop import fork
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
 from aiordma.streams.datagram_config import DatagramConfig
 from aiordma.streams.datagram_slots import RECV, RecvSlots, SendSlots
 from aiordma.verbs.ah import GRH, AddressHandle
-from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import QPAttrMask, QPState, QPType
@@ -145,9 +145,7 @@ class DatagramPort:
 
     async def _build(self, config: DatagramConfig, undo: contextlib.ExitStack) -> None:
         context = self.context
-        self._completions, release = registry.acquire(
-            ("completions", id(context)), lambda: CompletionChannel(context)
-        )
+        self._completions, release = shared_completions(context)
         undo.callback(release)
         self._releases.append(release)
         self.pd = ProtectionDomain(context)

@@ -25,12 +25,11 @@ from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.slots import SharedQueues
 from aiordma.errors import ProtocolError, os_error
-from aiordma.loop import registry
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
-from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, SendFlags, WCFlags
@@ -111,14 +110,10 @@ class StreamPort(AdapterSide):
         """
         context = cm_id.context
         assert context is not None
-        channel, release = registry.acquire(
-            ("completions", id(context)), lambda: CompletionChannel(context)
-        )
+        channel, release = shared_completions(context)
         with contextlib.ExitStack() as undo:
             undo.callback(release)
-            queues, release_queues = registry.acquire(
-                ("shared completions", id(context)), lambda: SharedQueues(channel)
-            )
+            queues, release_queues = SharedQueues.of(channel)
             undo.callback(release_queues)
             pd = ProtectionDomain(context)
             undo.callback(pd.close)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.waiters import Waiters
@@ -41,7 +42,10 @@ from aiordma.verbs.wc import WC_STRUCT, WCRecord
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
 
-__all__ = ["SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route", "shared_queues"]
+__all__ = [
+    "SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route", "shared_completions",
+    "shared_queues",
+]  # fmt: skip
 
 
 class Sink(Protocol):
@@ -370,3 +374,8 @@ class CompletionChannel(Resource):
 
     def _destroy(self, handle: Any) -> None:
         check_errno(lib.ibv_destroy_comp_channel(handle), "ibv_destroy_comp_channel")
+
+
+def shared_completions(context: Context) -> tuple[CompletionChannel, Callable[[], None]]:
+    """The channel that all connections of the running loop on a device share, and its release."""
+    return registry.acquire(("completions", id(context)), lambda: CompletionChannel(context))

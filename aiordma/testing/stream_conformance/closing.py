@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from aiordma.testing.stream_conformance.data import raises
 from aiordma.testing.stream_conformance.link import Link, Subject, each_role
@@ -280,24 +281,12 @@ class ClosingChecks(Subject):
     @each_role
     async def test_close_in_data_received(self, link: Link) -> None:
         """The first data closes: no second data, however much the peer had sent."""
-        link.end.on["data_received"] = lambda _: link.end.transport.close()
-        await link.open()
-        link.peer.transport.write(bytes(3_000_000))
-        await link.end.until_lost()
-        assert link.end.calls == ["connection_made", "data_received", "connection_lost"]
-        assert link.end.lost is None
-        await link.peer.until_lost()
+        await _end_in_data_received(link, lambda: link.end.transport.close())
 
     @each_role
     async def test_abort_in_data_received(self, link: Link) -> None:
         """The same with `abort`."""
-        link.end.on["data_received"] = lambda _: link.end.transport.abort()
-        await link.open()
-        link.peer.transport.write(bytes(3_000_000))
-        await link.end.until_lost()
-        assert link.end.calls == ["connection_made", "data_received", "connection_lost"]
-        assert link.end.lost is None
-        await link.peer.until_lost()
+        await _end_in_data_received(link, lambda: link.end.transport.abort())
 
     @each_role
     async def test_close_in_pause_writing(self, link: Link) -> None:
@@ -311,3 +300,13 @@ class ClosingChecks(Subject):
         assert link.peer.received == written
         await link.end.until_lost()
         assert link.end.lost is None
+
+
+async def _end_in_data_received(link: Link, end: Callable[[], None]) -> None:
+    link.end.on["data_received"] = lambda _: end()
+    await link.open()
+    link.peer.transport.write(bytes(3_000_000))
+    await link.end.until_lost()
+    assert link.end.calls == ["connection_made", "data_received", "connection_lost"]
+    assert link.end.lost is None
+    await link.peer.until_lost()
