@@ -1,8 +1,8 @@
 """Build script of the compiled module `aiordma._ffi._rdma`: the only one.
 
-`setup.py` hands `ffibuilder` to cffi.  The module is made from five files in `aiordma/_ffi`: what
+`setup.py` hands `ffibuilder` to cffi.  The module is made from files in `aiordma/_ffi`: what
 is declared (`verbs.cdef.h`, `cm.cdef.h`, `glue.cdef.h`) and what is compiled beside it
-(`glue.c`, `posting.c`).
+(`C_FILES`).
 
     python build_ffi.py --stub      rewrite aiordma/_ffi/_rdma.pyi from the declarations
 
@@ -23,7 +23,7 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
-C_FILES = ("glue.c", "posting.c")
+C_FILES = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c")
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)
@@ -181,6 +181,7 @@ class _FFI:
     def typeof(self, cdecl: Any) -> CType: ...
     def list_types(self) -> tuple[list[str], list[str], list[str]]: ...
     def new_handle(self, x: Any) -> CData: ...
+    def callback(self, cdecl: str | CType, python_callable: Callable[..., Any]) -> CData: ...
     def from_handle(self, handle: CData) -> Any: ...
 
 @final

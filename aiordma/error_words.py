@@ -114,7 +114,8 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
         "rdma_resolve_addr",
         errno.EADDRINUSE,
     ): "another id has the local port: reuse_address for both",
-    ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address",
+    ("rdma_resolve_addr", errno.EADDRNOTAVAIL): "no interface of this host has the local address, "
+    "or every local port has a connection to that address and port",
     ("rdma_resolve_addr", errno.EINVAL): "no RDMA device serves this address, or the source "
     "address does not fit: `rdma link`",
     ("rdma_resolve_addr", errno.ENODEV): "no RDMA device serves this address: `rdma link`, "

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from aiordma._ffi._rdma import CData, CType, ffi, lib
 
-__all__ = ["CData", "CType", "ffi", "lib", "load_error"]
+__all__ = ["CData", "CType", "ffi", "function_address", "lib", "load_error"]
 
 _MODULE = "aiordma._ffi._rdma"
 
@@ -94,22 +94,39 @@ def load_error() -> Exception | None:
     return None
 
 
-class _Lib:
-    """Stand-in for `_rdma.lib`: functions and constants."""
+def function_address(name: str) -> int:
+    """Address of a function of the compiled module, for C that calls it without cffi."""
+    loaded = _load()
+    return int(loaded.ffi.cast("uintptr_t", loaded.ffi.addressof(loaded.lib, name)))
 
-    def __getattr__(self, name: str) -> Any:
-        # Dunder names are asked by copy, pickle, inspect and mock; they are no reason to load.
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = getattr(_load().lib, name)
-        self.__dict__[name] = value
-        return value
+
+class _Names:
+    """Functions and constants."""
 
     def __dir__(self) -> list[str]:
         return dir(_load().lib)
 
     def __repr__(self) -> str:
         return "<aiordma._ffi.lib>"
+
+
+class _Lib(_Names):
+    """Stand-in for `_rdma.lib`, which loads it."""
+
+    def __getattr__(self, name: str) -> Any:
+        # Dunder names are asked by copy, pickle, inspect and mock; they are no reason to load.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        loaded = _load().lib
+        # All at once, and then without this method: a class that has one has every attribute
+        # looked up the long way, which costs as much as a short call.
+        self.__dict__.update((known, getattr(loaded, known)) for known in dir(loaded))
+        self.__class__ = _LoadedLib  # type: ignore[assignment]
+        return getattr(self, name)
+
+
+class _LoadedLib(_Names):
+    """What it becomes with its first use."""
 
 
 class _FFI:

@@ -65,17 +65,63 @@ static int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *
     return 0;
 }
 
-/* Poll one CQ into out[*n..cap); 1 when it is empty, 0 when the room ran out, -errno. */
-static int aio_poll_into(struct ibv_cq *cq, struct ibv_wc *out, int cap, int *n)
+/* An id's layout, as loop/slots.py makes it: tag 8, generation 16, sub-index 16, index 24 bits. */
+#define AIO_SUB_SHIFT  24
+#define AIO_INDEX_MASK ((UINT64_C(1) << AIO_SUB_SHIFT) - 1)
+#define AIO_SUB_MASK   (UINT64_C(0xFFFF) << AIO_SUB_SHIFT)
+#define AIO_SUB(wr_id) ((uint32_t)((wr_id) >> AIO_SUB_SHIFT) & 0xFFFF)
+
+/*
+ * Hand a completion to its sink, which takes it without Python; 0 if it is for Python.
+ *
+ * The order of a sink's completions is kept: what comes behind one that went to Python goes there,
+ * too, until Python has seen it.
+ */
+static int aio_take(struct aio_drain *d, const struct ibv_wc *wc)
 {
-    while (*n < cap) {
-        int got = ibv_poll_cq(cq, cap - *n, out + *n);
+    uint64_t index = wc->wr_id & AIO_INDEX_MASK;
+    struct aio_sink *sink;
+    uint32_t before;
+
+    if (index >= d->n_sinks)
+        return 0;
+    sink = d->sinks[index];
+    if (!sink || sink->id != (wc->wr_id & ~AIO_SUB_MASK))
+        return 0;
+    before = sink->news;
+    if (sink->spilled || !sink->take(sink, wc)) {
+        sink->spilled++;
+        return 0;
+    }
+    if (sink->news && !before)
+        d->ready[d->n_ready++] = (uint32_t)index;
+    return 1;
+}
+
+/*
+ * Poll one CQ: what no sink takes goes into out[*n..], at most `turn` completions in all, of which
+ * *left loses as many as were polled.  1 when the queue is empty, 0 when the turn is over, -errno.
+ */
+static int aio_poll_into(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out, int *n,
+                         int turn, int *left)
+{
+    while (turn > 0) {
+        int got = ibv_poll_cq(cq, turn, out + *n);
+        int end = *n + got;
 
         if (got < 0)
             return -EIO;
-        if (got == 0)
+        *left -= got;
+        for (int i = *n; i < end; i++) {
+            if (!aio_take(d, &out[i])) {
+                if (i != *n)
+                    out[*n] = out[i];
+                ++*n;
+            }
+        }
+        if (got < turn)
             return 1;
-        *n += got;
+        turn -= got;
     }
     return 0;
 }
@@ -145,6 +191,7 @@ static void aio_drain_admit(struct aio_drain *d)
         }
         if (aio_cq_seize(own)) {
             code = ibv_req_notify_cq(cq, own->solicited);
+            own->armed = own->solicited ? 2 : 1;
             aio_cq_release(own);
             if (code && !d->error)
                 d->error = code;
@@ -169,6 +216,18 @@ static void aio_drain_settle(struct aio_drain *d, int i)
     ibv_ack_cq_events(cq, 1);
 }
 
+/* Put the news of the sinks beside their indices. */
+static int aio_tell(struct aio_drain *d)
+{
+    for (int i = 0; i < d->n_ready; i++) {
+        struct aio_sink *sink = d->sinks[d->ready[i]];
+
+        d->ready[i] |= sink->news << AIO_SUB_SHIFT;
+        sink->news = 0;
+    }
+    return d->n_ready << 16;
+}
+
 /*
  * Drain a completion channel.
  *
@@ -178,29 +237,37 @@ static void aio_drain_settle(struct aio_drain *d, int i)
  *   Acknowledge last: ibv_destroy_cq, running in another thread, waits for it, so that the CQ
  *   cannot be freed while its event is at hand (see also aio_cq_retire).
  * CQs take turns of AIO_TURN completions, so that one that fills as fast as it is polled delays
- * the others by no more than that.  When the room in out ends, those that are not empty stay in
- * d->pending, d->more is 1 and the caller has to call again without waiting for the descriptor:
- * completions from before the re-arm raise no event.
+ * the others by no more than that.  When `cap` completions were taken, those that are not empty
+ * stay in d->pending, d->more is 1 and the caller has to call again without waiting for the
+ * descriptor: completions from before the re-arm raise no event.
  * A CQ whose aio_cq.managed is 0 belongs to a caller who polls by himself: only reported, with
  * a segment whose count is -1.
- * Returns the number of completions; d->segments says how many belong to which CQ, in order.
+ * A queue that was found to have fewer completions than were asked for is empty: what comes later
+ * raises an event, because it was armed before.
+ *
+ * Returns the completions for Python in the low 16 bits; d->segments says how many belong to which
+ * CQ, in order.  The bits above count the sinks with news; d->ready has their
+ * indices, and the news, of 8 bits, above.  Bit 30 says that there
+ * is something to look at in d: segments, more or error.
  */
+#define AIO_LOOK (1 << 30)
+
 static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
 {
-    int n = 0;
+    int n = 0, left = cap;
 
     d->error = 0;
     d->n_segments = 0;
+    d->n_ready = 0;
     aio_drain_admit(d);
-    while (d->n_pending && n < cap && d->n_segments < d->max_segments) {
+    while (d->n_pending && left > 0 && d->n_segments < d->max_segments) {
         struct ibv_cq *cq = d->pending[0];
         struct aio_cq *own = cq->cq_context;
-        int before = n;
-        int turn = n + AIO_TURN < cap ? n + AIO_TURN : cap;
-        int empty = 1;
+        int before = n, empty = 1;
+        int turn = AIO_TURN < left ? AIO_TURN : left;
 
         if (aio_cq_seize(own)) {
-            empty = aio_poll_into(cq, out, turn, &n);
+            empty = aio_poll_into(d, cq, out, &n, turn, &left);
             aio_cq_release(own);
         }
         if (n > before) {
@@ -218,7 +285,22 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
         d->pending[d->n_pending - 1] = cq;
     }
     d->more = d->n_pending > 0;
-    return n;
+    return n | aio_tell(d) | (d->n_segments || d->more || d->error ? AIO_LOOK : 0);
+}
+
+/*
+ * Poll one CQ without an event.  Returns as aio_drain does, all of it of this queue, or -errno;
+ * AIO_LOOK says that there may be more.
+ */
+static int aio_sweep(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out, int cap)
+{
+    int n = 0, left = cap, code;
+
+    d->n_ready = 0;
+    code = aio_poll_into(d, cq, out, &n, cap, &left);
+    int told = aio_tell(d);
+
+    return code < 0 ? code : n | told | (code ? 0 : AIO_LOOK);
 }
 
 /*

@@ -42,40 +42,22 @@ static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint3
     return ibv_post_send(qp, &wr, &bad);
 }
 
-/*
- * Post one message of the rsockets protocol: `length` bytes to the peer's memory, and a word.
- *
- * Where the transport has it that is one RDMA WRITE WITH IMMEDIATE.  iWARP has not: there the
- * bytes go as an RDMA WRITE, unsignaled, with write_id, and the word follows as a SEND of four
- * bytes in this machine's order, out of this stack frame and therefore inline.
- * `flags` are for the bytes.  Returns 0 or a positive errno.
- */
-static int aio_post_stream(struct ibv_qp *qp, uint64_t wr_id, uint64_t write_id, uint64_t addr,
-                           uint32_t length, uint32_t lkey, uint64_t remote_addr, uint32_t rkey,
-                           uint32_t word, unsigned int flags, int iwarp)
+/* Post one signaled RDMA WRITE of one buffer.  Returns 0 or a positive errno. */
+static int aio_post_write(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                          uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
 {
     struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-    struct ibv_sge word_sge = {.addr = (uintptr_t)&word, .length = sizeof(word)};
-    struct ibv_send_wr send = {
+    struct ibv_send_wr wr = {
         .wr_id = wr_id,
-        .sg_list = &word_sge,
+        .sg_list = &sge,
         .num_sge = 1,
-        .opcode = IBV_WR_SEND,
-        .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
-    };
-    struct ibv_send_wr write = {
-        .wr_id = iwarp ? write_id : wr_id,
-        .next = iwarp ? &send : NULL,
-        .sg_list = length ? &sge : NULL,
-        .num_sge = length ? 1 : 0,
-        .opcode = iwarp ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_WRITE_WITH_IMM,
-        .send_flags = iwarp ? flags & ~(unsigned int)IBV_SEND_SIGNALED : flags,
-        .imm_data = htonl(word),
+        .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
     };
     struct ibv_send_wr *bad = NULL;
 
-    return ibv_post_send(qp, iwarp && !length ? &send : &write, &bad);
+    return ibv_post_send(qp, &wr, &bad);
 }
 
 /*
@@ -89,28 +71,6 @@ static int aio_post_probe(struct ibv_qp *qp, uint64_t wr_id)
     struct ibv_send_wr *bad = NULL;
 
     return ibv_post_send(qp, &wr, &bad);
-}
-
-/*
- * Post receives that take no bytes, for immediates alone.  Returns 0 or a positive errno.
- */
-static int aio_post_empty_recvs(struct ibv_qp *qp, uint64_t wr_id, int count)
-{
-    struct ibv_recv_wr wr[AIO_RECV_CHAIN];
-    struct ibv_recv_wr *bad = NULL;
-
-    while (count > 0) {
-        int n = count < AIO_RECV_CHAIN ? count : AIO_RECV_CHAIN;
-        int rc;
-
-        for (int i = 0; i < n; i++)
-            wr[i] = (struct ibv_recv_wr){.wr_id = wr_id, .next = i + 1 < n ? &wr[i + 1] : NULL};
-        rc = ibv_post_recv(qp, wr, &bad);
-        if (rc)
-            return rc;
-        count -= n;
-    }
-    return 0;
 }
 
 /*

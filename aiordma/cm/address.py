@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import ipaddress
 import socket
 from typing import Any
@@ -24,6 +25,11 @@ Address = tuple[str, int]
 _ANY = ("0.0.0.0", "::")
 
 
+@functools.lru_cache(256)  # a server's, and a client's, connections have few
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    return ipaddress.ip_address(host)
+
+
 def to_sockaddr(address: Address) -> Any:
     """A `struct sockaddr_storage` for a numeric IPv4 or IPv6 address.
 
@@ -38,7 +44,7 @@ def to_sockaddr(address: Address) -> Any:
     check_address(address)
     host, port = address
     name, _, scope = host.partition("%")
-    ip = ipaddress.ip_address(name or "0.0.0.0")
+    ip = _ip(name or "0.0.0.0")
     ip = getattr(ip, "ipv4_mapped", None) or ip
     storage = ffi.new("struct sockaddr_storage *")
     if ip.version == 4:
@@ -118,8 +124,8 @@ def from_sockaddr(pointer: Any) -> Address | None:
     family = ffi.cast("struct sockaddr *", pointer).sa_family
     if family == socket.AF_INET:
         sin = ffi.cast("struct sockaddr_in *", pointer)
-        raw = bytes(ffi.buffer(ffi.addressof(sin, "sin_addr"), 4))
-        return str(ipaddress.IPv4Address(raw)), socket.ntohs(sin.sin_port)
+        raw = ffi.buffer(ffi.addressof(sin, "sin_addr"), 4)
+        return socket.inet_ntop(socket.AF_INET, raw), socket.ntohs(sin.sin_port)
     if family == socket.AF_INET6:
         sin6 = ffi.cast("struct sockaddr_in6 *", pointer)
         ip6 = ipaddress.IPv6Address(bytes(ffi.buffer(ffi.addressof(sin6, "sin6_addr"), 16)))
@@ -146,7 +152,7 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
     if not host:
         return [(any_, port) for any_ in _ANY] if passive else [("127.0.0.1", port)]
     try:
-        ip = ipaddress.ip_address(host.partition("%")[0])
+        ip = _ip(host.partition("%")[0])
     except ValueError:
         found = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if passive else 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, PortAttributes
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["describe"]
 
+_FRESH_S = 1.0
 # Devices of software have no driver that sysfs could name.
 _SOFTWARE = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
@@ -30,7 +32,7 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
         OSError: The device is gone.
     """
     number = cm_id.port_num
-    port = context.query_port(number)
+    port = _port(context, number)
     gid = cm_id.local_gid
     if not any(gid):  # iWARP connects without one
         gid = context.query_gid(number).gid
@@ -47,9 +49,24 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
     }
 
 
+def _port(context: Context, number: int) -> PortAttributes:
+    """What the port said within the last second: many connections are made at a time."""
+    now = time.monotonic()
+    asked: tuple[float, PortAttributes] | None = context._kept.get(("port", number))
+    if asked is None or now - asked[0] > _FRESH_S:
+        asked = context._kept[("port", number)] = now, context.query_port(number)
+    return asked[1]
+
+
 def _provider(context: Context) -> str:
     """The kernel's driver of the device, such as mlx5_core; "" where nothing tells."""
+    known: str | None = context._kept.get("provider")
+    if known is not None:
+        return known
     try:
-        return os.path.basename(os.readlink(f"/sys/class/infiniband/{context.name}/device/driver"))
+        link = os.readlink(f"/sys/class/infiniband/{context.name}/device/driver")
+        provider = os.path.basename(link)
     except OSError:
-        return _SOFTWARE.get(context.attributes.vendor_id, "")
+        provider = _SOFTWARE.get(context.attributes.vendor_id, "")
+    context._kept["provider"] = provider
+    return provider

@@ -55,6 +55,18 @@ _ASIDE = frozenset({
 })  # fmt: skip
 
 
+def _late(answers: frozenset[EventType], timeout: float | None) -> ConnectTimeoutError:
+    text = f"no {' or '.join(sorted(kind.name for kind in answers))} within {timeout} s"
+    return ConnectTimeoutError(errno.ETIMEDOUT, text)
+
+
+def _expire(
+    future: asyncio.Future[ConnectionEvent], answers: frozenset[EventType], timeout: float
+) -> None:
+    if not future.done():
+        future.set_exception(_late(answers, timeout))
+
+
 class Stage(Enum):
     """How far an id has come."""
 
@@ -265,22 +277,37 @@ class Identifier(Resource):
         self._channel._attach()
         future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
         self._waiter = (answers, future)
+        timer: asyncio.TimerHandle | None = None
+        try:
+            if in_thread:
+                return await self._step_in_thread(call, future, answers, timeout)
+            call()
+            if timeout is not None:
+                # Lighter than asyncio.timeout(), and the future is all that is waited for.
+                timer = future.get_loop().call_later(timeout, _expire, future, answers, timeout)
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._waiter = None
+            future.cancel()
+
+    async def _step_in_thread(
+        self,
+        call: Callable[[], None],
+        future: asyncio.Future[ConnectionEvent],
+        answers: frozenset[EventType],
+        timeout: float | None,
+    ) -> ConnectionEvent:
         limit = asyncio.timeout(timeout)
         try:
             async with limit:
-                if in_thread:
-                    await self._call_in_thread(call)
-                else:
-                    call()
+                await self._call_in_thread(call)
                 return await future
         except TimeoutError as exc:
             if not limit.expired() or isinstance(exc, ConnectTimeoutError):
                 raise
-            text = f"no {' or '.join(sorted(kind.name for kind in answers))} within {timeout} s"
-            raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
-        finally:
-            self._waiter = None
-            future.cancel()
+            raise _late(answers, timeout) from exc
 
     async def _call_in_thread(self, call: Callable[[], None]) -> None:
         def run() -> None:
@@ -329,7 +356,7 @@ class Identifier(Resource):
         if home is not None and home.is_running():
             channel._attach()  # somebody may wait for its next event
             # The kernel moves unread events without waking who waits for the descriptor.
-            home.call_soon(channel._kick)
+            channel._kick_soon(home)
         check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
         old, self._channel = self._channel, channel
         old._ids.pop(self._token, None)

@@ -69,13 +69,13 @@ class Multicast(Identifier):
     __slots__ = ("_joined", "_leaves")
 
     _joined: dict[str, _Membership]
-    _leaves: set[Future[None]]
+    _leaves: list[Future[None]]
 
     def _setup(
         self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
     ) -> None:
         self._joined = {}
-        self._leaves = set()
+        self._leaves = []
         super()._setup(channel, handle, port_space, stage)
 
     @property
@@ -177,7 +177,7 @@ class Multicast(Identifier):
 
     async def _until_left(self, timeout: float) -> None:
         """Wait until groups that are being left are left."""
-        self._leaves = {done for done in self._leaves if not done.done()}
+        self._leaves = [done for done in self._leaves if not done.done()]
         if not self._leaves:
             return
         left, late = await asyncio.wait(
@@ -241,7 +241,7 @@ class Multicast(Identifier):
                 self._let_go()
 
         done = reaper.submit(run)
-        self._leaves.add(done)
+        self._leaves.append(done)
         return done
 
     @staticmethod

@@ -19,6 +19,15 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["QPPolicy", "advance"]
 
+# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+_ACCESS = int(QPAttrMask.ACCESS_FLAGS)
+_TIMEOUT = int(QPAttrMask.TIMEOUT)
+_RETRY_CNT = int(QPAttrMask.RETRY_CNT)
+_RNR_RETRY = int(QPAttrMask.RNR_RETRY)
+_MIN_RNR_TIMER = int(QPAttrMask.MIN_RNR_TIMER)
+_MAX_DEST_RD_ATOMIC = int(QPAttrMask.MAX_DEST_RD_ATOMIC)
+_MAX_QP_RD_ATOMIC = int(QPAttrMask.MAX_QP_RD_ATOMIC)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QPPolicy:
@@ -72,19 +81,19 @@ def advance(id_handle: Any, qp: QueuePair, state: QPState, policy: QPPolicy) -> 
     mask = ffi.new("int *")
     attr.qp_state = int(state)
     check_minus_one(lib.rdma_init_qp_attr(id_handle, attr, mask), "rdma_init_qp_attr")
-    wanted = mask[0]
-    if wanted & QPAttrMask.ACCESS_FLAGS and policy.access is not None:
+    wanted: int = mask[0]
+    if wanted & _ACCESS and policy.access is not None:
         attr.qp_access_flags = int(policy.access)
-    if wanted & QPAttrMask.TIMEOUT and policy.ack_timeout is not None:
+    if wanted & _TIMEOUT and policy.ack_timeout is not None:
         attr.timeout = policy.ack_timeout
-    if wanted & QPAttrMask.RETRY_CNT and policy.max_retry_count is not None:
+    if wanted & _RETRY_CNT and policy.max_retry_count is not None:
         attr.retry_cnt = min(attr.retry_cnt, policy.max_retry_count)
-    if wanted & QPAttrMask.RNR_RETRY and policy.max_rnr_retry_count is not None:
+    if wanted & _RNR_RETRY and policy.max_rnr_retry_count is not None:
         attr.rnr_retry = min(attr.rnr_retry, policy.max_rnr_retry_count)
-    if wanted & QPAttrMask.MIN_RNR_TIMER and policy.min_rnr_timer is not None:
+    if wanted & _MIN_RNR_TIMER and policy.min_rnr_timer is not None:
         attr.min_rnr_timer = policy.min_rnr_timer
-    if wanted & QPAttrMask.MAX_DEST_RD_ATOMIC and policy.max_dest_rd_atomic is not None:
+    if wanted & _MAX_DEST_RD_ATOMIC and policy.max_dest_rd_atomic is not None:
         attr.max_dest_rd_atomic = min(attr.max_dest_rd_atomic, policy.max_dest_rd_atomic)
-    if wanted & QPAttrMask.MAX_QP_RD_ATOMIC and policy.max_rd_atomic is not None:
+    if wanted & _MAX_QP_RD_ATOMIC and policy.max_rd_atomic is not None:
         attr.max_rd_atomic = min(attr.max_rd_atomic, policy.max_rd_atomic)
     qp._modify(attr, wanted)

@@ -62,6 +62,9 @@ class AdapterSide:
         "loop", "pd", "posted", "qp",
     )  # fmt: skip
 
+    #: Whether the loop is woken by what the peer asks attention for, and by nothing else.
+    _quiet = False
+
     def __init__(
         self,
         cm_id: ConnectionId,
@@ -85,7 +88,7 @@ class AdapterSide:
         self._thread = threading.get_ident()
         self._idle: asyncio.Event | None = None
         self._parts: list[Resource] = []
-        self._pinned: set[MemoryRegion] = set()
+        self._pinned: dict[MemoryRegion, None] = {}
         self._at_close: list[Callable[[], None]] = []
         self._base = 0
         self._unexplained: asyncio.TimerHandle | None = None
@@ -101,13 +104,18 @@ class AdapterSide:
         self._on_failed = on_failed
         self._base = self._channel.table.add(self)
         self.qp._on_first_failure = self.fail
-        self._cq.manage()
+        self._cq.manage(solicited_only=self._quiet)
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed; the subclass counts it off `posted`."""
         raise NotImplementedError
+
+    @property
+    def under_way(self) -> int:
+        """Work requests that the adapter has not given back."""
+        return self.posted
 
     def _operation(self, sub: int) -> str:
         """What a sub-index means, for the text of an error."""
@@ -182,12 +190,12 @@ class AdapterSide:
         if self.closed:
             raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
         region._retain()
-        self._pinned.add(region)
+        self._pinned[region] = None
 
     def unpin(self, region: MemoryRegion) -> None:
         """The adapter is done with the region."""
         if region in self._pinned:
-            self._pinned.discard(region)
+            del self._pinned[region]
             region._let_go()
 
     # End
@@ -197,14 +205,14 @@ class AdapterSide:
 
         Soft-RoCE may never flush some receives; destroying the queue pair ends them too.
         """
-        if not self.posted:
+        if not self.under_way:
             return
         self._idle = asyncio.Event()
         try:
             async with asyncio.timeout(_FLUSH_GRACE_S):
                 await self._idle.wait()
         except TimeoutError:
-            _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.posted)
+            _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.under_way)
 
     def close(self) -> None:
         """Give everything back, in the order that C needs; the C calls run in the reaper."""
@@ -213,7 +221,7 @@ class AdapterSide:
         self.closed = True
         if self._unexplained is not None:
             self._unexplained.cancel()
-        pinned, self._pinned = self._pinned, set()
+        pinned, self._pinned = self._pinned, {}
 
         def let_go(_: object) -> None:
             for region in pinned:

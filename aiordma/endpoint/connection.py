@@ -6,9 +6,12 @@ import asyncio
 import errno
 import sys
 import warnings
+from asyncio import get_running_loop
 from collections.abc import Callable
-from typing import Any, Self
+from dataclasses import replace
+from typing import Any, Self, cast
 
+from aiordma._ffi import ffi, lib
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
@@ -19,6 +22,7 @@ from aiordma.errors import (
     MessageTooLargeError,
     NotSupportedError,
     ResourceClosedError,
+    os_error,
 )
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
@@ -36,7 +40,6 @@ class Connection(ConnectionCore):
     Attributes:
         config: Its settings.
         private_data: What the peer's program sent with the handshake.
-        stats: Counters.
     """
 
     # Messages
@@ -62,7 +65,16 @@ class Connection(ConnectionCore):
         Cancellation: the message was not sent, or, if it was large, may still be received; the
         buffer stays exported until the adapter is done with it.
         """
-        self._check_loop()
+        if get_running_loop() is not self._loop:
+            self._check_loop()
+        if imm is None:
+            code = self._mail.send(buf)
+            if not code:
+                return
+            if code > 0:
+                self._link.fail(os_error(code, "ibv_post_send"))
+                return
+        lane = self._lane
         payload = memoryview(buf)
         if not payload.c_contiguous:
             msg = "a message has to be contiguous"
@@ -76,6 +88,12 @@ class Connection(ConnectionCore):
             raise ValueError(msg)
         size = payload.nbytes
         if size <= self._sender.eager_size:
+            if imm is None:
+                code = lib.aio_lane_send(lane, ffi.from_buffer(payload), size)
+                if code >= 0:
+                    if code:
+                        self._link.fail(os_error(code, "ibv_post_send"))
+                    return
             try:
                 await self._sender.data(payload, imm)
             except TimeoutError as exc:
@@ -91,8 +109,8 @@ class Connection(ConnectionCore):
                     await self._exposer.send(payload, imm)
             except TimeoutError as exc:
                 raise self._stalled() from exc
-        self.stats.messages_sent += 1
-        self.stats.bytes_sent += size
+        lane.messages_sent += 1
+        lane.bytes_sent += size
 
     def _stalled(self) -> TimeoutError:
         seconds = self.config.stall_timeout_s
@@ -109,11 +127,21 @@ class Connection(ConnectionCore):
 
         Cancellation: no message is lost.
         """
-        self._check_loop()
-        message = await self._receiver.recv()
-        self.stats.messages_received += 1
-        self.stats.bytes_received += len(message)
-        return message
+        if get_running_loop() is not self._loop:
+            self._check_loop()
+        receiver = self._receiver
+        while True:
+            # What Python has queued is older than what C has.
+            message = False if receiver.queue else self._mail.take()
+            if message is False or (message is None and receiver.over):
+                message = receiver.take()
+            if message is not None:
+                return cast("Message", message)
+            try:
+                await receiver.wait()
+            except BaseException:
+                receiver.left()
+                raise
 
     def __aiter__(self) -> Self:
         return self
@@ -151,7 +179,7 @@ class Connection(ConnectionCore):
         """
         self._check_loop()
         size = await self._one_sided.read(remote, into, offset)
-        self.stats.bytes_read += size
+        self._stats.bytes_read += size
         return size
 
     async def write(
@@ -182,7 +210,7 @@ class Connection(ConnectionCore):
         else:
             size = await self._one_sided.write(remote, data, offset)
             await self.send(b"", imm=imm)
-        self.stats.bytes_written += size
+        self._stats.bytes_written += size
         return size
 
     async def fetch_add(self, remote: RemoteRegion, value: int, *, offset: int = 0) -> int:
@@ -222,7 +250,7 @@ class Connection(ConnectionCore):
     ) -> int:
         self._check_loop()
         before = await self._one_sided.atomic(opcode, remote, offset, compare_add, swap)
-        self.stats.atomics += 1
+        self._stats.atomics += 1
         return before
 
     async def register(self, buf: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
@@ -385,6 +413,15 @@ class Connection(ConnectionCore):
         """
         self._check_loop()
         return self._events.open(self._link)
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """Counters of the connection, as they are now."""
+        stats, lane = replace(self._stats), self._lane
+        stats.messages_sent, stats.bytes_sent = lane.messages_sent, lane.bytes_sent
+        stats.messages_received = lane.messages_received
+        stats.bytes_received = lane.bytes_received
+        return stats
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What the connection runs on, by `name`; `default` for a name that is unknown.

@@ -72,14 +72,18 @@ class ConnectionCore:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
         self.private_data = b""
-        self.stats = ConnectionStats()
+        self._stats = ConnectionStats()
+        self._lane = link.lane.c
         self._link = link
+        self._loop = link.loop
         self._receiver = Receiver(
             link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
         )
+        self._mail = self._receiver.mail
         self._sender = Sender(link, config, self._receiver.window)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
-        self._fetcher: Fetcher | None = None
+        self._fetcher: Fetcher | None = None  # made for the first large message
+        self._reads = 0  # that the peer serves at a time
         self._liveness: Liveness | None = None
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
@@ -102,8 +106,9 @@ class ConnectionCore:
         link.at_close(self._events.end)
         link.cm_id._sink = self._on_cm_event
         link.start(
-            self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed
-        )
+            self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
+            self._receiver.on_news,
+        )  # fmt: skip
 
     # Handshake: called by connect and accept
 
@@ -126,8 +131,7 @@ class ConnectionCore:
         self._sender.eager_size = min(config.slot_size, hello.slot_size) - FRAME_SIZE
         window = min(config.rendezvous_window, hello.rendezvous_window)
         self._exposer.resize(window)
-        depth = max(1, min(config.initiator_depth, reads))
-        self._fetcher = Fetcher(link, self._sender, self._receiver, config, depth)
+        self._reads = max(1, min(config.initiator_depth, reads))
         self._sender.grant(hello.recv_depth)
 
     def _greet(self) -> None:
@@ -166,8 +170,8 @@ class ConnectionCore:
     def _on_control(
         self, kind: int, flags: int, argument: int, body: memoryview, imm: int | None
     ) -> None:
-        if kind == FrameKind.RENDEZVOUS and self._fetcher is not None:
-            self._fetcher.announce(argument, body, imm)
+        if kind == FrameKind.RENDEZVOUS and self._reads:
+            self._announce(argument, body, imm)
         elif kind == FrameKind.DONE:
             self._exposer.on_done(argument, flags)
         elif kind == FrameKind.PING:
@@ -185,6 +189,13 @@ class ConnectionCore:
             self._watch()
             if not self._established.done():
                 self._established.set_result(None)
+
+    def _announce(self, length: int, body: memoryview, imm: int | None) -> None:
+        if self._fetcher is None and self._cause is None:
+            link, config = self._link, self.config
+            self._fetcher = Fetcher(link, self._sender, self._receiver, config, self._reads)
+        if self._fetcher is not None:
+            self._fetcher.announce(length, body, imm)
 
     def _on_credit(self, credits: int) -> None:
         self._sender.grant(credits)

@@ -17,6 +17,7 @@ from aiordma._ffi import ffi
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.endpoint.link import Link
 from aiordma.errors import DeviceRemovedError
+from aiordma.loop.empty import NOTHING
 from aiordma.verbs.async_event import AsyncEvent, subscribe
 from aiordma.verbs.enums import AsyncEventType
 
@@ -39,8 +40,9 @@ class EventHub:
 
     def __init__(self) -> None:
         self._port = 0
-        self._elements: set[int] = set()
-        self._iterators: weakref.WeakSet[ConnectionEvents] = weakref.WeakSet()
+        self._elements: frozenset[int] = NOTHING
+        # Made with the first iterator; few programs ask for any.
+        self._iterators: weakref.WeakSet[ConnectionEvents] | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._ended = False
 
@@ -55,10 +57,14 @@ class EventHub:
             # a connection without closing it shall be warned.
             self._port = link.cm_id.port_num
             queues = (link.qp, link.qp.send_cq)
-            self._elements = {int(ffi.cast("uintptr_t", queue._handle)) for queue in queues}
+            self._elements = frozenset(
+                int(ffi.cast("uintptr_t", queue._handle)) for queue in queues
+            )
             # Without a device the connection's own events tell the rest.
             with contextlib.suppress(DeviceRemovedError):
                 self._unsubscribe = subscribe(link.context, self._on_device_event)
+        if self._iterators is None:
+            self._iterators = weakref.WeakSet()
         self._iterators.add(iterator)
         return iterator
 
@@ -72,7 +78,7 @@ class EventHub:
 
     def publish(self, event: ConnectionEvent | AsyncEvent) -> None:
         """Something has happened."""
-        for iterator in self._iterators:
+        for iterator in self._iterators or ():
             iterator._put(event)
 
     def end(self) -> None:
@@ -81,7 +87,7 @@ class EventHub:
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
-        for iterator in self._iterators:
+        for iterator in self._iterators or ():
             iterator.close()
 
 

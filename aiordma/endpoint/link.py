@@ -2,8 +2,9 @@
 
 Theory of operation
     The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x4000 + n is RDMA
-    read n, and n alone send slot n.  A link delivers completions to three handlers, and a failure
-    once; how a failure is found, and how it all ends, is in `endpoint.adapter_side`.
+    read n, and n alone send slot n.  The plain completions are taken in C (`endpoint.lane`).  The
+    others a link delivers to three handlers, and a failure once; how a failure is found, and how
+    it all ends, is in `endpoint.adapter_side`.
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
     `endpoint.slots` knows whether slots and completion queue are shared.
@@ -21,6 +22,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.loop.slots import SUB_SHIFT
@@ -40,6 +42,7 @@ __all__ = ["Link"]
 _RECV = 0x8000
 _READ = 0x4000
 _SIGNALED = int(SendFlags.SIGNALED)
+_SOLICITED = int(SendFlags.SOLICITED)
 
 
 class Link(AdapterSide):
@@ -49,8 +52,9 @@ class Link(AdapterSide):
     """
 
     __slots__ = (
-        "_data_slots", "_on_frame", "_on_read", "_on_sent", "_open_rights", "_slots", "control",
-        "pool", "recv", "send",
+        "_data_slots", "_flags", "_lane", "_listeners", "_on_frame", "_on_read",
+        "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane", "news", "pool", "recv",
+        "send",
     )  # fmt: skip
 
     def __init__(
@@ -62,14 +66,22 @@ class Link(AdapterSide):
         slots: Slots,
         qp: QueuePair,
         pool: BufferPool,
-        data_slots: int,
+        config: ConnectionConfig,
     ) -> None:
         super().__init__(cm_id, context, channel, pd, slots.cq, qp)
+        self.lane = Lane(config, slots.recv.count, slots.send.count)
+        self._flags = _SIGNALED if config.raw else _SIGNALED | _SOLICITED
+        self.lane.bind(self._qp_handle, slots.send, slots.recv, self._flags)
+        self._lane = self.lane.c
+        # A foreign peer asks for no attention, and what a shared queue is woken by is not one
+        # connection's to say.
+        self._quiet = not (config.raw or config.shared_slots or context.is_iwarp)
+        self._listeners = 0
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
-        self._data_slots = data_slots  # send slots from this number on are control slots
+        self._data_slots = config.send_depth  # send slots from this number on are control slots
         self.pool = pool
-        self._open_rights: Counter[Access] = Counter()
+        self._open_rights: Counter[Access] | None = None  # made when memory is first exposed
         slots.pin_with(self.pin, self.unpin)
 
     @classmethod
@@ -111,7 +123,7 @@ class Link(AdapterSide):
         if context.is_iwarp:
             lands |= Access.REMOTE_WRITE
         pool = BufferPool(pd, config.receive_buffer_size // 4, lands)
-        link = cls(cm_id, context, channel, pd, slots, qp, pool, config.send_depth)
+        link = cls(cm_id, context, channel, pd, slots, qp, pool, config)
         link.at_close(release)
         return link
 
@@ -121,30 +133,61 @@ class Link(AdapterSide):
         on_sent: Callable[[int], None],
         on_read: Callable[[int], None],
         on_failed: Callable[[], None],
+        on_news: Callable[[int], None],
     ) -> None:
         """Set the handlers, have completions delivered and post all receives."""
         self._on_frame = on_frame
         self._on_sent = on_sent
         self._on_read = on_read
+        self.news = on_news
         self._begin(on_failed)
+        self._channel.sinks.add(self._base, ffi.cast("struct aio_sink *", self._lane), self)
         self.post_recv(range(self.recv.count))
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed."""
-        self.posted -= 1
+        """One of its requests has completed, and was not plain."""
+        if self._lane.sink.spilled:
+            self._lane.sink.spilled -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        if record[1]:
-            self._failed(record)
-        elif sub & _RECV:
-            self._on_frame(sub & 0x7FFF, record)
+        if sub & _RECV:
+            self._lane.receives -= 1
+            if not record[1]:
+                self._on_frame(sub & 0x7FFF, record)
         elif sub & _READ:
-            self._on_read(sub & 0x3FFF)
+            self.posted -= 1
+            self.unlisten()
+            if not record[1]:
+                self._on_read(sub & 0x3FFF)
+        elif record[1]:
+            self._lane.completed += 1
         else:
             self._on_sent(sub)
-        if self._idle is not None and not self.posted:
+        if record[1]:
+            self._failed(record)
+        if self._idle is not None and not self.under_way:
             self._idle.set()
+
+    # Who is woken: by default, whoever waits for the peer
+
+    def listen(self) -> None:
+        """Be woken by the completion of own requests, too, until as many `unlisten`."""
+        self._listeners += 1
+        if self._listeners == 1 and self._quiet:
+            self._cq._listen()
+            self.sweep()
+
+    def unlisten(self) -> None:
+        """One fewer wants that."""
+        self._listeners -= 1
+        if not self._listeners and self._quiet and not self.closed:
+            self._cq._listen(solicited_only=True)
+
+    @property
+    def under_way(self) -> int:
+        """Work requests that the adapter has not given back."""
+        return self.posted + self.lane.under_way
 
     def _operation(self, sub: int) -> str:
         return "receive" if sub & _RECV else "RDMA read" if sub & _READ else "send"
@@ -164,11 +207,10 @@ class Link(AdapterSide):
             arena.addr + place * arena.slot_size,
             length,
             arena.key(place),
-            _SIGNALED,
+            self._flags,
             imm is not None,
             imm or 0,
         )
-        self.posted += 1
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
@@ -188,6 +230,7 @@ class Link(AdapterSide):
             remote[1],
         )
         self.posted += 1
+        self.listen()
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
@@ -207,7 +250,7 @@ class Link(AdapterSide):
                 numbers,
                 len(numbers),
             )
-            self.posted += len(numbers)
+            self._lane.receives += len(numbers)
             if code:
                 self.fail(os_error(code, "ibv_post_recv"))
 
@@ -216,6 +259,8 @@ class Link(AdapterSide):
     def open_access(self, rights: Access) -> None:
         """Let the peer use regions registered for it in these ways; counted."""
         before = self._rights()
+        if self._open_rights is None:
+            self._open_rights = Counter()
         self._open_rights.update(rights)
         if self._rights() != before:
             self._set_access(self._rights())
@@ -223,13 +268,14 @@ class Link(AdapterSide):
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`; a right that nobody needs any more is off again."""
         before = self._rights()
+        assert self._open_rights is not None
         self._open_rights.subtract(rights)
         if self._rights() != before and not self.closed and self.failure is None:
             self._set_access(self._rights())
 
     def _rights(self) -> Access:
         rights = Access(0)
-        for right, users in self._open_rights.items():
+        for right, users in (self._open_rights or {}).items():
             if users > 0:
                 rights |= right
         return rights
@@ -241,6 +287,23 @@ class Link(AdapterSide):
             self.fail(exc)
 
     # End
+
+    async def quiesce(self) -> None:
+        """After the error state: wait until everything posted came back, for a bounded time."""
+        self.listen()  # what is flushed asks for no attention
+        await super().quiesce()
+
+    def close(self) -> None:
+        """Give everything back, in the order that C needs; the C calls run in the reaper."""
+        self._lane.closed = True
+        if self._base and not self.closed:
+            self._channel.sinks.remove(self._base)
+        super().close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
+        super().poison_after_fork()
+        self._lane.closed = self._lane.blocked = True
 
     def _give_back(self) -> list[Resource]:
         parts = self._slots.close(self.qp)

@@ -11,15 +11,21 @@ Theory of operation
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.
 
+    A connection wakes the loop for what the peer asks attention for, and for its own completions
+    only while somebody waits for them (`Link.listen`).  That is asked for with the first operation
+    and given up a while after the last: each change costs a system call.
+
     Long transfers go out in pieces of 1 MiB, a few at a time, so that they do not hold up the
     messages of the connection, and no adapter's limit of one request matters.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
-from collections.abc import AsyncIterator, Callable
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiordma.endpoint.config import ConnectionConfig
@@ -37,7 +43,9 @@ __all__ = ["OneSided", "register"]
 _COPY = 64 * 1024
 _INLINE_REGISTRATION = 1 << 20
 _PIECE = 1 << 20
+_LINGER_S = 0.5
 _GROUP = 4
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
 Local = MemoryRegion | SGE
 
@@ -65,6 +73,12 @@ def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
     return view.cast("B")
 
 
+def _rest(reference: weakref.ref[OneSided]) -> None:
+    one_sided = reference()
+    if one_sided is not None:
+        one_sided._rest()
+
+
 class OneSided:
     """The requester's side.
 
@@ -74,7 +88,9 @@ class OneSided:
         failure: Makes the exception for a connection that is over, or None while it is not.
     """
 
-    __slots__ = ("_cache", "_failure", "_group", "_link")
+    __slots__ = (
+        "__weakref__", "_cache", "_failure", "_group", "_link", "_resting", "_under_way", "_used",
+    )  # fmt: skip
 
     def __init__(
         self, link: Link, config: ConnectionConfig, failure: Callable[[], BaseException | None]
@@ -82,6 +98,9 @@ class OneSided:
         self._link = link
         self._group = min(_GROUP, config.one_sided_depth)
         self._failure = failure
+        self._under_way = 0
+        self._used = False  # since the timer was set
+        self._resting: asyncio.TimerHandle | None = None  # set while the link listens
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
@@ -163,7 +182,7 @@ class OneSided:
         if buffer.mr.pd is not self._link.pd:
             msg = "the region is not registered with this connection: use Connection.register()"
             raise ValueError(msg)
-        if writable and not buffer.mr.access & Access.LOCAL_WRITE:
+        if writable and not int(buffer.mr.access) & _LOCAL_WRITE:
             msg = "the region is registered without LOCAL_WRITE; nothing can be read into it"
             raise BufferError(msg)
         buffer.mr._require()
@@ -209,6 +228,12 @@ class OneSided:
     ) -> None:
         """Move one piece of local memory; an immediate goes with the last request."""
         size = len(piece)
+        if size <= _PIECE and imm is None:
+            name = "rdma_read" if opcode is Opcode.RDMA_READ else "rdma_write"
+            plain = self._link.qp._plain(opcode, piece, where, rkey, name)
+            if plain is not None:
+                await self._finish(plain)
+                return
         requests = []
         for start in range(0, size, _PIECE):
             part = SGE(piece.mr, piece.offset + start, min(_PIECE, size - start))
@@ -220,8 +245,36 @@ class OneSided:
     async def _submit(self, group: list[SendWR], imm: int | None = None) -> None:
         if imm is not None:
             group[-1].opcode, group[-1].imm_data = Opcode.RDMA_WRITE_WITH_IMM, imm
+        await self._finish(self._link.qp.submit(group))
+
+    def _attend(self) -> None:
+        """Have the link listen."""
+        self._used = True
+        if self._resting is None:
+            self._link.listen()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        # Weak: a connection that its program forgets is collected at once.
+        self._resting = self._link.loop.call_later(_LINGER_S, _rest, weakref.ref(self))
+
+    def _rest(self) -> None:
+        """Have it listen no more, if nothing has happened in the meantime."""
+        if self._link.closed:
+            return
+        if self._used or self._under_way:
+            self._used = False
+            self._set_timer()
+        else:
+            self._resting = None
+            self._link.unlisten()
+
+    async def _finish(self, posting: Awaitable[object]) -> None:
+        if not self._used:
+            self._attend()
+        self._under_way += 1
         try:
-            await self._link.qp.submit(group)
+            await posting
         except (FlushedError, ResourceClosedError) as exc:
             # Not this operation failed, but the connection before it.
             failure = self._failure()
@@ -230,6 +283,8 @@ class OneSided:
             if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:
                 failure.hint = _IWARP_HINT
             raise failure from exc
+        finally:
+            self._under_way -= 1
 
     def _require_open(self) -> None:
         failure = self._failure()

@@ -12,6 +12,13 @@ Theory of operation
     Messages wait in a queue and coroutines wait beside it; no message is ever bound to a
     coroutine, so that a canceled `recv()` loses nothing.
 
+    Plain messages are taken in C, into a ring (`endpoint.lane`), and become objects when the
+    program asks for them.  What Python has queued is older than what is in the ring: before it
+    queues anything it takes the ring's messages along.
+
+    The first coroutine that waits is resumed by the drain that brought the message (`Wakeup`);
+    others stand in line behind it.
+
     The credits are also the measure of the peer's honesty: a data message without credit is
     a protocol error.
 """
@@ -21,14 +28,20 @@ from __future__ import annotations
 import errno
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import cast
 
+from aiordma._ffi import ffi, function_address, lib
+from aiordma._ffi.mail import Mail
+from aiordma._ffi.wakeup import Wakeup
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.lane import WANT_ARRIVAL
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.window import Window
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
-from aiordma.errors import ProtocolError
+from aiordma.errors import ProtocolError, os_error
+from aiordma.loop.empty import EMPTY
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
@@ -66,12 +79,14 @@ class Receiver:
 
     Attributes:
         window: Posted receives and credits.
-        heard: A frame has arrived since the flag was cleared.
+        queue: Messages that Python has queued; older than those in the lane's ring.
+        over: There will be no further messages.
     """
 
     __slots__ = (
-        "_config", "_ended", "_failure", "_held", "_lingering", "_link", "_on_control",
-        "_on_credit", "_on_taken", "_queue", "_waiters", "heard", "window",
+        "_c", "_config", "_ended", "_failure", "_head", "_lingering", "_link",
+        "_on_control", "_on_credit", "_on_taken", "_parked", "_waiters", "mail",
+        "over", "queue", "window",
     )  # fmt: skip
 
     def __init__(
@@ -88,19 +103,69 @@ class Receiver:
         self._on_control = on_control
         self._on_credit = on_credit
         self._on_taken = on_taken
-        self._queue: deque[Arrival] = deque()
+        self.queue: deque[Arrival] = EMPTY
+        self.over = False
+        self._parked = Wakeup(link.loop)
         self._waiters = Waiters()
+        self._c = link.lane.c
+        self._head = 0 if config.raw else FRAME_SIZE
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
-        self._lingering: list[tuple[memoryview, int]] = []
-        self._held: set[int] = set()  # slots whose message the program has
+        self._lingering: list[tuple[memoryview, int, bool]] = []
         self.window = Window(link, config.control_depth, send_credit)
-        self.heard = False
+        self._c.half = self.window.size // 2  # of a pool's windows this is the smallest
+        #: The plain way, in C.
+        self.mail = Mail(
+            int(ffi.cast("uintptr_t", self._c)),
+            function_address("aio_lane_send"),
+            function_address("aio_lane_next"),
+            function_address("aio_lane_back"),
+            self,
+            Message,
+        )
+
+    @property
+    def heard(self) -> bool:
+        """A frame has arrived since the flag was cleared."""
+        return bool(self._c.heard)
+
+    @heard.setter
+    def heard(self, value: bool) -> None:
+        self._c.heard = value
 
     # From the adapter
 
+    def on_news(self, bits: int) -> None:
+        """Messages have arrived; nothing else of the program is running."""
+        if self._parked.wake():
+            return
+        if self._waiters.line:
+            self._waiters.wake()
+        else:
+            self._c.want &= ~WANT_ARRIVAL
+
+    def _collect(self) -> None:
+        """Take the ring's messages into the queue, in front of what comes next."""
+        c = self._c
+        while c.head != c.tail:
+            at = lib.aio_lane_next(c)
+            slot, length = at & 0xFFFF, at >> 16 & 0xFFFFFFFF
+            c.messages_received -= 1  # not yet
+            c.bytes_received -= length
+            message = self._message(slot, length, c.imm if at >> 48 else None)
+            self._queued(Arrival(message, slot))
+
+    def _message(self, slot: int, length: int, imm: int | None) -> Message:
+        return cast("Message", self.mail.message(slot, length, imm))
+
+    def _queued(self, arrival: Arrival) -> None:
+        if self.queue is EMPTY:
+            self.queue = deque()
+        self.queue.append(arrival)
+
     def on_frame(self, slot: int, record: WCRecord) -> None:
-        """A receive completed."""
+        """A receive completed, and was not plain."""
+        self._collect()
         arena = self._link.recv
         start = slot * arena.slot_size
         length = record[4]
@@ -114,7 +179,7 @@ class Receiver:
             length = 0
         if self._config.raw:
             imm = socket.ntohl(record[5]) if record[8] & WCFlags.WITH_IMM else None
-            self._deliver(slot, arena.view[start : start + length], imm)
+            self._deliver(slot, length, imm)
             return
         if length < FRAME_SIZE:
             self._violation(f"a message of {length} bytes is shorter than its header")
@@ -122,17 +187,17 @@ class Receiver:
         kind, flags, returned, imm, argument = FRAME.unpack_from(arena.view, start)
         if returned:
             self._on_credit(returned)
-        body = arena.view[start + FRAME_SIZE : start + length]
         if kind == FrameKind.DATA:
             if not self._spend_credit():
                 return
             if argument != length - FRAME_SIZE:
                 self._violation(f"length {argument} announced, {length - FRAME_SIZE} bytes came")
                 return
-            self._deliver(slot, body, imm if flags & HAS_IMM else None)
+            self._deliver(slot, argument, imm if flags & HAS_IMM else None)
             return
         if kind == FrameKind.RENDEZVOUS and not self._spend_credit():
             return
+        body = arena.view[start + FRAME_SIZE : start + length]
         try:
             self._on_control(kind, flags, argument, body, imm if flags & HAS_IMM else None)
         finally:
@@ -148,88 +213,162 @@ class Receiver:
     def _violation(self, text: str) -> None:
         self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: {text}"))
 
-    def _deliver(self, slot: int, view: memoryview, imm: int | None) -> None:
+    def _deliver(self, slot: int, length: int, imm: int | None) -> None:
         if self._lingering:
             self._retry_lingering()
-        message = Message(view, imm, lambda v: self._slot_back(v, slot))
-        self.arrived(Arrival(message, slot))
+        self.arrived(Arrival(self._message(slot, length, imm), slot))
 
     def arrived(self, arrival: Arrival) -> None:
         """Queue a place for a message, in the order of arrival."""
         if self._failure is not None:
             return  # what was in front of it may be missing
-        self._queue.append(arrival)
+        self._collect()
+        self._queued(arrival)
         if arrival.message is not None:
             self.wake()
 
     def wake(self) -> None:
         """The first message may be ready: wake the first coroutine that waits."""
-        if self._queue and self._queue[0].message is not None:
+        if self._ready and not self._parked.wake_soon():
             self._waiters.wake()
+
+    @property
+    def _ready(self) -> bool:
+        """Whether there is a message for the program."""
+        if self.queue:
+            return self.queue[0].message is not None
+        return bool(self._c.head != self._c.tail)
 
     # Slots
 
-    def _slot_back(self, view: memoryview, slot: int) -> None:
-        """A message was released, or its last reference went, in whatever thread."""
-        self._link.in_loop(lambda: self._slot_free(view, slot))
+    def slot_view(self, slot: int, length: int) -> memoryview:
+        """The bytes of a message."""
+        arena = self._link.recv
+        start = slot * arena.slot_size + self._head
+        return arena.view[start : start + length]
 
-    def _slot_free(self, view: memoryview, slot: int) -> None:
-        try:
-            view.release()
-        except BufferError:
-            self._lingering.append((view, slot))
-            return
-        self._held.discard(slot)
-        self.window.adapt(len(self._held))
-        self.window.back(slot)
+    def slot_back(self, slot: int, view: memoryview | None, kept: bool) -> None:
+        """A message was released, or its last reference went, in whatever thread.
+
+        Args:
+            slot: Where it lay.
+            view: What somebody may still look at.
+            kept: Whether it was one of those that the program has.
+        """
+        self._link.in_loop(lambda: self._slot_free(view, slot, kept))
+
+    def _slot_free(self, view: memoryview | None, slot: int, kept: bool) -> None:
+        if view is not None:
+            try:
+                view.release()
+            except BufferError:
+                self._lingering.append((view, slot, kept))
+                self._c.rare = True
+                return
+        self._c.held -= kept
+        if code := lib.aio_lane_back(self._c, slot):
+            self._posted_again(slot, code)
+
+    def _posted_again(self, slot: int, code: int) -> None:
+        """What `aio_lane_back` leaves to Python."""
+        if code == 1:
+            self.window.credit()
+        elif code < 0:
+            self.window.adapt(self._c.held)
+            self.window.back(slot)
+        else:
+            self._link.fail(os_error(code - 2, "ibv_post_recv"))
 
     def _retry_lingering(self) -> None:
         lingering, self._lingering = self._lingering, []
-        for view, slot in lingering:
-            self._slot_free(view, slot)
+        for view, slot, kept in lingering:
+            self._slot_free(view, slot, kept)
 
     # To the program
 
-    async def recv(self) -> Message:
-        """The next message, in order.  Cancellation: nothing is lost."""
-        while True:
-            if self._queue and self._queue[0].message is not None:
-                arrival = self._queue.popleft()
-                message = arrival.message
-                assert message is not None
-                if self._queue:
-                    self.wake()
-                if arrival.fetched:
-                    self._on_taken(arrival.fetched)
-                elif arrival.slot is not None:
-                    if len(self._held) >= self.window.size // 2:
-                        message._detach()
-                    else:
-                        self._held.add(arrival.slot)
-                return message
-            if self._ended is not None and not self._queue:
+    def take(self) -> Message | None:
+        """The next message, in order; None if there is none yet.
+
+        Raises:
+            BaseException: There will be none; what `end` or `fail` was given makes it.
+        """
+        if self._lingering:
+            self._retry_lingering()
+        self._collect()
+        queue = self.queue
+        message = queue[0].message if queue else None
+        if message is not None:
+            arrival = queue.popleft()
+            self._c.messages_received += 1
+            self._c.bytes_received += len(message)
+            if self._waiters.line:
+                self.wake()
+            if arrival.fetched:
+                self._on_taken(arrival.fetched)
+            elif arrival.slot is not None:
+                self._keep(message)
+        self._c.rare = bool(self._lingering or self._waiters.line)
+        if message is None:
+            if self._ended is not None and not queue:
                 raise self._ended()
             if self._failure is not None:
                 raise self._failure()
-            await self._waiters.wait()
+            self._c.want |= WANT_ARRIVAL
+        return message
+
+    def _keep(self, message: Message) -> None:
+        if self._c.held >= self.window.size // 2:
+            message._detach()
+        else:
+            message._kept = True
+            self._c.held += 1
+
+    def wait(self) -> Awaitable[None]:
+        """Wait for `take` to be worth a try; `left` after an exception."""
+        if self._waiters.line or self._parked.waiting:
+            self._c.rare = True
+            return self._waiters.wait()
+        return self._parked
+
+    def left(self) -> None:
+        """A coroutine was thrown out of its wait: perhaps it was its turn."""
+        self.wake()
+
+    async def recv(self) -> Message:
+        """The next message, in order.  Cancellation: nothing is lost."""
+        while (message := self.take()) is None:
+            try:
+                await self.wait()
+            except BaseException:
+                self.left()
+                raise
+        return message
 
     def end(self, ended: Callable[[], BaseException]) -> None:
         """The peer has ended its stream: after the queued messages `recv` raises `ended()`."""
         self._ended = ended
-        self._waiters.wake_all()
+        self.over = True
+        self._wake_all()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """Broken or closed: after the messages that are there `recv` raises `failure()`."""
         self._failure = failure
-        arrived = len(self._queue)
-        while any(arrival.message is None for arrival in self._queue):
+        self.over = True
+        self._collect()
+        arrived = len(self.queue)
+        while any(arrival.message is None for arrival in self.queue):
             # In front of a large message that will not come, the order would have a gap.
-            self._queue.pop()
-        if len(self._queue) < arrived:
+            self.queue.pop()
+        if len(self.queue) < arrived:
             self._ended = None
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._parked.wake_soon()
         self._waiters.wake_all()
 
     def drop_all(self) -> None:
         """Closed by the program: forget what it did not take."""
-        self._queue.clear()
+        self._collect()
+        self.queue = EMPTY
         self._ended = None

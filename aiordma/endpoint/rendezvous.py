@@ -27,6 +27,7 @@ from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import FAILED, RENDEZVOUS, FrameKind
 from aiordma.errors import ProtocolError
 from aiordma.loop.credits import Credits
+from aiordma.loop.empty import EMPTY
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -214,10 +215,10 @@ class Fetcher:
         self._reads = Credits(depth)
         self._slots: list[_Fetch | None] = [None] * depth
         self._numbers = list(range(depth))
-        self._fetches: set[int] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._fetches: list[int] = []  # at most the window
+        self._tasks: list[asyncio.Task[None]] = []
         self._ahead = 0  # bytes fetched, or being fetched, that the program did not take
-        self._waiting: deque[_Fetch] = deque()
+        self._waiting: deque[_Fetch] = EMPTY
         self._stopped = False
 
     def announce(self, length: int, body: memoryview, imm: int | None) -> None:
@@ -234,9 +235,11 @@ class Fetcher:
         if number in self._fetches or len(self._fetches) >= self._config.rendezvous_window:
             self._violation("announced more large messages than it may")
             return
-        self._fetches.add(number)
+        self._fetches.append(number)
         fetch = _Fetch(length, imm, (addr, rkey), number)
         self._receiver.arrived(fetch.arrival)
+        if self._waiting is EMPTY:
+            self._waiting = deque()
         self._waiting.append(fetch)
         self._admit()
 
@@ -253,8 +256,8 @@ class Fetcher:
             fetch = self._waiting.popleft()
             self._ahead += fetch.length
             task = self._link.loop.create_task(self._run(fetch))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
 
     def _violation(self, text: str) -> None:
         self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: it {text}"))
@@ -286,7 +289,7 @@ class Fetcher:
         self._piece_done(fetch)
         await fetch.read
         self._link.unpin(region)
-        self._fetches.discard(fetch.number)
+        self._fetches.remove(fetch.number)
         self._sender.control(FrameKind.DONE, fetch.number)
         view = region.view[: fetch.length]
         fetch.arrival.message = Message(view, fetch.imm, lambda v: self._region_back(v, region))

@@ -9,6 +9,9 @@ Theory of operation
     Control messages (CREDIT, DONE, PING, PONG, END) need neither: they have slots of their own on
     both sides, enough for all that can be under way (docs/wire.md).  Every message carries the
     credits that are owed to the peer, so a CREDIT of its own is rare.
+
+    The numbers are in the lane, and so is the plain case, which C does (`endpoint.lane`): nobody
+    waits, there is room, and the message has no immediate.  This file is for the others.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.lane import WANT_SENT
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
+from aiordma.loop.empty import EMPTY
 
 __all__ = ["Sender"]
 
@@ -48,7 +53,7 @@ class Sender:
     """
 
     __slots__ = (
-        "_completed",
+        "_c",
         "_config",
         "_control",
         "_control_free",
@@ -57,11 +62,9 @@ class Sender:
         "_flushers",
         "_free",
         "_link",
-        "_posted",
+        "_listening",
         "_waiters",
         "_window",
-        "credits",
-        "eager_size",
     )  # fmt: skip
 
     def __init__(
@@ -73,20 +76,55 @@ class Sender:
         self._link = link
         self._config = config
         self._window = window
-        self._free = list(range(link.send.count))
+        self._c = link.lane.c
+        self._free = link.lane.free
         controls = 0 if link.control is None else link.control.count
         self._control_free = list(range(config.send_depth, config.send_depth + controls))
-        self._control: deque[tuple[FrameKind, int, int]] = deque()
-        self._waiters: deque[asyncio.Future[int]] = deque()
-        # Completions come in the order of the posts, so that counting is enough.
-        self._flushers: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._posted = 0
-        self._completed = 0
+        self._control: deque[tuple[FrameKind, int, int]] = EMPTY
+        self._waiters: deque[asyncio.Future[int]] = EMPTY
+        # Sends complete in the order of the posts, so that counting is enough.
+        self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
         self._dead = False
+        self._listening = False
         # Until the peer's depth is known nothing may be sent.
         self.credits = 0
         self.eager_size = config.eager_size
+
+    @property
+    def credits(self) -> int:
+        """Messages for which the peer has posted receives."""
+        return int(self._c.credits)
+
+    @credits.setter
+    def credits(self, value: int) -> None:
+        self._c.credits = value
+
+    @property
+    def eager_size(self) -> int:
+        """Bytes of the largest message that goes through slots."""
+        return int(self._c.eager_size)
+
+    @eager_size.setter
+    def eager_size(self, value: int) -> None:
+        self._c.eager_size = value
+
+    def _plain(self) -> None:
+        """Tell C whether it may send, and the adapter whether completed sends matter."""
+        c = self._c
+        elastic = bool(c.elastic)
+        c.blocked = elastic or bool(self._waiters) or self._failure is not None
+        wanted = not self._dead and bool(self._waiters or self._flushers or self._control)
+        if wanted or elastic:
+            c.want |= WANT_SENT
+        else:
+            c.want &= ~WANT_SENT
+        if wanted != self._listening:
+            self._listening = wanted
+            if wanted:
+                self._link.listen()
+            else:
+                self._link.unlisten()
 
     # Room
 
@@ -100,10 +138,19 @@ class Sender:
         if self._failure is not None:
             raise self._failure()
         slot = self._try_slot()
+        if slot is None and not self._waiters:
+            # Completed sends wake nobody, so that some may be there.
+            self._link.sweep()
+            slot = self._try_slot()
         if slot is not None:
             return slot
+        if self._failure is not None:
+            raise self._failure()
         waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self._waiters is EMPTY:
+            self._waiters = deque()
         self._waiters.append(waiter)
+        self._plain()
         try:
             async with asyncio.timeout(self._config.stall_timeout_s):
                 return await waiter
@@ -122,6 +169,7 @@ class Sender:
             if not waiter.done():
                 self.credits -= 1
                 waiter.set_result(self._free.pop())
+        self._plain()
 
     def _more(self) -> bool:
         """Get more slots, if there are any for this connection."""
@@ -178,7 +226,7 @@ class Sender:
             size += FRAME_SIZE
         else:
             arena.view[start : start + size] = payload
-        self._posted += 1
+        self._c.sent += 1
         self._link.post_send(slot, size, imm if self._config.raw else None)
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
@@ -187,6 +235,8 @@ class Sender:
         The queue is bounded by what the protocol lets be under way: DONE by the window, PING and
         END by one each; PONG and CREDIT have calls of their own.
         """
+        if self._control is EMPTY:
+            self._control = deque()
         self._control.append((kind, flags, argument))
         self._pump_control()
 
@@ -205,11 +255,16 @@ class Sender:
     def _pump_control(self) -> None:
         while self._control_free and not self._dead:
             if self._control:
-                self._post_control(*self._control.popleft())
+                frame = self._control.popleft()
+                if not self._control:
+                    self._control = EMPTY  # few frames ever wait
+                self._post_control(*frame)
             elif self._window.due:
                 self._post_control(FrameKind.CREDIT, 0, 0)
             else:
-                return
+                break
+        if bool(self._control) != self._listening:
+            self._plain()
 
     def _post_control(self, kind: FrameKind, flags: int, argument: int) -> None:
         arena = self._link.control
@@ -218,12 +273,11 @@ class Sender:
         owed = self._window.take(_MAX_CREDITS, alone=kind == FrameKind.CREDIT)
         start = (slot - self._config.send_depth) * arena.slot_size
         FRAME.pack_into(arena.view, start, kind, flags, owed, 0, argument)
-        self._posted += 1
+        self._c.sent += 1
         self._link.post_send(slot, FRAME_SIZE)
 
     def on_sent(self, slot: int) -> None:
         """The adapter is done with a slot: the peer's adapter has the message."""
-        self._completed += 1
         if slot < self._config.send_depth:
             self._give(slot)
             if self._waiters:
@@ -231,18 +285,19 @@ class Sender:
         else:
             self._control_free.append(slot)
             self._pump_control()
-        while self._flushers and self._flushers[0][0] <= self._completed:
-            flusher = self._flushers.popleft()[1]
-            if not flusher.done():
-                flusher.set_result(None)
+        self._c.completed += 1
+        if self._flushers:
+            self._end_flush(self._c.completed)
 
     # End
 
-    def _end_flush(self) -> None:
-        while self._flushers:
+    def _end_flush(self, completed: int) -> None:
+        while self._flushers and self._flushers[0][0] <= completed:
             flusher = self._flushers.popleft()[1]
             if not flusher.done():
                 flusher.set_result(None)
+        if not self._flushers:
+            self._plain()
 
     async def flush_all(self) -> None:
         """Like `flush`, with the messages without data that still wait for a slot."""
@@ -253,9 +308,12 @@ class Sender:
 
     async def flush(self) -> None:
         """Wait until all that was sent before this call has reached the peer's adapter."""
-        if self._completed < self._posted and not self._dead:
+        if self._c.completed < self._c.sent and not self._dead:
             flusher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._flushers.append((self._posted, flusher))
+            if self._flushers is EMPTY:
+                self._flushers = deque()
+            self._flushers.append((self._c.sent, flusher))
+            self._plain()
             await flusher
         if self._dead and self._failure is not None:
             raise self._failure()
@@ -265,12 +323,13 @@ class Sender:
         self._dead = True
         self._control.clear()
         self.refuse(failure)
-        self._end_flush()
+        self._end_flush(self._c.sent)
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
         """No more data: sends raise what `failure` makes; what is posted goes on."""
         self._failure = failure
-        waiters, self._waiters = self._waiters, deque()
+        waiters, self._waiters = self._waiters, EMPTY
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(failure())
+        self._plain()

@@ -37,8 +37,8 @@ class Shutdown:
     """
 
     __slots__ = (
-        "_alive", "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_link", "_over",
-        "_sender", "_stop", "_task",
+        "_alive", "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link",
+        "_over", "_sender", "_stop", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -58,8 +58,10 @@ class Shutdown:
         self._alive = alive
         self._over = over
         self._stop = stop
-        self._begun = asyncio.Event()
-        self._disconnected = asyncio.Event()
+        # Futures for who waits, and not events: of a connection that lives nobody waits for these.
+        self._begun: asyncio.Future[None] | None = None
+        self._left: asyncio.Future[None] | None = None
+        self._disconnected = False
         self._goodbye: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -72,11 +74,14 @@ class Shutdown:
         """Start, once."""
         if self._task is None and not self._link.loop.is_closed():
             self._task = self._link.loop.create_task(self._run())
-            self._begun.set()
+            if self._begun is not None:
+                self._begun.set_result(None)
 
     def peer_left(self) -> None:
         """The peer has disconnected: nobody is left to hear a goodbye."""
-        self._disconnected.set()
+        self._disconnected = True
+        if self._left is not None and not self._left.done():
+            self._left.set_result(None)
         self.hurry()
 
     def hurry(self) -> bool:
@@ -88,7 +93,10 @@ class Shutdown:
 
     async def wait(self) -> None:
         """Wait until everything was given back.  Cancellation: ends the wait."""
-        await self._begun.wait()
+        if self._task is None:
+            if self._begun is None:
+                self._begun = self._link.loop.create_future()
+            await asyncio.shield(self._begun)
         assert self._task is not None
         await asyncio.shield(self._task)
 
@@ -101,7 +109,7 @@ class Shutdown:
                 if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
                     _log.debug("closing without the peer's confirmation: %r", failed)
             self._over()
-            if not self._disconnected.is_set():
+            if not self._disconnected:
                 await self._disconnect()
             link.to_error()
             await self._stop()
@@ -124,8 +132,11 @@ class Shutdown:
         except OSError as exc:
             _log.debug("disconnect: %s", exc)
             return
+        if self._disconnected:
+            return
+        self._left = self._link.loop.create_future()
         try:
             async with asyncio.timeout(_DISCONNECT_S):
-                await self._disconnected.wait()
+                await self._left
         except TimeoutError:
             _log.debug("the peer did not answer the disconnection")

@@ -18,13 +18,12 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.arena import Arena
+from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.comp_channel import CompletionChannel
@@ -104,7 +103,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._undo = contextlib.ExitStack()
+        self._undo: list[Callable[[], None]] = []
         self._own_cq = True
         self._share: Share | None = None
 
@@ -123,23 +122,29 @@ class Slots:
         slots = cls()
         try:
             if config.shared_slots is None:
-                slots.recv = await _registered(lambda: Arena(pd, config.receives, config.slot_size))
-                slots._undo.callback(slots.recv.close)
-                slots.send = await _registered(
-                    lambda: Arena(pd, config.send_depth, config.slot_size)
-                )
-                slots._undo.callback(slots.send.close)
+                await slots._register(pd, config)
             else:
                 await slots._join(pd, config, config.shared_slots)
-            slots.control = None
-            if not config.raw:
-                slots.control = Arena(pd, CONTROL_SLOTS, _CONTROL_SIZE)
-                slots._undo.callback(slots.control.close)
+                (slots.control,) = arenas(pd, (CONTROL_SLOTS, _CONTROL_SIZE))
+                slots._undo.append(slots.control.close)
             slots._complete(channel, config)
         except BaseException:
             slots.abandon()
             raise
         return slots
+
+    async def _register(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
+        """Slots of its own, all in one registration, off the loop if that takes long."""
+        shapes = [(config.receives, config.slot_size), (config.send_depth, config.slot_size)]
+        if not config.raw:
+            shapes.append((CONTROL_SLOTS, _CONTROL_SIZE))
+        if sum(count * size for count, size in shapes) <= _INLINE:
+            made = arenas(pd, *shapes)
+        else:
+            made = await call_blocking(lambda: arenas(pd, *shapes), undo=lambda m: m[0].close())
+        self._undo.append(made[0].close)
+        self.recv, self.send = made[:2]
+        self.control = None if config.raw else made[2]
 
     async def _join(self, pd: ProtectionDomain, config: ConnectionConfig, total: int) -> None:
         """Become a member of the pool, with the slots that are guaranteed."""
@@ -147,30 +152,32 @@ class Slots:
         sends = min(MIN_SENDS, config.send_depth)
         key = ("slots", id(pd.context), total, config.slot_size)
         budget, release = registry.acquire(key, lambda: SlotBudget(total))
-        self._undo.callback(release)
+        self._undo.append(release)
         share = self._share = budget.join(receives + sends)
         share.take(receives + sends)
         self.recv = await _elastic(pd, config.receives, receives, config.slot_size, share)
-        self._undo.callback(self.recv.close)
+        self._undo.append(self.recv.close)
         self.send = await _elastic(pd, config.send_depth, sends, config.slot_size, share)
-        self._undo.callback(self.send.close)
+        self._undo.append(self.send.close)
 
     def _complete(self, channel: CompletionChannel, config: ConnectionConfig) -> None:
         completions = config.sends + config.receives
         if config.shared_slots is None:
             self.cq = CompletionQueue(channel.context, completions, channel)
-            self._undo.callback(self.cq.close)
+            self._undo.append(self.cq.close)
         else:
             queues, release = SharedQueues.of(channel)
-            self._undo.callback(release)
+            self._undo.append(release)
             self._own_cq = False
             self.cq = queues.take(completions)
 
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        arenas = [self.recv, self.send] + ([self.control] if self.control is not None else [])
-        return [region for arena in arenas for region in arena.regions]
+        if self._share is None:
+            return self.recv.regions
+        assert self.control is not None
+        return [*self.recv.regions, *self.send.regions, *self.control.regions]
 
     def pin_with(
         self, pin: Callable[[MemoryRegion], None], unpin: Callable[[MemoryRegion], None]
@@ -180,16 +187,20 @@ class Slots:
             if isinstance(arena, ElasticArena):
                 arena.pin, arena.unpin = pin, unpin
 
+    def _give_up(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
     def abandon(self) -> None:
         """Give everything back; there never was a queue pair."""
-        self._undo.close()
+        self._give_up()
         if self._share is not None:
             self._share.leave()
 
     def close(self, qp: QueuePair) -> list[Resource]:
         """Give everything back once the queue pair is gone; what there is to wait for."""
         parts: list[Resource] = [*self.regions, *([self.cq] if self._own_cq else [])]
-        self._undo.close()
+        self._give_up()
         if (share := self._share) is not None:
             # Not before the queue pair is gone: until then the memory is pinned.
             loop = self._loop
@@ -200,11 +211,6 @@ class Slots:
 
             qp._gone.add_done_callback(leave)
         return parts
-
-
-async def _registered(make: Callable[[], Arena]) -> Arena:
-    """Pinning takes time with the size, so it is done off the loop."""
-    return await call_blocking(make, undo=Arena.close)
 
 
 async def _elastic(

@@ -18,7 +18,6 @@ Theory of operation
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from aiordma.endpoint.config import MIN_WINDOW
@@ -36,23 +35,44 @@ class Window:
         link: Has the receive slots.
         control: Receives for messages without credit.
         send_credit: Called when enough is owed for a CREDIT frame.
-
-    Attributes:
-        posted: Receives that the adapter has.
-        unused: Credits that the peer has.
     """
 
-    __slots__ = ("_control", "_granted", "_link", "_marks", "_send_credit", "posted", "unused")
+    __slots__ = ("_c", "_control", "_link", "_marks", "_send_credit")
 
     def __init__(self, link: Link, control: int, send_credit: Callable[[], None]) -> None:
         self._link = link
         self._control = control
         self._send_credit = send_credit
-        self.posted = link.recv.count
-        self.unused = self.size
-        self._granted = self.unused  # since the beginning
+        self._c = link.lane.c
         # For each CREDIT frame that may be unprocessed: what was granted before it.
-        self._marks: deque[int] = deque()
+        self._marks: list[int] = []
+
+    @property
+    def posted(self) -> int:
+        """Receives that the adapter has."""
+        return int(self._c.posted)
+
+    @posted.setter
+    def posted(self, value: int) -> None:
+        self._c.posted = value
+
+    @property
+    def unused(self) -> int:
+        """Credits that the peer has."""
+        return int(self._c.unused)
+
+    @unused.setter
+    def unused(self, value: int) -> None:
+        self._c.unused = value
+
+    @property
+    def _granted(self) -> int:
+        """Credits that the peer was given since the beginning."""
+        return int(self._c.granted)
+
+    @_granted.setter
+    def _granted(self, value: int) -> None:
+        self._c.granted = value
 
     @property
     def size(self) -> int:
@@ -67,6 +87,7 @@ class Window:
     @property
     def due(self) -> bool:
         """Whether half of the window is owed, and a CREDIT frame may be sent."""
+        self._forget_marks()
         return self.owed >= max(1, (self.size + 1) // 2) and len(self._marks) < _CREDIT_FRAMES
 
     def spend(self) -> bool:
@@ -74,10 +95,13 @@ class Window:
         if self.unused <= 0:
             return False
         self.unused -= 1
+        return True
+
+    def _forget_marks(self) -> None:
+        """Forget the CREDIT frames that are known to be processed."""
         spent = self._granted - self.unused
         while self._marks and spent > self._marks[0]:
-            self._marks.popleft()
-        return True
+            del self._marks[0]
 
     def take(self, most: int, *, alone: bool) -> int:
         """Credits for a frame that is about to be sent; `alone` for a CREDIT frame."""
@@ -95,6 +119,10 @@ class Window:
         slots = list(slots)
         self._link.post_recv(slots)
         self.posted += len(slots)
+        self.credit()
+
+    def credit(self) -> None:
+        """Send a CREDIT frame if enough is owed."""
         if self.due:
             self._send_credit()
 

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from aiordma.loop.empty import EMPTY
+
 __all__ = ["Credits"]
 
 
@@ -21,7 +23,7 @@ class Credits:
 
     def __init__(self, free: int) -> None:
         self._free = free
-        self._waiters: deque[tuple[asyncio.Future[None], int]] = deque()
+        self._waiters: deque[tuple[asyncio.Future[None], int]] = EMPTY
         self._reason: Callable[[], BaseException] | None = None
 
     @property
@@ -58,6 +60,8 @@ class Credits:
         if self.try_acquire(count):
             return
         waiter = asyncio.get_running_loop().create_future()
+        if self._waiters is EMPTY:
+            self._waiters = deque()
         self._waiters.append((waiter, count))
         try:
             await waiter

@@ -47,7 +47,7 @@ class FdPump:
     """
 
     __slots__ = (
-        "__weakref__", "_again", "_drain", "_failed", "_fd", "_loop", "_paused",
+        "__weakref__", "_again", "_drain", "_failed", "_fd", "_loop", "_owner", "_paused",
     )  # fmt: skip
 
     def __init__(
@@ -60,7 +60,13 @@ class FdPump:
         os.set_blocking(fd, False)
         self._loop: asyncio.AbstractEventLoop | None = loop
         self._fd = fd
-        self._drain = weakly(drain)
+        # Taken apart, because a weakref.WeakMethod is put together in Python at every call.
+        if isinstance(drain, types.MethodType):
+            self._owner: Callable[[], Any] = weakref.ref(drain.__self__)
+            self._drain: Callable[[Any], bool] = drain.__func__
+        else:
+            self._owner = lambda: drain
+            self._drain = lambda _: drain()
         self._failed = weakly(failed)
         self._again: asyncio.Handle | None = None
         self._paused = False
@@ -73,17 +79,18 @@ class FdPump:
         return self._loop
 
     def _readable(self) -> None:
-        drain, failed = self._drain(), self._failed()
-        if drain is None or failed is None:
+        owner = self._owner()
+        if owner is None:
             # The owner is being collected, perhaps in another thread, whose part comes next.
             if self._loop is not None:
                 self._loop.remove_reader(self._fd)
             return
         try:
-            more = drain()
+            more = self._drain(owner)
         except BaseException as exc:
             self.close()
-            failed(exc)
+            if (failed := self._failed()) is not None:
+                failed(exc)
             if not isinstance(exc, Exception):
                 raise
             return

@@ -10,20 +10,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from aiordma.loop.empty import EMPTY
+
 __all__ = ["Waiters"]
 
 
 class Waiters:
-    """A line of coroutines.  Belongs to one loop."""
+    """A line of coroutines.  Belongs to one loop.
 
-    __slots__ = ("_line",)
+    Attributes:
+        line: Their places; for others only to see whether there are any.
+    """
+
+    __slots__ = ("line",)
 
     def __init__(self) -> None:
-        self._line: deque[asyncio.Future[None]] = deque()
+        self.line: deque[asyncio.Future[None]] = EMPTY
 
     def __len__(self) -> int:
         """How many wait."""
-        return len(self._line)
+        return len(self.line)
 
     async def wait(self) -> None:
         """Wait to be told to look; the caller looks, and waits again if somebody was faster.
@@ -34,34 +40,36 @@ class Waiters:
         Cancellation: leaves the line; the next is told instead.
         """
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(place)
+        if self.line is EMPTY:
+            self.line = deque()
+        self.line.append(place)
         try:
             await place
         except BaseException:
             if place.done() and not place.cancelled() and place.exception() is None:
                 self.wake()
-            elif place in self._line:
-                self._line.remove(place)
+            elif place in self.line:
+                self.line.remove(place)
             raise
 
     def wake(self) -> None:
         """Tell the first to look."""
-        while self._line:
-            place = self._line.popleft()
+        while self.line:
+            place = self.line.popleft()
             if not place.done():
                 place.set_result(None)
                 return
 
     def wake_all(self) -> None:
         """Tell all to look: there will be nothing more to wait for."""
-        line, self._line = self._line, deque()
+        line, self.line = self.line, EMPTY
         for place in line:
             if not place.done():
                 place.set_result(None)
 
     def fail(self, cause: BaseException) -> None:
         """Have all that wait raise `cause`."""
-        line, self._line = self._line, deque()
+        line, self.line = self.line, EMPTY
         for place in line:
             if not place.done():
                 place.set_exception(cause)

@@ -1,4 +1,4 @@
-"""Arena: one registered slab, cut into slots of one size."""
+"""Arena: slots of one size, in a registered slab that several arenas may share."""
 
 from __future__ import annotations
 
@@ -9,41 +9,35 @@ from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "arenas"]
 
 
 class Arena:
-    """`count` slots of `slot_size` bytes in one memory region.
-
-    The slab is an anonymous mapping of its own, never memory of Python's heap: small objects
-    share pages with strangers, and a fork would have to copy them.
+    """`count` slots of `slot_size` bytes in a memory region; made by `arenas`.
 
     Args:
-        pd: Protection domain.
+        mr: The slab.
+        start: First byte of slot 0 in it.
         count: Slots.
         slot_size: Bytes each.
-
-    Raises:
-        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
 
     Attributes:
         mr: The slab.
         count: Slots in service.
-        view: All bytes of the slab.
+        view: All bytes of the slots.
         addr: Address of slot 0.
         lkey: Local key of the slab.
     """
 
     __slots__ = ("addr", "count", "lkey", "mr", "slot_size", "view")
 
-    def __init__(self, pd: ProtectionDomain, count: int, slot_size: int) -> None:
-        slab = mmap.mmap(-1, count * slot_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.mr = MemoryRegion(pd, slab, Access.LOCAL_WRITE)
+    def __init__(self, mr: MemoryRegion, start: int, count: int, slot_size: int) -> None:
+        self.mr = mr
         self.count = count
         self.slot_size = slot_size
-        self.view = self.mr.view
-        self.addr = self.mr.addr
-        self.lkey = self.mr.lkey
+        self.view = mr.view[start : start + count * slot_size]
+        self.addr = mr.addr + start
+        self.lkey = mr.lkey
 
     def key(self, slot: int) -> int:
         """Local key of a slot's memory."""
@@ -79,3 +73,24 @@ class Arena:
     def close(self) -> None:
         """Deregister; the bytes live on for those who still look at them."""
         self.mr.close()
+
+
+def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
+    """Arenas of so many slots of such a size, one behind the other in one registration.
+
+    Together, because a registration costs more than what is registered, as long as that is small.
+    The slab is an anonymous mapping of its own, never memory of Python's heap: small objects
+    share pages with strangers, and a fork would have to copy them.
+
+    Raises:
+        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+    """
+    size = sum(count * slot_size for count, slot_size in shapes)
+    slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mr = MemoryRegion(pd, slab, Access.LOCAL_WRITE)
+    made = []
+    start = 0
+    for count, slot_size in shapes:
+        made.append(Arena(mr, start, count, slot_size))
+        start += count * slot_size
+    return made

@@ -149,8 +149,9 @@ class Machine:
             credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
             slots, _BIG_ENDIAN,
         ).pack()  # fmt: skip
-        self._receive = ReceiveFlow(ring.size, credits)
-        self._send = SendFlow(0, Descriptor(0, 0, 0))  # nothing, until the peer has said more
+        self._receive = self._new_receive(ring.size, credits)
+        # Nothing, until the peer has said more.
+        self._send = self._new_send(0, Descriptor(0, 0, 0))
         self._ending = Ending()
         self._peer: Hello | None = None
         self._early: list[int] = []
@@ -162,6 +163,14 @@ class Machine:
         self._data_out = 0
         self._control_out = 0
         self._is_open = False
+
+    # -- where the numbers lie; see streams/lane.py
+
+    def _new_receive(self, size: int, limit: int) -> ReceiveFlow:
+        return ReceiveFlow(size, limit)
+
+    def _new_send(self, limit: int, first: Descriptor) -> SendFlow:
+        return SendFlow(limit, first)
 
     # -- the handshake
 
@@ -184,7 +193,7 @@ class Machine:
             raise protocol_error("words of iWARP have its own byte order, which is not ours")
         self._peer = peer
         self.iomap.meet(peer)
-        self._send = SendFlow(
+        self._send = self._new_send(
             peer.credits, Descriptor(peer.buffer_addr, peer.buffer_key, peer.buffer_length)
         )
         early, self._early = self._early, []

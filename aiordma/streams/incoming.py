@@ -5,8 +5,9 @@ Theory of operation
     called: so a protocol that takes its time does not hold up the peer, and one that raises loses
     nothing but its own connection.
 
-    Who waits in `readinto` gets the bytes without the protocol: as long as it waits, they are left
-    in the ring for it.
+    Who waits in `wait` (our own reader) gets the bytes without the protocol: as long as it waits,
+    they are left in the ring for it.  It says how many it wants, and C keeps silent until they are
+    there, or until the peer needs room or credits to send more.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from aiordma._ffi import ffi, function_address, lib
+from aiordma._ffi.lane import Lane
+from aiordma._ffi.wakeup import Wakeup
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 
@@ -28,79 +32,130 @@ class Incoming:
 
     Args:
         port: Has the ring.
-        machine: Knows what is in it.
-        control: Posts what the peer is to be told.
+        machine: Knows whether more will come.
         fatal: Called with what a callback of the protocol raised, and with words about it.
         close: Called when the protocol does not want to stay open after the peer's end.
+        soon: Called to have `deliver` called in the loop's next turn.
 
     Attributes:
-        paused: The program wants no bytes now.
-        stopped: It will never want any.
+        half: Bytes that the peer can always send without being told of more room.
         eof_given: The protocol has heard that there are no more.
+        wakeup: By which it is resumed.
+        push: The protocol's `data_received`.
+        lane: The calls of the data path.
     """
 
     __slots__ = (
-        "_buffered", "_close", "_control", "_fatal", "_machine", "_protocol", "_ring", "_taker",
-        "eof_given", "paused", "stopped",
+        "_buffered", "_close", "_fatal", "_lane", "_machine", "_paused", "_port", "_protocol",
+        "_soon", "_stopped", "eof_given", "half", "lane", "push",
+        "wakeup",
     )  # fmt: skip
 
     def __init__(
         self,
         port: StreamPort,
         machine: Machine,
-        control: Callable[[], None],
         fatal: Callable[[BaseException, str], None],
         close: Callable[[], None],
+        soon: Callable[[], None],
     ) -> None:
-        self._ring = port.ring
+        self._port = port
+        self._lane = port.lane
+        self.half = port.lane.ring_size // 2
         self._machine = machine
-        self._control = control
         self._fatal = fatal
         self._close = close
+        self._soon = soon
         self._protocol: Any = None
         self._buffered = False
-        self._taker: asyncio.Future[None] | None = None
-        self.paused = False
-        self.stopped = False
+        self._paused = False
+        self._stopped = False
+        self.push: Any = None
+        self.wakeup = Wakeup(port.loop)
+        self.lane = Lane(
+            int(ffi.cast("uintptr_t", port.lane)),
+            function_address("aio_stream_write"),
+            function_address("aio_stream_read"),
+            self._attention,
+        )
         self.eof_given = False
 
     def set_protocol(self, protocol: Any) -> None:
         """Call another protocol from now on."""
         self._protocol = protocol
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
+        self._choose()
+
+    @property
+    def paused(self) -> bool:
+        """The program wants no bytes now."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, value: bool) -> None:
+        self._paused = value
+        self._choose()
+
+    @property
+    def stopped(self) -> bool:
+        """It will never want any."""
+        return self._stopped
+
+    @stopped.setter
+    def stopped(self, value: bool) -> None:
+        self._stopped = value
+        self._choose()
+
+    def _choose(self) -> None:
+        lane, protocol = self._lane, self._protocol
+        plain = protocol is not None and not self._buffered
+        self.push = protocol.data_received if plain else None
+        lane.plain = plain and not (self._paused or self._stopped)
+        lane.stopped = self._stopped
+        if not self.waiting:
+            self.lane.done()
+
+    @property
+    def waiting(self) -> bool:
+        """A task waits for bytes."""
+        return bool(self._lane.waiter)
+
+    def _attention(self) -> None:
+        """There is more than was taken, or a post has failed."""
+        if self._lane.error:
+            self._port.check(self._lane.error)
+        # Who does not ask for the rest is given it.
+        self._soon()
 
     # To the protocol
 
     def deliver(self) -> bool:
         """Give what has come to whoever wants it; whether there is more, for another turn."""
         more = False
-        if self._taker is None or not self._machine.readable:
+        if not self.waiting or not self._lane.readable:
             more = self._deliver()
-        if self._taker is not None and (self._machine.readable or self.eof_given):
-            self.wake()
+        if self.waiting and (self.eof_given or self._enough()):
+            self.wakeup.wake_soon()
         return more
 
     def _deliver(self) -> bool:
-        machine, ring, left = self._machine, self._ring, _BUDGET
-        while not (self.paused or self.stopped):
-            offset, length = machine.peek()
+        lane, left = self._lane, _BUDGET
+        while not (self._paused or self._stopped):
+            length = int(lane.readable)
             if not length:
-                if machine.eof and not self.eof_given:
+                if self._machine.eof and not self.eof_given:
                     self._give_eof()
                 return False
             if left <= 0:
                 return True
             if self._buffered:
-                length = self._into_buffer(offset, length)
+                length = self._into_buffer(length)
             else:
-                data = bytes(ring[offset : offset + length])
-                machine.consume(length)
-                self._control()
-                self._call("data_received", data)
+                self._call("data_received", self.lane.cut(length))
             left -= length
         return False
 
-    def _into_buffer(self, offset: int, length: int) -> int:
+    def _into_buffer(self, length: int) -> int:
         protocol = self._protocol
         try:
             buffer = protocol.get_buffer(-1)
@@ -113,18 +168,22 @@ class Incoming:
         except BaseException as exc:
             self._fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
             return 0
-        if self.stopped:
+        if self._stopped:
             return 0
-        length = min(length, size)
         try:
-            memoryview(buffer).cast("B")[:length] = self._ring[offset : offset + length]
-        except TypeError as exc:  # it can be read only
+            length = self._read(buffer, min(length, size))
+        except (TypeError, BufferError) as exc:  # it can be read only
             self._fatal(exc, "Fatal read error on an RDMA stream")
             return 0
-        self._machine.consume(length)
-        self._control()
         self._call("buffer_updated", length)
         return length
+
+    def _read(self, buffer: Any, length: int) -> int:
+        into = ffi.from_buffer(buffer, require_writable=True)
+        count = lib.aio_stream_read(self._lane, into, length)
+        if self._lane.error:
+            self._port.check(self._lane.error)
+        return count
 
     def _give_eof(self) -> None:
         self.eof_given = True
@@ -140,42 +199,65 @@ class Incoming:
         except BaseException as exc:
             self._fatal(exc, f"Fatal error: protocol.{name}() call failed.")
 
-    # To a reader's own memory
+    # To our own reader
+
+    def some(self, most: int) -> bytes:
+        """What is there, at most so many bytes."""
+        readable = self._lane.readable
+        return (readable and self.lane.cut(min(readable, most))) or b""
 
     def take(self, buffer: memoryview) -> int:
         """Copy what has arrived straight into `buffer`; how many bytes that were."""
-        machine = self._machine
-        done = 0
-        while done < len(buffer) and not self.stopped:
-            offset, length = machine.peek()
-            length = min(length, len(buffer) - done)
-            if not length:
-                break
-            buffer[done : done + length] = self._ring[offset : offset + length]
-            machine.consume(length)
-            done += length
-        if done:
-            self._control()
-        return done
+        if self._stopped or not self._lane.readable or not len(buffer):
+            return 0
+        count = self._read(buffer, len(buffer))
+        if self._lane.readable:
+            self._soon()
+        return count
 
-    async def wait_readable(self) -> None:
+    def _enough(self) -> bool:
+        """Whether who waits has to be woken."""
+        lane = self._lane
+        readable = 0 if self._stopped else lane.readable
+        return bool(readable and (readable >= lane.want or 2 * lane.waiting_count >= lane.credits))
+
+    async def wait(self, length: int) -> None:
         """Wait until there is something to take, or the protocol has heard of the end.
+
+        Args:
+            length: Bytes that are wanted; fewer are possible when the wait is over.
 
         What arrives meanwhile is kept from the protocol.
 
         Raises:
             RuntimeError: Somebody waits already.
         """
-        if self._taker is not None:
+        if self.waiting:
             msg = "another coroutine is already waiting for incoming data"
             raise RuntimeError(msg)
-        self._taker = asyncio.get_running_loop().create_future()
+        lane = self._lane
+        lane.want = min(length, self.half)
+        if self._enough():
+            self.lane.done()
+            return
+        lane.waiter = 1
+        if not lane.receiving:  # the end is near, and has to be told
+            self._soon()
         try:
-            await self._taker
+            await self.wakeup
+        except BaseException:
+            # Who was canceled leaves what has come to the protocol.
+            self._soon()
+            raise
         finally:
-            self._taker = None
+            self.lane.done()
+
+    def canceled(self) -> None:
+        """The wait was broken off: what has come is the protocol's."""
+        self.lane.done()
+        self._soon()
 
     def wake(self) -> None:
-        """End the wait of `wait_readable`, if there is one."""
-        if self._taker is not None and not self._taker.done():
-            self._taker.set_result(None)
+        """End the wait of `wait`, if there is one."""
+        if self.waiting:
+            self.wakeup.wake_soon()

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiordma.errors import ConnectionLostError
 from aiordma.rsocket.iomap import Mapping
-from aiordma.rsocket.machine import Machine
+from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -37,7 +37,7 @@ class MappedRegion:
     __slots__ = ("_machine", "_port", "_slot", "offset", "region")
 
     def __init__(
-        self, port: StreamPort, machine: Machine, region: MemoryRegion, slot: int, offset: int
+        self, port: StreamPort, machine: LaneMachine, region: MemoryRegion, slot: int, offset: int
     ) -> None:
         self._port = port
         self._machine = machine
@@ -54,6 +54,7 @@ class MappedRegion:
         """
         if not self.region.closed:
             self._machine.iomap.withdraw(self._slot)
+            self._machine.sync()
             self._port.forget(self.region)
             self.region.close()
 
@@ -77,7 +78,7 @@ class StreamIomap:
 
     __slots__ = ("_control", "_machine", "_port")
 
-    def __init__(self, port: StreamPort, machine: Machine, control: Callable[[], None]) -> None:
+    def __init__(self, port: StreamPort, machine: LaneMachine, control: Callable[[], None]) -> None:
         self._port = port
         self._machine = machine
         self._control = control

@@ -8,6 +8,9 @@ Theory of operation
     A few more receives are posted than are announced: words about buffers and the end are counted
     by nobody, and used-up receives are posted again by the chain, not one by one.
 
+    Most completions never get here: `attach` gives them to `_ffi/stream.c`, which hands on what is
+    not plain.  Its struct (`lane`) counts what is under way.
+
     The ring and the table are the only memory that the peer may write to.
 """
 
@@ -26,13 +29,14 @@ from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.slots import SharedQueues
 from aiordma.errors import ProtocolError, os_error
 from aiordma.loop.slots import SUB_SHIFT
-from aiordma.rsocket.machine import Machine, Place, Post
+from aiordma.rsocket.machine import Place, Post
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
+from aiordma.streams.lane import LaneMachine, new_lane
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import Access, SendFlags, WCFlags
+from aiordma.verbs.enums import Access, WCFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -42,9 +46,9 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["StreamPort"]
 
+# Sub-indices of the ids; all but the last are stream.c's.
 _RECV = 0x8000
-_MESSAGE = 1
-_BYTES = 2  # the WRITE before a word on iWARP: completes only when it fails
+_MESSAGE = 0x4000
 _PROBE = 4
 _CONTROLS = 4  # control messages under way, as the protocol has it
 _PAYLOAD = IOMAP_SLOT_SIZE  # of a control message: a descriptor, or a mapping
@@ -54,8 +58,6 @@ _UNANNOUNCED = 16 + _CHAIN
 _WORD = struct.Struct("=I")
 _INLINE = 64
 _WITH_IMM = int(WCFlags.WITH_IMM)
-_SIGNALED = int(SendFlags.SIGNALED)
-_SEND_INLINE = int(SendFlags.INLINE)
 
 
 class StreamPort(AdapterSide):
@@ -64,13 +66,15 @@ class StreamPort(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
-        ring: Where the peer's bytes land.
+        ring: Where the peer's bytes land; a piece of it is a `bytes` object, copied once.
         send: Where own bytes lie while they are sent.
+        lane: The `struct aio_stream`.
+        news: Called with what C has taken.
     """
 
     __slots__ = (
-        "_config", "_control", "_inline", "_iwarp", "_memory", "_on_sent", "_on_word", "_probing",
-        "_regions", "_source", "_used", "_words", "_words_view", "ring", "send",
+        "_attached", "_config", "_iwarp", "_keep", "_on_sent", "_on_word", "_probing", "_regions",
+        "_words_view", "lane", "news", "ring", "send",
     )  # fmt: skip
 
     def __init__(
@@ -86,18 +90,29 @@ class StreamPort(AdapterSide):
     ) -> None:
         super().__init__(cm_id, context, channel, pd, cq, qp)
         self._regions = regions
-        ring, _, self._source, *words = regions
-        self._words = words[0] if words else None
+        ring, table, source, *words = regions
         self._words_view = words[0].view if words else None
         self._config = config
         self._iwarp = context.is_iwarp
-        self._inline = qp.limits.max_inline_data
-        self._control = 0
         self._probing = False
-        self._used: list[int] = []
-        self.ring = ring.view
-        self._memory = self._source.view
-        self.send = self._memory[: config.send_buffer_size]
+        self._attached = False
+        self.send = source.view[: config.send_buffer_size]
+        self.ring = ffi.buffer(ffi.cast("char *", ring.addr), ring.length)
+        self.lane, keep = new_lane(
+            ring=Place(ring.addr, ring.rkey, ring.length),
+            table=table.addr,
+            send=(source.addr, config.send_buffer_size, source.lkey),
+            credits=config.recv_depth,
+            send_depth=config.send_depth * (2 if self._iwarp else 1),
+            iwarp=self._iwarp,
+            inline_size=qp.limits.max_inline_data,
+        )
+        # Addresses keep nothing alive, and a view that exports must not get to the collector.
+        self._keep = [keep, *(region.view for region in regions)]
+        self.lane.qp = self._qp_handle
+        if words:
+            self.lane.words = ffi.cast("uint8_t *", words[0].addr)
+            self.lane.words_lkey = words[0].lkey
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:
@@ -160,11 +175,12 @@ class StreamPort(AdapterSide):
         port.at_close(release)
         return port
 
-    def machine(self) -> Machine:
+    def machine(self) -> LaneMachine:
         """The protocol's side of this stream."""
         ring, table = self._regions[:2]
         config = self._config
-        return Machine(
+        return LaneMachine(
+            self.lane,
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
@@ -176,35 +192,73 @@ class StreamPort(AdapterSide):
     def start(
         self,
         on_word: Callable[[int], None],
-        on_sent: Callable[[], None],
+        on_sent: Callable[[int], None],
         on_failed: Callable[[], None],
     ) -> None:
         """Set the handlers, have completions delivered and post all receives.
 
-        Messages complete in the order in which they were posted, so that `on_sent` needs no number.
+        Messages complete in the order in which they were posted; `on_sent` gets the word of each.
         """
         self._on_word = on_word
         self._on_sent = on_sent
         self._begin(on_failed)
-        self._post_receives(list(range(self._config.recv_depth + _UNANNOUNCED)))
+        self.lane.wr_id = self._base
+        self.check(lib.aio_stream_fill(self.lane, self._config.recv_depth + _UNANNOUNCED), "recv")
+
+    def attach(self, news: Callable[[int], None]) -> None:
+        """Have C take completions from now on, and call `news`; not in the midst of a drain."""
+        if not self._attached and not self.closed and self.failure is None:
+            self._attached = True
+            sink = ffi.cast("struct aio_sink *", self.lane)
+            self.news = news
+            self._channel.sinks.add(self._base, sink, self)
+
+    def _detach(self) -> None:
+        """Nothing is posted any more, and all that completes is Python's."""
+        self.lane.dead = 1
+        if self._attached:
+            self._attached = False
+            self._channel.sinks.remove(self._base)
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed."""
+        """One of its requests has completed, and was not plain."""
+        lane = self.lane
+        if self._attached:
+            lane.sink.spilled -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        if sub != _BYTES:
-            self.posted -= 1
-        if record[1]:
-            self._failed(record)
-        elif sub & _RECV:
+        if sub & _RECV and not record[1]:
             self._received(sub & 0x7FFF, record)
-        elif sub == _MESSAGE:
-            self._on_sent()
-        else:
+        elif sub & _RECV:
+            lane.posted -= 1
+            self._failed(record)
+        elif sub & _MESSAGE:
+            self._completed(sub, record)
+        elif record[1]:
+            self.posted -= sub == _PROBE
+            self._failed(record)
+        elif sub == _PROBE:
+            self.posted -= 1
             self._probing = False
-        if self._idle is not None and not self.posted:
+        if self._idle is not None and not self.under_way:
             self._idle.set()
+
+    @property
+    def under_way(self) -> int:
+        """Work requests whose completion will come."""
+        return self.posted + int(self.lane.posted)
+
+    def _completed(self, sub: int, record: WCRecord) -> None:
+        """A message has completed, and with it all before it."""
+        lane, failed = self.lane, bool(record[1])
+        count = lib.aio_stream_reach(lane, sub)
+        for _ in range(count - failed):
+            self._on_sent(lib.aio_stream_retire(lane))
+        if failed:
+            if count:
+                lib.aio_stream_drop(lane)
+            self._failed(record)
 
     def _received(self, slot: int, record: WCRecord) -> None:
         if self._words_view is not None:
@@ -213,11 +267,7 @@ class StreamPort(AdapterSide):
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)
-        used = self._used
-        used.append(slot)
-        if len(used) >= _CHAIN:
-            self._used = []
-            self._post_receives(used)
+        self.check(lib.aio_stream_used(self.lane, slot), "recv")
         if whole:
             self._on_word(word)
         else:
@@ -228,32 +278,19 @@ class StreamPort(AdapterSide):
 
     # Posting
 
-    def post(self, post: Post, offset: int = 0) -> None:
-        """Send a message; its bytes lie at `offset` of `send`, unless it brings its own."""
+    def post(self, post: Post) -> None:
+        """Send a control message."""
         if self.closed or self.failure is not None:
             return
-        length = post.length
-        if post.payload:
-            # At most four are under way, and complete in order.
-            offset = self._config.send_buffer_size + self._control * _PAYLOAD
-            self._control = (self._control + 1) % _CONTROLS
-            self._memory[offset : offset + length] = post.payload
-        code = lib.aio_post_stream(
-            self._qp_handle,
-            self._base + (_MESSAGE << SUB_SHIFT),
-            self._base + (_BYTES << SUB_SHIFT),
-            self._source.addr + offset,
-            length,
-            self._source.lkey,
-            post.addr,
-            post.key,
-            post.word,
-            _SIGNALED | _SEND_INLINE if length <= self._inline else _SIGNALED,
-            self._iwarp,
+        code = lib.aio_stream_control(
+            self.lane, post.word, post.wrs, post.payload, post.length, post.addr, post.key, 1
         )
-        self.posted += 1
+        self.check(code)
+
+    def check(self, code: int, what: str = "send") -> None:
+        """What a function of stream.c returned: anything but 0 ends the connection."""
         if code:
-            self.fail(os_error(code, "ibv_post_send"))
+            self.fail(os_error(code, f"ibv_post_{what}"))
 
     def probe(self) -> None:
         """Have the peer's adapter acknowledge nothing; a failure tells that it is gone."""
@@ -264,27 +301,6 @@ class StreamPort(AdapterSide):
         code = lib.aio_post_probe(self._qp_handle, self._base + (_PROBE << SUB_SHIFT))
         if code:
             self.fail(os_error(code, "ibv_post_send"))
-
-    def _post_receives(self, slots: list[int]) -> None:
-        if self.closed or self.failure is not None:
-            return
-        wr_id = self._base + (_RECV << SUB_SHIFT)
-        words = self._words
-        if words is None:
-            code = lib.aio_post_empty_recvs(self._qp_handle, wr_id, len(slots))
-        else:
-            code = lib.aio_post_recv_slots(
-                self._qp_handle,
-                wr_id,
-                words.addr,
-                _WORD.size,
-                words.lkey,
-                ffi.new("uint16_t[]", slots),
-                len(slots),
-            )
-        self.posted += len(slots)
-        if code:
-            self.fail(os_error(code, "ibv_post_recv"))
 
     # Memory of the program's own
 
@@ -297,6 +313,21 @@ class StreamPort(AdapterSide):
         self._regions.remove(region)
 
     # End
+
+    def to_error(self) -> None:
+        """Queue pair to the error state: what is posted gets flushed."""
+        self._detach()
+        super().to_error()
+
+    def close(self) -> None:
+        """Give everything back; see `AdapterSide.close`."""
+        self._detach()
+        super().close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: nothing may be posted."""
+        self.lane.dead = 1
+        super().poison_after_fork()
 
     def _give_back(self) -> list[Resource]:
         for region in self._regions:

@@ -4,26 +4,133 @@ from __future__ import annotations
 
 import asyncio
 import ssl as ssl_module
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
+from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["RdmaStreamReader", "RdmaStreamWriter"]
 
+_EVERYTHING = 1 << 32
+
 
 class RdmaStreamReader(asyncio.StreamReader):
-    """An `asyncio.StreamReader` that can also read into the caller's own memory."""
+    """An `asyncio.StreamReader` that can also read into the caller's own memory.
+
+    As long as a task waits here, what arrives is left where the adapter has put it; the task is
+    resumed in the very turn of the loop that sees it, and takes it from there.  Otherwise, and over
+    TLS, everything comes by way of the protocol, as in asyncio.
+    """
 
     # What the base class has and its type stub does not tell.
     _buffer: bytearray
     _eof: bool
     _exception: BaseException | None
     _maybe_resume_transport: Callable[[], None]
+    _paused: bool
     _transport: asyncio.Transport
-    _wait_for_data: Callable[[str], Coroutine[Any, Any, None]]
     _waiter: asyncio.Future[None] | None
+
+    def _source(self) -> Incoming | None:
+        """Where bytes can be had without the protocol."""
+        transport = self._transport
+        return transport._in if isinstance(transport, RdmaTransport) else None
+
+    async def _wait(self, source: Incoming, name: str, length: int) -> None:
+        if self._waiter is not None or source.waiting:
+            self._refuse(name)
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+        await source.wait(length)
+
+    def _refuse(self, name: str) -> None:
+        msg = f"{name}() called while another coroutine is already waiting for incoming data"
+        raise RuntimeError(msg)
+
+    async def _wait_for_data(self, func_name: str) -> None:
+        """What the methods of the base class wait by."""
+        source = self._source()
+        if source is not None:
+            if source.waiting:
+                self._refuse(func_name)
+            if there := source.some(_EVERYTHING):
+                self._buffer += there
+                return
+        await super()._wait_for_data(func_name)  # type: ignore[misc]
+
+    async def read(self, n: int = -1) -> bytes:
+        """As `asyncio.StreamReader.read`.
+
+        Args:
+            n: Bytes at most; -1 for all until the end of the stream.
+
+        Raises:
+            RuntimeError: Another coroutine is reading.
+            ConnectionLostError: The connection broke.
+
+        Cancellation: ends the wait; no bytes are lost.
+        """
+        source = self._source()
+        if source is None or n <= 0:
+            return await super().read(n)
+        while not self._buffer:
+            if self._exception is not None:
+                raise self._exception
+            if there := source.some(n):
+                return there
+            if self._eof:
+                return b""
+            await self._wait(source, "read", 1)
+        return await super().read(n)
+
+    async def readexactly(self, n: int) -> bytes:
+        """As `asyncio.StreamReader.readexactly`.
+
+        Args:
+            n: Bytes.
+
+        Raises:
+            asyncio.IncompleteReadError: The stream ended before; its `partial` has what came.
+            RuntimeError: Another coroutine is reading.
+            ConnectionLostError: The connection broke.
+
+        Cancellation: ends the wait; no bytes are lost.
+        """
+        source = self._source()
+        if source is not None and not self._buffer:  # what happens most
+            there = source.lane.cut(n)
+            if there is None and self._waiter is None and source.lane.ask(n):
+                try:
+                    await source.wakeup
+                except BaseException:
+                    source.canceled()
+                    raise
+                source.lane.done()
+                there = source.lane.cut(n)
+            if there is not None:
+                return there
+        return await self._readexactly(source, n)
+
+    async def _readexactly(self, source: Incoming | None, n: int) -> bytes:
+        buffer = self._buffer
+        waited = False
+        while source is not None and len(buffer) < n:
+            if self._exception is not None:
+                raise self._exception
+            if not buffer and (there := source.lane.cut(n)) is not None:
+                return there
+            if waited or buffer or n > source.half:
+                buffer += source.some(n - len(buffer))
+                if len(buffer) == n:
+                    break
+            if self._eof:
+                break
+            await self._wait(source, "readexactly", n - len(buffer))
+            waited = True
+        return await super().readexactly(n)
 
     async def readinto(self, buffer: Any) -> int:
         """Read into `buffer`, without a copy in between where the stream has none yet.
@@ -45,22 +152,23 @@ class RdmaStreamReader(asyncio.StreamReader):
         if view.readonly:
             msg = "readinto() needs a writable buffer"
             raise TypeError(msg)
-        if self._waiter is not None:
-            msg = "readinto() called while another coroutine is already waiting for incoming data"
-            raise RuntimeError(msg)
+        source = self._source()
+        if self._waiter is not None or (source is not None and source.waiting):
+            self._refuse("readinto")
         # What came before the call lies in the reader; over TLS everything does.
         while not self._buffer:
             if self._exception is not None:
                 raise self._exception
-            if self._eof or not len(view):
+            if not len(view):
                 return 0
-            transport = self._transport
-            if not isinstance(transport, RdmaTransport):
-                await self._wait_for_data("readinto")
-            elif count := transport._take(view):
+            if source is not None and (count := source.take(view)):
                 return count
+            if self._eof:
+                return 0
+            if source is None:
+                await self._wait_for_data("readinto")
             else:
-                await transport._wait_readable()
+                await self._wait(source, "readinto", 1)
         count = min(len(view), len(self._buffer))
         view[:count] = self._buffer[:count]
         del self._buffer[:count]
@@ -72,7 +180,25 @@ class RdmaStreamWriter(asyncio.StreamWriter):
     """An `asyncio.StreamWriter` whose `start_tls` works on uvloop, too."""
 
     _protocol: Any
+    _reader: RdmaStreamReader | None
     _transport: asyncio.Transport
+
+    async def drain(self) -> None:
+        """As `asyncio.StreamWriter.drain`: wait until more may be written.
+
+        Raises:
+            ConnectionLostError: The connection broke.
+
+        Cancellation: ends the wait; nothing that was written is lost.
+        """
+        transport, reader = self._transport, self._reader
+        if (
+            not isinstance(transport, RdmaTransport)
+            or transport._closing
+            or transport._protocol_paused
+            or (reader is not None and reader._exception is not None)
+        ):
+            await super().drain()
 
     async def start_tls(  # type: ignore[override, unused-ignore]
         self,

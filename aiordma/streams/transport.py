@@ -6,6 +6,10 @@ Theory of operation
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
     the loop's same turn, and one that closes or writes never does it in the midst of a drain.
 
+    Most wake-ups bring data and nothing else, and most writes fit: `_on_news` and the first line of
+    `write` deal with those.  Whatever is unusual closes a gate (`_gate`), so that the usual case
+    has one thing to ask.
+
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
     nothing: what is not taken out of the ring leaves no room in it.
 
@@ -21,44 +25,35 @@ import errno
 import logging
 import sys
 import warnings
-from asyncio import constants, transports
 from collections.abc import Callable
 from typing import Any
 
+from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.streams.incoming import Incoming
-from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost
 from aiordma.streams.stream_port import StreamPort
+from aiordma.streams.transport_base import TransportBase
 from aiordma.streams.watch import Watch
 
 __all__ = ["RdmaTransport"]
 
 _log = logging.getLogger("aiordma")
 _WARN_AFTER = 5  # calls of write() after the end
+_DATA, _FAILED = 1, 4  # news of stream.c
 
 
-# The base class is where asyncio keeps `pause_writing` and its water marks, and what its
-# `loop.sendfile` asks for.
-class RdmaTransport(transports._FlowControlMixin):
+class RdmaTransport(TransportBase):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
     All of asyncio's `Transport` works, and means what it means there.  `get_extra_info` knows
     `peername`, `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`,
     `mtu`, `qpn`, `provider` and `backend`; there is no `socket`.
     """
-
-    # What the base class has and its type stub does not tell.
-    _extra: dict[str, Any]
-    _maybe_pause_protocol: Callable[[], None]
-    _maybe_resume_protocol: Callable[[], None]
-
-    _start_tls_compatible = True  # for loop.start_tls
-    _sendfile_compatible = constants._SendfileMode.FALLBACK
 
     def __init__(self, port: StreamPort, config: StreamConfig) -> None:
         loop = port.loop
@@ -69,12 +64,15 @@ class RdmaTransport(transports._FlowControlMixin):
         self._config = config
         self._machine = port.machine()
         self._out = Outgoing(port, self._machine)
-        self._in = Incoming(port, self._machine, self._out.control, self._fatal_error, self.close)
+        self._lane = port.lane
+        self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
+        self._pull, self._send = self._in.lane.pull, self._in.lane.write
         self._watch = Watch(port, config, lambda: self._out.progress, self._force)
         self._end = StreamEnd(port)
         self._protocol: Any = None
         self._server: Any = None
         self._reading = False  # the protocol has seen connection_made
+        self._attached = False
         self._closing = False
         self._eof_sent = False
         self._over = False
@@ -113,6 +111,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._machine.open()
         self._out.control()
         self._watch.start()
+        self._gate()
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
         self._loop.call_soon(self._begin, waiter, context=self._context)
 
@@ -125,7 +124,7 @@ class RdmaTransport(transports._FlowControlMixin):
     # From the port, in the midst of a drain
 
     def _on_word(self, word: int) -> None:
-        self._watch.heard = True
+        self._lane.heard = 1
         if self._protocol is None and not self._over:
             # It can be here before the event that allows it is read, or after that got lost.
             self._port.cm_id.notify_established()
@@ -141,8 +140,8 @@ class RdmaTransport(transports._FlowControlMixin):
             self._scheduled = True
             self._port.after_drain(self._run)
 
-    def _on_sent(self) -> None:
-        self._out.completed()
+    def _on_sent(self, word: int) -> None:
+        self._machine.completed(word)
         if not self._scheduled:
             self._scheduled = True
             self._port.after_drain(self._run)
@@ -163,9 +162,29 @@ class RdmaTransport(transports._FlowControlMixin):
         """The connection is gone; whether that is a failure depends on what was said before."""
         if self._cause is None:
             self._cause = cause
+        self._gate()
         if not self._scheduled:
             self._scheduled = True
             self._port.after_drain(self._run)
+
+    def _on_news(self, bits: int) -> None:
+        """What C has taken; called at the end of a drain."""
+        if bits == _DATA:
+            data = self._pull()
+            if data is None:
+                self._in.wakeup.wake()
+                return
+            if data:
+                try:
+                    self._context.run(self._in.push, data)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as exc:
+                    self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
+                return
+        if bits & _FAILED:
+            self._port.check(self._lane.error)
+        self._context.run(self._process)
 
     # The work
 
@@ -186,6 +205,10 @@ class RdmaTransport(transports._FlowControlMixin):
     def _process(self) -> None:
         if self._over or not self._reading:
             return
+        if not self._attached and not self._listens_first:
+            self._attached = True
+            self._machine.begin()
+            self._port.attach(self._on_news)
         self._out.control()
         if self._in.deliver():
             self._soon()
@@ -197,6 +220,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def _send_waiting(self) -> None:
         if self._out.size and self._out.flush():
+            self._gate()
             self._maybe_resume_protocol()
         if not self._out.size:
             self._say_the_rest()
@@ -235,18 +259,6 @@ class RdmaTransport(transports._FlowControlMixin):
 
     # Receiving
 
-    def _take(self, buffer: memoryview) -> int:
-        """For `readinto`: what has arrived; how many bytes that were."""
-        return self._in.take(buffer)
-
-    async def _wait_readable(self) -> None:
-        """For `readinto`: wait until there is something for `_take`, or will be nothing."""
-        try:
-            await self._in.wait_readable()
-        finally:
-            # Who was canceled leaves what has come to the protocol.
-            self._soon()
-
     def pause_reading(self) -> None:
         """Call the protocol with no more bytes until `resume_reading`; the peer has to wait."""
         if not self._closing:
@@ -257,10 +269,6 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._in.paused and not self._closing:
             self._in.paused = False
             self._soon()
-
-    def is_reading(self) -> bool:
-        """Whether the protocol is given bytes as they come."""
-        return not self._closing and not self._in.paused
 
     # Sending
 
@@ -276,6 +284,11 @@ class RdmaTransport(transports._FlowControlMixin):
             TypeError: `data` is not bytes-like.
             RuntimeError: After `write_eof()`.
         """
+        if (sent := self._send(data)) is not None:
+            self._write(data, sent)
+
+    def _write(self, data: Any, sent: int) -> None:
+        """What was not plain: `sent` bytes have gone."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
             raise TypeError(msg)
@@ -299,36 +312,33 @@ class RdmaTransport(transports._FlowControlMixin):
                 error = lost(self._cause)
             self._fatal_error(error, "Fatal write error on an RDMA stream")
             return
-        self._out.write(data)
-        if self._out.size:
+        if type(data) is not bytes:
+            view = ffi.from_buffer(data)
+            sent = lib.aio_stream_write(self._lane, view, len(view))
+            ffi.release(view)
+        if self._lane.error:
+            self._port.check(self._lane.error)
+        if self._out.keep(data, sent):
+            self._gate()
             self._maybe_pause_protocol()
 
-    def writelines(self, list_of_data: Any) -> None:
-        """Send all of `list_of_data`, an iterable of bytes-like objects, joined."""
-        self.write(b"".join(list_of_data))
-
-    def can_write_eof(self) -> bool:
-        """Yes."""
-        return True
+    def _gate(self) -> None:
+        """Whether `write` may leave everything to C."""
+        self._lane.held = bool(
+            self._out.size or self._closing or self._eof_sent or self._over or self._cause
+        )
 
     def write_eof(self) -> None:
         """Say that nothing more will be sent, once what waits is; receiving goes on."""
         if self._closing or self._eof_sent:
             return
         self._eof_sent = True
+        self._gate()
         if not self._out.size and self._reading:
             self._say_the_rest()
             self._soon()
 
-    def get_write_buffer_size(self) -> int:
-        """Bytes that wait; those that the adapter has been given do not count."""
-        return self._out.size
-
     # End
-
-    def is_closing(self) -> bool:
-        """Whether the end has begun."""
-        return self._closing
 
     def close(self) -> None:
         """Read no more, send what waits, then end; idempotent.
@@ -340,6 +350,7 @@ class RdmaTransport(transports._FlowControlMixin):
             return
         self._closing = self._in.stopped = True
         self._flushing = bool(self._out.size)
+        self._gate()
         self._watch.closing()
         if self._reading:
             self._send_waiting()
@@ -377,6 +388,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._over:
             return
         self._over = True
+        self._gate()
         self._watch.stop()
         self._loop.call_soon(self._report_end, exc, context=self._context)
 
@@ -401,35 +413,14 @@ class RdmaTransport(transports._FlowControlMixin):
             self._watch.stop()
             self._end.begin(graceful=False)
 
-    async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing of the connection any more; bounded after the end.
-
-        asyncio's transports have no such method: their descriptors are closed at once.
-
-        Cancellation: ends the wait.
-        """
-        await self._end.wait()
-
     # Others
-
-    @property
-    def iomap(self) -> StreamIomap:
-        """Memory that the two ends name to each other and write to, past the stream."""
-        return StreamIomap(self._port, self._machine, self._out.control)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on."""
         self._protocol = protocol
         self._in.set_protocol(protocol)
-
-    def get_protocol(self) -> Any:
-        """The protocol that is called."""
-        return self._protocol
-
-    def __repr__(self) -> str:
-        state = "closed" if self._over else "closing" if self._closing else "open"
-        peer = self._extra.get("peername")
-        return f"<RdmaTransport {state} peer={peer} device={self._port.context.name}>"
+        if self._lane.readable:
+            self._soon()
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing

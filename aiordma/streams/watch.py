@@ -27,14 +27,11 @@ class Watch:
         config: Times.
         progress: Counts what has been sent and arrived.
         give_up: Ends the stream.
-
-    Attributes:
-        heard: Set when a message comes.
     """
 
     __slots__ = (
         "_closing", "_config", "_give_up", "_loop", "_port", "_progress", "_seen", "_since",
-        "_timer", "heard",
+        "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +50,6 @@ class Watch:
         self._since = self._loop.time()
         self._seen = -1
         self._closing = False
-        self.heard = False
 
     def start(self) -> None:
         """The connection is there."""
@@ -94,8 +90,8 @@ class Watch:
                 self._give_up(ConnectTimeoutError(errno.ETIMEDOUT, text))
                 return
             self._seen = progress
-        elif self.heard:
-            self.heard = False
+        elif self._port.lane.heard:
+            self._port.lane.heard = 0
             self._since = self._loop.time()
         else:
             silence = self._loop.time() - self._since

@@ -15,12 +15,16 @@ Theory of operation
     What a sink wants to do in the program's name it leaves to `after_drain`, which runs when all
     that the wake-up brought has been dispatched, still within the same turn of the loop.
 
+    Most completions of connections and streams never become objects: they are taken in C
+    (`verbs.sinks`), and Python hears once a wake-up that there is something for the program.
+
     A CQ that nobody awaits is only reported (`get_cq_event`): its owner polls it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import weakref
 from collections import deque
@@ -37,14 +41,15 @@ from aiordma.loop.waiters import Waiters
 from aiordma.verbs import async_event
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.sinks import Sinks
 from aiordma.verbs.wc import WC_STRUCT, WCRecord
 
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
 
 __all__ = [
-    "SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route", "shared_completions",
-    "shared_queues",
+    "SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route",
+    "shared_completions", "shared_queues",
 ]  # fmt: skip
 
 
@@ -72,6 +77,7 @@ shared_queues: weakref.WeakValueDictionary[int, SharedSink] = weakref.WeakValueD
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 _MAX_SEGMENTS = 64
+_LOOK = 1 << 30  # see aio_drain
 _SAFETY_S = 1.0
 
 
@@ -108,7 +114,7 @@ class CompletionChannel(Resource):
     __slots__ = (
         "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_notified", "_pump",
         "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs", "context",
-        "lost_events", "table",
+        "lost_events", "sinks", "table",
     )  # fmt: skip
 
     def __init__(self, context: Context) -> None:
@@ -130,6 +136,8 @@ class CompletionChannel(Resource):
         self._drain.channel = handle
         self._drain.segments = self._segments
         self._drain.max_segments = _MAX_SEGMENTS
+        #: What takes its completions in C.
+        self.sinks = Sinks(self._drain, _BUDGET)
         self._deferred: deque[Callable[[], None]] = deque()
         self._draining = False
         self._pump: FdPump | None = None
@@ -161,16 +169,31 @@ class CompletionChannel(Resource):
     # Completions
 
     def _on_readable(self) -> bool:
+        took = lib.aio_drain(self._drain, self._wcs, _BUDGET)
+        self._draining = True
+        if took != 1 << 16:
+            return self._dispatch_all(took)
+        # What happens most: one sink has news, and there is nothing else.
+        try:
+            self.sinks.tell(self.sinks.ready[0])
+        except Exception as exc:
+            self._report(exc)
+        finally:
+            if self._deferred:
+                self._run_deferred()
+            self._draining = False
+        return False
+
+    def _dispatch_all(self, took: int) -> bool:
+        """Whatever a drain brought; whether there is more."""
         drain = self._drain
-        count = lib.aio_drain(drain, self._wcs, _BUDGET)
         # What was polled is gone from the adapter: copy before any dispatch can drain again.
-        records = list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
+        records, ready = self._taken(took)
         segments = [
             (drain.segments[i].token, drain.segments[i].count) for i in range(drain.n_segments)
         ]
         error, more = drain.error, bool(drain.more)
         position = 0
-        self._draining = True
         for token, length in segments:
             cq = self._cqs.get(token)
             if length < 0:
@@ -179,10 +202,18 @@ class CompletionChannel(Resource):
                 continue
             self._dispatch(records[position : position + length], cq)
             position += length
+        for index in ready:
+            self.after_drain(functools.partial(self.sinks.tell, index))
         self._run_deferred()
         if error:
             raise os_error(error, "ibv_get_cq_event")
         return more
+
+    def _taken(self, took: int) -> tuple[list[WCRecord], list[int]]:
+        """Completions for Python, and the sinks that have news."""
+        count = took & 0xFFFF
+        ready = list(self.sinks.ready[0 : took >> 16 & 0x3FFF])
+        return list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size])), ready
 
     def after_drain(self, function: Callable[[], None]) -> None:
         """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
@@ -262,14 +293,17 @@ class CompletionChannel(Resource):
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         total = 0
-        room = 0 if cq.closed else cq.cqe
-        while total < room and not cq.closed:
-            count = lib.ibv_poll_cq(cq._handle, _BUDGET, self._wcs)
-            if count <= 0:
+        for _ in range(0 if cq.closed else cq.cqe // _BUDGET + 1):
+            took = lib.aio_sweep(self._drain, cq._handle, self._wcs, _BUDGET)
+            if took <= 0:
                 break
-            total += count
-            records = list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
+            records, ready = self._taken(took)
+            total += len(records) + len(ready)
             self._dispatch(records, cq)
+            for index in ready:
+                self.after_drain(functools.partial(self.sinks.tell, index))
+            if cq.closed or not took & _LOOK:
+                break
         return total
 
     # The safety poll: the kernel drops a completion event when it has no memory for it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,11 +108,15 @@ class Context(Resource):
     to librdmacm, lives as long as the process and need not be closed.
     """
 
-    __slots__ = ("_attributes", "_borrowed")
+    __slots__ = ("_attributes", "_borrowed", "_kept", "_name", "_transport")
 
     def __init__(self, handle: Any, *, borrowed: bool = False) -> None:
         self._borrowed = borrowed
         self._attributes: DeviceAttributes | None = None
+        self._name = ""
+        self._transport: TransportType | None = None
+        #: What others derive from the device, which each new connection would ask for again.
+        self._kept: dict[Hashable, Any] = {}
         super().__init__(handle)
 
     @classmethod
@@ -129,17 +134,23 @@ class Context(Resource):
     @property
     def name(self) -> str:
         """The device's name (`ibv_get_device_name(3)`)."""
-        return str(ffi.string(lib.ibv_get_device_name(self._require().device)).decode())
+        handle = self._require()
+        if not self._name:
+            self._name = str(ffi.string(lib.ibv_get_device_name(handle.device)).decode())
+        return self._name
 
     @property
     def transport(self) -> TransportType:
         """InfiniBand (RoCE too) or iWARP."""
-        return TransportType(self._require().device.transport_type)
+        handle = self._require()
+        if self._transport is None:
+            self._transport = TransportType(handle.device.transport_type)
+        return self._transport
 
     @property
     def is_iwarp(self) -> bool:
         """Whether the connecting side has to send first and immediates do not exist."""
-        return self.transport == TransportType.IWARP
+        return self.transport is TransportType.IWARP
 
     @property
     def num_comp_vectors(self) -> int:

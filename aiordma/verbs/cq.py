@@ -14,17 +14,19 @@ import errno
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, device_error, os_error, queue_error
+from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.comp_channel import CompletionChannel, Sink, route
 from aiordma.verbs.context import Context
+from aiordma.verbs.counting import count_successes
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WC_STRUCT, WCRecord, WorkCompletion
@@ -45,6 +47,9 @@ class Dependent(Protocol):
 
 def _overrun() -> BaseException:
     return queue_error(AsyncEventType.CQ_ERR.name, "completion queue")
+
+
+_ARMED_FOR_ALL = 1  # as aio_cq.armed has it
 
 
 class CompletionQueue(Resource):
@@ -101,14 +106,14 @@ class CompletionQueue(Resource):
         ffi.errno = 0  # not every driver gives a reason
         handle = lib.ibv_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
         check_pointer(handle, "ibv_create_cq")
-        self._queue: deque[WorkCompletion] = deque()
+        self._queue: deque[WorkCompletion] = EMPTY
         self._waiters = Waiters()
         self._scratch: Any = None
         self._promised = 0
         self._unacked = 0
         # Makes the exception that ended it: one object raised many times would collect tracebacks.
         self._error: Callable[[], BaseException] | None = None
-        self._users: weakref.WeakSet[Dependent] = weakref.WeakSet()
+        self._users: tuple[weakref.ref[Dependent], ...] = ()
         super().__init__(handle, (context,) if channel is None else (context, channel))
         if channel is not None:
             channel._cqs[self._token] = self
@@ -143,12 +148,25 @@ class CompletionQueue(Resource):
             raise ValueError(msg)
         self.channel._attach()
         self._aio.managed, self._aio.solicited = 1, int(solicited_only)
+        self._aio.armed = 0 if solicited_only else _ARMED_FOR_ALL
         check_errno(lib.ibv_req_notify_cq(handle, self._aio.solicited), "ibv_req_notify_cq")
         # Completions from before the arming raise no event.
         self.channel._sweep(self)
         self.channel._watch()
 
     # By hand
+
+    def _listen(self, *, solicited_only: bool = False) -> None:
+        """Change by what a managed queue wakes the loop.
+
+        For fewer completions than now it takes effect when it is armed the next time; for more at
+        once, and then the caller polls: some may be there already.
+        """
+        own = self._aio
+        own.solicited = int(solicited_only)
+        if not solicited_only and own.armed != _ARMED_FOR_ALL and own.managed and not self.closed:
+            own.armed = _ARMED_FOR_ALL
+            check_errno(lib.ibv_req_notify_cq(self._require(), 0), "ibv_req_notify_cq")
 
     def req_notify(self, *, solicited_only: bool = False) -> None:
         """Ask for one event at the next completion (`ibv_req_notify_cq(3)`).
@@ -189,14 +207,64 @@ class CompletionQueue(Resource):
             raise self._error()
         return [self._queue.popleft() for _ in range(min(n, len(self._queue)))]
 
+    def poll_count(self, n: int = 256) -> int:
+        """As `poll`, for those who need not know which: how many have succeeded, up to `n`.
+
+        Cheaper than `poll`, because no `WorkCompletion` is made.  A failed one is not taken:
+        those before it are counted, and `poll` returns it.
+
+        Raises:
+            CompletionError: The oldest has failed.
+            ValueError, QueueError: As `poll`.
+        """
+        if n <= 0:
+            msg = f"cannot poll for {n} completions"
+            raise ValueError(msg)
+        handle = self._require()
+        count = 0
+        if self._aio.managed:
+            assert self.channel is not None
+            self.channel._sweep(self)
+        elif not self._queue:
+            count = self._count_hardware(handle, n)
+        queue = self._queue
+        while queue and count < n and queue[0].ok:
+            queue.popleft()
+            count += 1
+        if not count:
+            if queue:
+                raise queue[0].error("a request")
+            if self._error is not None:
+                raise self._error()
+        return count
+
     def _poll_hardware(self, handle: Any, n: int) -> None:
+        for record in self._records(0, self._fetch(handle, n)):
+            route(record, self.table, self)
+
+    def _fetch(self, handle: Any, n: int) -> int:
+        """Poll into the array that is kept for it; how many."""
         if self._scratch is None or len(self._scratch) < n:
             self._scratch = ffi.new("struct ibv_wc[]", n)
         count = lib.ibv_poll_cq(handle, n, self._scratch)
         if count < 0:
             raise os_error(5, "ibv_poll_cq")
-        for record in WC_STRUCT.iter_unpack(ffi.buffer(self._scratch)[: count * WC_STRUCT.size]):
+        return int(count)
+
+    def _records(self, first: int, end: int) -> Iterator[WCRecord]:
+        size = WC_STRUCT.size
+        return WC_STRUCT.iter_unpack(ffi.buffer(self._scratch)[first * size : end * size])
+
+    def _count_hardware(self, handle: Any, n: int) -> int:
+        """Poll, and take the successes of which only the number counts; how many those were."""
+        fetched = self._fetch(handle, n)
+        if not fetched:
+            return 0
+        used = memoryview(ffi.buffer(self._scratch))[: fetched * WC_STRUCT.size]
+        count = count_successes(used, self.table.get)
+        for record in self._records(count, fetched):
             route(record, self.table, self)
+        return count
 
     def ack_events(self, n: int = 1) -> None:
         """Acknowledge `n` events that `get_cq_event` gave (`ibv_ack_cq_events(3)`).
@@ -214,6 +282,8 @@ class CompletionQueue(Resource):
     # Managed
 
     def _deliver(self, record: WCRecord, wr_id: int | None = None) -> None:
+        if self._queue is EMPTY:
+            self._queue = deque()
         self._queue.append(WorkCompletion.from_record(record, wr_id))
         self._waiters.wake()
 
@@ -247,8 +317,21 @@ class CompletionQueue(Resource):
         self._end(error)
         if self.channel is not None and not self.managed and not self.closed:
             self.channel._notify(self)  # who waits for an event polls, and finds out
-        for user in list(self._users):
-            user._broken(error())
+        for reference in self._users:
+            user = reference()
+            if user is not None:
+                user._broken(error())
+
+    # Weak references in a tuple: most queues have one user, for which a WeakSet is 650 bytes.
+
+    def _enter(self, user: Dependent) -> None:
+        with _promises:
+            self._users += (weakref.ref(user),)
+
+    def _leave(self, user: Dependent) -> None:
+        """It is destroyed, perhaps in another thread; those that are no more go with it."""
+        with _promises:
+            self._users = tuple(one for one in self._users if one() not in (None, user))
 
     def __aiter__(self) -> Self:
         return self

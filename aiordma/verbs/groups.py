@@ -25,7 +25,7 @@ class Groups(Resource):
 
     __slots__ = ()
 
-    _groups: set[tuple[bytes, int]]
+    _groups: list[tuple[bytes, int]]
 
     def attach_mcast(self, gid: bytes, lid: int = 0) -> None:
         """Receive what is sent to a multicast group (`ibv_attach_mcast(3)`).
@@ -43,7 +43,8 @@ class Groups(Resource):
         """
         c_gid = _c_gid(gid)
         check_errno(lib.ibv_attach_mcast(self._require(), c_gid, lid), "ibv_attach_mcast")
-        self._groups.add((gid, lid))
+        if (gid, lid) not in self._groups:
+            self._groups.append((gid, lid))
 
     def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
         """Receive nothing more of a group (`ibv_detach_mcast(3)`).
@@ -56,10 +57,10 @@ class Groups(Resource):
         """
         c_gid = _c_gid(gid)
         check_errno(lib.ibv_detach_mcast(self._require(), c_gid, lid), "ibv_detach_mcast")
-        self._groups.discard((gid, lid))
+        if (gid, lid) in self._groups:
+            self._groups.remove((gid, lid))
 
     def _detach_all(self, handle: Any) -> None:
         """Before the destruction, which the kernel refuses to an attached queue pair (EBUSY)."""
-        while self._groups:
-            gid, lid = self._groups.pop()
+        for gid, lid in self._groups:
             lib.ibv_detach_mcast(handle, _c_gid(gid), lid)

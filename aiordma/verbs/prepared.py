@@ -61,7 +61,20 @@ class _Entry(Posted):
 
     def retire(self) -> None:
         self.retired = (self.retired + 1) & 0xFFFFFFFF
-        self.post._settle()
+        if self.post._freed:
+            self.post._settle()
+
+    def count(self, wr_id: int) -> bool:
+        queue = self.queue
+        if (
+            self.muted
+            or self.silent
+            or self.retired & 0xFFFF != sub_index(wr_id)
+            or not queue.end_before(self)
+        ):
+            return False
+        queue.end_first()
+        return True
 
     def is_stale(self, record: WCRecord) -> bool:
         ahead = (sub_index(record[0]) - self.retired) % _NUMBERS
@@ -142,7 +155,7 @@ class PreparedPost:
             self._c.recv = first
         self._c.entries, self._c.caller, self._c.history = entries, caller, history
         self._c.count, self._c.history_mask = count, rows - 1
-        qp._prepared.add(self)
+        qp._prepared[self] = None
 
     def __len__(self) -> int:
         """Number of requests in the list."""
@@ -295,7 +308,7 @@ class PreparedPost:
         if self._freed:
             return
         self._freed = True
-        self._qp._prepared.discard(self)
+        self._qp._prepared.pop(self, None)
         self._settle()
 
     def _settle(self) -> None:
@@ -352,7 +365,7 @@ class Preparing(RawPosting):
 
     __slots__ = ("_prepared",)
 
-    _prepared: set[PreparedPost]
+    _prepared: dict[PreparedPost, None]  # an ordered set; empty, a quarter of an empty set
 
     def prepare_send(self, requests: SendWR | Sequence[SendWR]) -> PreparedPost:
         """Build one send request or a list once, to be posted many times.

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from aiordma._ffi import ffi, lib
@@ -23,7 +22,7 @@ from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, AsyncEventType, QPAttrMask, QPState, WCStatus
+from aiordma.verbs.enums import MTU, Access, AsyncEventType, QPAttrMask, QPState, QPType, WCStatus
 from aiordma.verbs.groups import Groups
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp_attr import QPAttributes, QPInitAttr, QPLimits, check_init
@@ -38,6 +37,11 @@ __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
 _LAST_RECEIVE_S = 0.25
+_NAMES = tuple(QPLimits.__dataclass_fields__)
+# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+_STATE = int(QPAttrMask.STATE)
+_READ_DEPTH = int(QPAttrMask.MAX_QP_RD_ATOMIC)
+_ERR = int(QPState.ERR)
 _FATAL = frozenset(
     {AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR, AsyncEventType.QP_ACCESS_ERR}
 )
@@ -79,35 +83,40 @@ class QueuePair(Requests, Groups):
         c_attr.sq_sig_all = int(attr.sq_sig_all)
         token = next_token()
         c_attr.qp_context = ffi.cast("void *", token)
-        for name in QPLimits.__dataclass_fields__:
+        cap = c_attr.cap
+        for name in _NAMES:
             value = getattr(attr, name)
             if not 0 <= value < 1 << 31:
                 msg = f"{name} is out of range: {value}"
                 raise ValueError(msg)
-            setattr(c_attr.cap, name, value)
+            setattr(cap, name, value)
         if attr.srq is not None:
             c_attr.srq = attr.srq._require()
-            c_attr.cap.max_recv_wr = c_attr.cap.max_recv_sge = 0
+            cap.max_recv_wr = cap.max_recv_sge = 0
         # Room for what was asked, before the queue pair exists: refusing costs nothing then.
-        with contextlib.ExitStack() as undo:
-            send_cq._promise(attr.max_send_wr)
-            undo.callback(send_cq._unpromise, attr.max_send_wr)
+        send_cq._promise(attr.max_send_wr)
+        try:
             self._promise_receives(attr, recv_cq)
-            undo.callback(self._unpromise_receives, attr, recv_cq)
-            ffi.errno = 0  # not every driver gives a reason
-            handle = check_pointer(lib.ibv_create_qp(pd._require(), c_attr), "ibv_create_qp")
-            undo.pop_all()
-        self.limits = QPLimits(*(getattr(c_attr.cap, n) for n in QPLimits.__dataclass_fields__))
+            try:
+                ffi.errno = 0  # not every driver gives a reason
+                handle = check_pointer(lib.ibv_create_qp(pd._require(), c_attr), "ibv_create_qp")
+            except BaseException:
+                self._unpromise_receives(attr, recv_cq)
+                raise
+        except BaseException:
+            send_cq._unpromise(attr.max_send_wr)
+            raise
+        self.limits = QPLimits(*(getattr(cap, name) for name in _NAMES))
         self.pd = pd
         self.num = int(handle.qp_num)
         self._init = attr
-        self._groups: set[tuple[bytes, int]] = set()
+        self._groups: list[tuple[bytes, int]] = []
         self._first_failure: BaseException | None = None
         #: Called once with the first cause, whether or not anybody awaits the request.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
         # Only as many requests as the CQs have room for, even where the device gave more.
-        self._prepared = set()
+        self._prepared = {}
         self._rules = WRRules.of(
             pd.context, self.limits, attr.qp_type, all_signaled=attr.sq_sig_all
         )
@@ -115,13 +124,14 @@ class QueuePair(Requests, Groups):
         receives = attr.max_recv_wr if attr.srq is None else 0
         self._rq = WorkQueue(recv_cq, receives, self._on_failure, self._cause)
         self.srq = attr.srq
-        self._last_receive = threading.Event()
+        self._last_receive: threading.Event | None = None
         self._drains = False
         shared = () if attr.srq is None else (attr.srq,)
         super().__init__(handle, (*uses, pd, send_cq, recv_cq, *shared))
         for cq in {send_cq, recv_cq}:
-            cq._users.add(self)
+            cq._enter(self)
         if attr.srq is not None:
+            self._last_receive = threading.Event()
             attr.srq._takers[self.num] = self
         enroll(token, self)
 
@@ -163,9 +173,15 @@ class QueuePair(Requests, Groups):
 
     def _modify(self, attr: Any, mask: int) -> None:
         check_errno(lib.ibv_modify_qp(self._require(), attr, mask), "ibv_modify_qp")
-        if mask & QPAttrMask.MAX_QP_RD_ATOMIC:
-            self._rules = replace(self._rules, read_depth=int(attr.max_rd_atomic))
-        if mask & QPAttrMask.STATE and attr.qp_state == QPState.ERR:
+        if mask & _READ_DEPTH and self._init.qp_type != QPType.UD:
+            self._rules = WRRules.of(
+                self.pd.context,
+                self.limits,
+                self._init.qp_type,
+                all_signaled=self._init.sq_sig_all,
+                read_depth=int(attr.max_rd_atomic),
+            )
+        if mask & _STATE and attr.qp_state == _ERR:
             self._enter_error()
 
     def _enter_error(self) -> None:
@@ -299,7 +315,8 @@ class QueuePair(Requests, Groups):
             cq = self.recv_cq
             if cq.managed and cq.channel is not None:
                 cq.channel._sweep(cq)
-            self._last_receive.set()
+            if self._last_receive is not None:
+                self._last_receive.set()
 
     def _cause(self) -> BaseException | None:
         return self._first_failure
@@ -363,12 +380,14 @@ class QueuePair(Requests, Groups):
         self._rq.abandon(self.num)
 
     def _destroy(self, handle: Any) -> None:
-        if self._drains:
+        if self._drains and self._last_receive is not None:
             self._last_receive.wait(_LAST_RECEIVE_S)
         self._detach_all(handle)
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:
+            for cq in {self._sq.cq, self._rq.cq}:
+                cq._leave(self)
             self._sq.cq._unpromise(self._init.max_send_wr)
             self._unpromise_receives(self._init, self._rq.cq)
 

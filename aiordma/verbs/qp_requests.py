@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
+from aiordma._ffi import lib
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.enums import Access, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.prepared import Preparing
-from aiordma.verbs.wc import WorkCompletion
-from aiordma.verbs.work_queue import WorkQueue
+from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.work_queue import Planned, WorkQueue
 from aiordma.verbs.wr import SGE, RecvWR, SendWR, sge_list
 
 __all__ = ["Buffers", "Requests"]
+
+_MAX_PIECE = (1 << 32) - 1  # `length` of struct ibv_sge
 
 Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
 
@@ -29,6 +32,12 @@ class Requests(Preparing):
     async def _run(
         self, queue: WorkQueue, chain: Sequence[SendWR] | Sequence[RecvWR], name: str | None = None
     ) -> WorkCompletion:
+        """Post a list and wait for its last request; see `_completed`."""
+        return WorkCompletion.from_record(await self._completed(queue, chain, name))
+
+    async def _completed(
+        self, queue: WorkQueue, chain: Sequence[SendWR] | Sequence[RecvWR], name: str | None = None
+    ) -> WCRecord:
         """Post a list and wait for its last request.
 
         The C list is built before the wait for places, so that bad input is refused at once.
@@ -46,7 +55,7 @@ class Requests(Preparing):
             name = name or built.plan[0].operation
             raise queue.flushed(name, self.num, 0 if len(chain) > 1 else None)
         entered = queue.enter(built.plan, 0)
-        future: asyncio.Future[WorkCompletion] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[WCRecord] = asyncio.get_running_loop().create_future()
         for i, posted in enumerate(entered):
             built.first[i].wr_id = posted.wr_id
             posted.operation = name or posted.operation
@@ -59,6 +68,66 @@ class Requests(Preparing):
             future.cancel()
             raise
         return await future
+
+    async def _transfer(
+        self,
+        opcode: Opcode,
+        mr: MemoryRegion,
+        addr: int,
+        length: int,
+        remote_addr: int,
+        rkey: int,
+        name: str,
+    ) -> WCRecord:
+        """READ or WRITE one piece of registered memory: as `_completed`, with nothing built.
+
+        The numbers are inside their C fields, and the piece inside its region; see `_plain`.
+        """
+        handle, lkey, queue = self._require(), mr.lkey, self._sq
+        is_read = opcode is Opcode.RDMA_READ
+        if not queue.cq.managed:
+            queue.cq.manage()
+        if not queue.room.try_acquire():
+            await queue.room.acquire()
+        if self.closed or self._in_error:
+            queue.room.release()
+            self._require()
+            raise queue.flushed(name, self.num)
+        (posted,) = queue.enter((Planned(name, (mr,)),), 0)
+        future: asyncio.Future[WCRecord] = asyncio.get_running_loop().create_future()
+        posted.future = future
+        post = lib.aio_post_read if is_read else lib.aio_post_write
+        code = post(handle, posted.wr_id, addr, length, lkey, remote_addr, rkey)
+        if code:
+            future.cancel()
+            raise self._post_failed(queue, code)
+        return await future
+
+    def _plain(
+        self, opcode: Opcode, piece: Buffers, remote_addr: int, rkey: int, name: str
+    ) -> Coroutine[Any, Any, WCRecord] | None:
+        """`_transfer` of one region or piece; None if it cannot be, or if `_run` has to refuse it.
+
+        What is asked here is what `WRRules.check_send` and `build_send` ask about such a request.
+        `name` is what errors call it.
+        """
+        if isinstance(piece, SGE):
+            mr, offset, length = piece.mr, piece.offset, len(piece)
+        elif isinstance(piece, MemoryRegion):
+            mr, offset, length = piece, 0, piece.length
+        else:
+            return None
+        rules = self._rules
+        if (
+            length > min(rules.max_message, _MAX_PIECE)
+            or opcode not in rules.opcodes
+            or (rules.read_depth == 0 and opcode is Opcode.RDMA_READ)
+            or not (type(remote_addr) is int and 0 <= remote_addr < 1 << 64)
+            or not (type(rkey) is int and 0 <= rkey < 1 << 32)
+        ):
+            return None
+        mr._require()
+        return self._transfer(opcode, mr, mr.addr + offset, length, remote_addr, rkey, name)
 
     async def submit(self, requests: Sequence[SendWR]) -> WorkCompletion:
         """Post a list of send requests with one doorbell; returns the completion of the last.
@@ -92,7 +161,7 @@ class Requests(Preparing):
         reads = any(request.opcode == Opcode.RDMA_READ for request in group[:-1])
         if reads and self._rules.overtaking and group[-1].opcode != Opcode.RDMA_READ:
             group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
-        return replace(await self._run(self._sq, group), wr_id=chain[-1].wr_id)
+        return WorkCompletion.from_record(await self._completed(self._sq, group), chain[-1].wr_id)
 
     async def send(
         self,
@@ -204,6 +273,10 @@ class Requests(Preparing):
 
         Man page: `ibv_post_send(3)`.
         """
+        if imm is None and not (solicited or inline or fence):
+            plain = self._plain(Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write")
+            if plain is not None:
+                return WorkCompletion.from_record(await plain)
         opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
         request = SendWR(
             sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
@@ -233,6 +306,10 @@ class Requests(Preparing):
 
         Man page: `ibv_post_send(3)`.
         """
+        if not fence:
+            plain = self._plain(Opcode.RDMA_READ, buffers, remote_addr, rkey, "read")
+            if plain is not None:
+                return WorkCompletion.from_record(await plain)
         request = SendWR(
             sg_list=sge_list(buffers), opcode=Opcode.RDMA_READ,
             remote_addr=remote_addr, rkey=rkey, send_flags=_flags(fence=fence),

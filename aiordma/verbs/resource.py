@@ -84,7 +84,7 @@ class Resource:
     """
 
     __slots__ = (
-        "__weakref__", "_children", "_gone", "_handle", "_made", "_parents", "_state",
+        "__weakref__", "_children", "_ending", "_handle", "_made", "_outcome", "_parents", "_state",
     )  # fmt: skip
 
     # True for objects whose C handle belongs to somebody else.
@@ -97,7 +97,8 @@ class Resource:
         self._state = ResourceState.DESTROYING
         self._children = 0  # what was made from it, and uses under way
         self._made: dict[int, weakref.ref[Resource]] = {}  # the former alone, by identity
-        self._gone: Future[None] = Future()
+        self._ending: Future[None] | None = None
+        self._outcome: OSError | bool | None = None  # of the destroy, when it is done
         self._parents: tuple[Resource, ...] = ()
         try:
             for parent in dict.fromkeys(parents):
@@ -108,7 +109,8 @@ class Resource:
             self._finish()
             raise
         self._state = ResourceState.OPEN
-        fork.guard(self)
+        if not self._parents:
+            fork.guard(self)  # those that were made from it are found through it
 
     @property
     def closed(self) -> bool:
@@ -295,10 +297,34 @@ class Resource:
         parents, self._parents = self._parents, ()
         for parent in reversed(parents):
             parent._let_go(self)
-        if outcome is None:
-            self._gone.set_result(None)
+        with _lock:
+            self._outcome = outcome or True
+            end = self._ending
+        if end is not None:
+            self._settle(end)
+
+    @property
+    def _gone(self) -> Future[None]:
+        """Done when the C object is destroyed.
+
+        Made for whoever asks: a connection has a handful of resources, of which one or two are
+        waited for, and a future of the threaded kind is a kibibyte with a lock of its own.
+        """
+        with _lock:
+            end, done = self._ending, self._outcome is not None
+            if end is None:
+                end = self._ending = Future()
+            else:
+                done = False
+        if done:
+            self._settle(end)
+        return end
+
+    def _settle(self, end: Future[None]) -> None:
+        if isinstance(self._outcome, OSError):
+            end.set_exception(self._outcome)
         else:
-            self._gone.set_exception(outcome)
+            end.set_result(None)
 
     async def wait_closed(self, timeout: float = 60.0) -> None:
         """Wait until the C object is destroyed.
@@ -339,9 +365,15 @@ class Resource:
         raise NotImplementedError
 
     def poison_after_fork(self) -> None:
-        """In a forked child: dead without a C call."""
+        """In a forked child: dead without a C call, with all that was made from it."""
+        if self._state is ResourceState.FORKED:
+            return
         self._state = ResourceState.FORKED
         self._handle = None
+        for reference in list(self._made.values()):
+            child = reference()
+            if child is not None:
+                child.poison_after_fork()
 
     def __enter__(self) -> Self:
         return self

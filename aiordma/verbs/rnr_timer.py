@@ -7,6 +7,8 @@ sets.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 __all__ = ["RNR_TIMERS_MS", "rnr_timer_code"]
 
 #: Milliseconds, by code.
@@ -30,6 +32,11 @@ def rnr_timer_code(milliseconds: float) -> int:
     if not RNR_TIMERS_MS[1] <= milliseconds <= RNR_TIMERS_MS[0]:
         msg = f"an RNR timer of {milliseconds} ms is not in 0.01..655.36"
         raise ValueError(msg)
+    return _code(milliseconds)
+
+
+@lru_cache(64)  # each connection asks, mostly for the same
+def _code(milliseconds: float) -> int:
     return min((delay, code) for code, delay in enumerate(RNR_TIMERS_MS) if delay >= milliseconds)[
         1
     ]

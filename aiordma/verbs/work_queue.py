@@ -29,14 +29,16 @@ from typing import NamedTuple
 
 from aiordma.errors import CompletionError, FlushedError, ResourceBusyError, completion_error
 from aiordma.loop.credits import Credits
+from aiordma.loop.empty import EMPTY
+from aiordma.verbs.counting import Countable
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WCRecord, WorkCompletion, flush_record
+from aiordma.verbs.wc import WCRecord, flush_record
 
 __all__ = ["Planned", "Posted", "WorkQueue"]
 
 
-class Posted:
+class Posted(Countable):
     """One request under way; called with its completion.
 
     Attributes:
@@ -58,7 +60,7 @@ class Posted:
         self.queue = queue
         self.operation, self.regions, self.signaled, self.silent = plan
         self.caller_id: int | None = None
-        self.future: asyncio.Future[WorkCompletion] | None = None
+        self.future: asyncio.Future[WCRecord] | None = None
         self.index: int | None = None
         self.last = True
         self.muted = False
@@ -152,7 +154,7 @@ class WorkQueue:
         self.room = Credits(depth)
         #: Requests behind the last signaled one.
         self.unsignaled = 0
-        self._order: deque[Posted] = deque()
+        self._order: deque[Posted] = EMPTY
         self._failed = failed
         self._cause = cause
 
@@ -199,14 +201,38 @@ class WorkQueue:
                 posted.release()
             self.room.release(len(plan))
             raise
+        if self._order is EMPTY:
+            self._order = deque()
         self._order.extend(entered)
         self.unsignaled = unsignaled
         return entered
 
     def enter_again(self, entries: Sequence[Posted], unsignaled: int) -> None:
         """Note requests of a prepared post that are about to be posted once more."""
+        if self._order is EMPTY:
+            self._order = deque()
         self._order.extend(entries)
         self.unsignaled = unsignaled
+
+    def end_before(self, posted: Posted) -> bool:
+        """End the unsignaled requests ahead of one that has completed.
+
+        False if another signaled one is ahead of it, too: then order is `_complete`'s business.
+        """
+        order, ended = self._order, 0
+        while order and order[0] is not posted:
+            if order[0].signaled:
+                break
+            order.popleft().retire()
+            ended += 1
+        if ended:
+            self.room.release(ended)
+        return bool(order) and order[0] is posted
+
+    def end_first(self) -> None:
+        """End the request at the front."""
+        self._order.popleft().retire()
+        self.room.release()
 
     def regions(self) -> list[Resource]:
         """The memory of what is under way."""
@@ -227,17 +253,11 @@ class WorkQueue:
         if posted.is_stale(record):
             return
         order = self._order
-        overtaken: list[Posted] = []
-        while order:
-            one = order.popleft()
-            found = one is posted and posted.is_next(record)
-            if one.signaled and not found:
-                overtaken.append(one)
-            else:
-                self._end(one)
-            if found:
-                break
-        order.extendleft(reversed(overtaken))
+        if order and order[0] is posted and posted.is_next(record):
+            order.popleft()
+            self._end(posted)
+        else:
+            self._end_in_order(posted, record)
         if record[1]:
             self._failed(posted, record)
         future = posted.future
@@ -249,7 +269,22 @@ class WorkQueue:
             if record[1]:
                 future.set_exception(self._error(posted, record))
             elif posted.last:
-                future.set_result(WorkCompletion.from_record(record))
+                future.set_result(record)
+
+    def _end_in_order(self, posted: Posted, record: WCRecord) -> None:
+        """End a request that is not at the front, and what its completion ends with it."""
+        order = self._order
+        overtaken: list[Posted] = []
+        while order:
+            one = order.popleft()
+            found = one is posted and posted.is_next(record)
+            if one.signaled and not found:
+                overtaken.append(one)
+            else:
+                self._end(one)
+            if found:
+                break
+        order.extendleft(reversed(overtaken))
 
     def _error(self, posted: Posted, record: WCRecord) -> CompletionError:
         return self._explained(posted.operation, record, posted.index)

@@ -85,9 +85,35 @@ class WRRules:
 
     @classmethod
     def of(
-        cls, context: Context, limits: QPLimits, qp_type: QPType, *, all_signaled: bool = False
+        cls,
+        context: Context,
+        limits: QPLimits,
+        qp_type: QPType,
+        *,
+        all_signaled: bool = False,
+        read_depth: int | None = None,
     ) -> WRRules:
-        """The rules of a queue pair of this type and size on this device."""
+        """The rules of a queue pair of this type and size on this device.
+
+        Queue pairs of a kind share them.
+        """
+        key = (WRRules, limits, qp_type, all_signaled, read_depth)
+        rules: WRRules | None = context._kept.get(key)
+        if rules is None:
+            rules = cls._of(context, limits, qp_type, all_signaled, read_depth)
+            if qp_type != QPType.UD:  # theirs depends on the port's MTU, which may change
+                context._kept[key] = rules
+        return rules
+
+    @classmethod
+    def _of(
+        cls,
+        context: Context,
+        limits: QPLimits,
+        qp_type: QPType,
+        all_signaled: bool,
+        read_depth: int | None,
+    ) -> WRRules:
         most = context.attributes.max_sge_rd
         return cls(
             limits=limits,
@@ -99,6 +125,7 @@ class WRRules:
             fussy=context.attributes.vendor_id == _SOFTWARE_IWARP,
             max_datagram=_largest_mtu(context) if qp_type == QPType.UD else 0,
             max_message=max(context.query_port(port).max_msg_sz for port in _ports(context)),
+            read_depth=read_depth,
         )
 
     def plan(self, request: SendWR) -> Planned:

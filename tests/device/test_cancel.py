@@ -53,7 +53,7 @@ async def test_connect(address: str, late: bool) -> None:
                 await server.close()
             await part(client, server)
 
-    assert await for_every_step(scenario, late=late) >= 5
+    assert await for_every_step(scenario, late=late) >= 3
 
 
 @pytest.mark.parametrize("delay", [0.25, 0])
@@ -132,7 +132,7 @@ async def test_accept_of_a_request(address: str, late: bool) -> None:
                 await are_alive((client, server))
             await part(client, server)
 
-    assert await for_every_step(scenario, late=late) >= 3
+    assert await for_every_step(scenario, late=late) >= 2
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ async def test_a_canceled_reader_loses_no_event(pair: Pair) -> None:
 async def test_a_forgotten_iterator_is_forgotten(pair: Pair) -> None:
     client, _ = pair
     client.events()
-    assert len(client._events._iterators) == 0
+    assert not client._events._iterators
     assert len(async_event._subscriptions) == 1
     await client.close()
     assert not async_event._subscriptions

@@ -188,7 +188,8 @@ async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
                 both.client.transport.write(byte)
             await both.client.received(n + 1)
         assert both.server.data == sent
-        assert both.client.transport._out.progress >= rounds * burst
+        # One completion stands for many messages: the last ones are not told of yet.
+        assert both.client.transport._out.progress > rounds * burst - 32
 
 
 async def test_water_marks(address: str) -> None:

@@ -23,6 +23,7 @@ from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connect import hello_of
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.link import Link
 from aiordma.memory import elastic
 from aiordma.verbs.enums import Access
@@ -76,6 +77,7 @@ class FakeLink:
         for arena in (self.send, self.recv):
             if isinstance(arena, FakeElastic):
                 arena.pin, arena.unpin = self.pin, self.unpin  # type: ignore[assignment]
+        self.lane = Lane(config, self.recv.count, self.send.count)
         self.control = None if config.raw else FakeArena(CONTROL_SLOTS, 64)
         self.data_slots = config.send_depth
         self.cm_id = FakeId()
@@ -108,12 +110,19 @@ class FakeLink:
         on_sent: Callable[[int], None],
         on_read: Callable[[int], None],
         on_failed: Callable[[], None],
+        on_news: Callable[[int], None],
     ) -> None:
         self._on_frame, self._on_sent = on_frame, on_sent
         self._on_read, self._on_failed = on_read, on_failed
         self.post_recv(range(self.recv.count))
 
     # What the message layer calls
+
+    def listen(self) -> None:
+        """This adapter tells of every completion."""
+
+    def unlisten(self) -> None:
+        """As `listen`."""
 
     def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
         assert slot not in self.busy, "the slot is under way"

@@ -174,7 +174,7 @@ async def finish(wire: Wire, programs: list[Program], *, keeps: bool = False) ->
         await wire.run()
         check(wire, programs)
         waiting = [task for one in programs for _, _, task in one.sends if not task.done()]
-        queued = [arrival for end in wire.ends for arrival in end._receiver._queue]
+        queued = [arrival for end in wire.ends for arrival in end._receiver.queue]
         if not waiting and not queued:
             break
         progress = sum(len(one.got) for one in programs) - len(waiting)

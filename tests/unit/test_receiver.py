@@ -349,6 +349,6 @@ def test_a_short_frame_is_a_violation(run: Run, length: int) -> None:
         side = Side()
         side.arrive(bytes(length))
         assert f"a message of {length} bytes is shorter" in str(side.link.failure)
-        assert side.receiver._queue == deque()
+        assert side.receiver.queue == deque()
 
     run(main())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
 
 from .conftest import LIMIT_S, Run
 from .fake_resource import ORDERS, PARENTS, Fake, check_order, fresh, graph
@@ -244,3 +244,34 @@ def test_what_went_with_its_device_is_gone(run: Run, caplog: pytest.LogCaptureFi
         run(main())
     assert Fake.log == ["child", "parent"]
     assert not caplog.records
+
+
+def test_the_end_can_be_asked_for_before_and_after(run: Run) -> None:
+    async def main() -> None:
+        early, late, refused = Fake("early"), Fake("late"), Stubborn("refused")
+        before = early._gone
+        assert not before.done()
+        for one in (early, late, refused):
+            one.close()
+        await early.wait_closed()
+        await late.wait_closed()
+        assert before.done()
+        assert early._gone is before
+        assert late._gone.result() is None
+        with pytest.raises(OSError, match="busy"):
+            await refused.wait_closed()
+        with pytest.raises(OSError, match="busy"):
+            refused._gone.result()
+
+    run(main())
+
+
+def test_what_was_made_from_it_is_dead_in_a_child_process_too() -> None:
+    made = graph()
+    made["context"].poison_after_fork()
+    assert all(one.closed for one in made.values())
+    for one in made.values():
+        with pytest.raises(ForkedError):
+            one._require()
+        one.close()
+    assert Fake.log == []

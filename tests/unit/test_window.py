@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.window import Window
 
 from .fabric import as_link
@@ -24,6 +26,7 @@ class Slots:
         self.out: set[int] = set()  # leaving
         self.posts: list[int] = []
         self.credits = 0
+        self.lane = Lane(ConnectionConfig(recv_depth=size, rendezvous_window=1), self.count, 1)
         self.window = Window(as_link(self), CONTROL, self.send_credit)  # type: ignore[arg-type]
 
     def send_credit(self) -> None:

@@ -38,9 +38,13 @@ STEPS = st.lists(
 
 
 async def _simulate(
-    lists: list[Kinds], steps: list[tuple[str, Any]], overtaking: bool, failure: bool | None
+    lists: list[Kinds],
+    steps: list[tuple[str, Any]],
+    overtaking: bool,
+    failure: bool | None,
+    counting: bool,
 ) -> None:
-    adapter = Adapter(overtaking=overtaking)
+    adapter = Adapter(overtaking=overtaking, counting=counting)
     caller = Caller(adapter)
     for kinds in lists:
         caller.prepare(kinds)
@@ -96,11 +100,35 @@ async def _simulate(
     STEPS,
     st.booleans(),
     st.sampled_from([None, False, True]),
+    st.booleans(),
 )
 def test_nothing_is_lost_told_twice_or_kept(
-    lists: list[Kinds], steps: list[tuple[str, Any]], overtaking: bool, failure: bool | None
+    lists: list[Kinds],
+    steps: list[tuple[str, Any]],
+    overtaking: bool,
+    failure: bool | None,
+    counting: bool,
 ) -> None:
-    run_on("asyncio", _simulate(lists, steps, overtaking, failure))
+    run_on("asyncio", _simulate(lists, steps, overtaking, failure, counting))
+
+
+@pytest.mark.parametrize("asked", [[True], [False, False, True], [True, True]])
+def test_successes_of_prepared_posts_are_only_counted(run: Run, asked: list[bool]) -> None:
+    async def main() -> None:
+        adapter = Adapter(overtaking=False, counting=True)
+        caller = Caller(adapter)
+        caller.prepare([(False, one) for one in asked])
+        with mock.patch.object(prepared, "lib", adapter):
+            for _ in range(3):
+                caller.execute(0)
+                while adapter.under_way:
+                    adapter.step(late=False, fails=False)
+        assert adapter.counted == 3 * sum(asked)
+        assert adapter.queue.room.free == DEPTH
+        caller.free(0)
+        assert len(adapter.cq.table) == 0
+
+    run(main())
 
 
 def test_the_first_failure_of_a_list_is_told(run: Run) -> None:

@@ -58,6 +58,7 @@ class Device:
     is_iwarp = False
 
     def __init__(self, **attributes: Any) -> None:
+        self._kept: dict[Any, Any] = {}
         self.attributes = Attributes()
         for name, value in attributes.items():
             setattr(self.attributes, name, value)

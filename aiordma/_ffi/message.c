@@ -1,0 +1,197 @@
+/*
+ * The message lane: what most messages of a connection need, without Python.
+ *
+ * endpoint/{sender,receiver,window}.py have the protocol, all of it.  This file has its plain cases
+ * once more, on the same state (struct aio_lane, which both sides change): a data message that
+ * comes in good order, a send that has succeeded, a message for which there is room, a receive
+ * that is posted again.  Whatever is not plain is refused before anything was changed, and Python
+ * does it.  tests/unit/test_message_lane.py drives both with the same input and compares.
+ *
+ * Every send asks for a completion, which costs little as long as it wakes nobody: the queue is
+ * armed for solicited completions, which the peer's messages are, and a send is not.
+ */
+
+/* The header of a frame; see endpoint/wire.py and docs/wire.md. */
+#define AIO_FRAME_SIZE    16
+#define AIO_FRAME_DATA    1
+#define AIO_FRAME_HAS_IMM 1
+
+#define AIO_LANE_RECV     0x8000
+#define AIO_LANE_READ     0x4000
+
+/* aio_lane.want; the first is the news, too.  See endpoint/lane.py. */
+#define AIO_WANT_ARRIVAL 1
+#define AIO_WANT_SENT    2
+
+static uint32_t aio_read32(const uint8_t *at)
+{
+    uint32_t value;
+
+    memcpy(&value, at, sizeof(value));
+    return ntohl(value);
+}
+
+static void aio_write32(uint8_t *at, uint32_t value)
+{
+    value = htonl(value);
+    memcpy(at, &value, sizeof(value));
+}
+
+/* Credits that the peer is owed and that go with the frame that is about to be sent. */
+static uint32_t aio_lane_take_owed(struct aio_lane *lane)
+{
+    int64_t owed = lane->posted - lane->control - lane->unused;
+
+    if (owed <= 0)
+        return 0;
+    if (owed > 0xFFFF)
+        owed = 0xFFFF;
+    lane->granted += owed;
+    lane->unused += owed;
+    return (uint32_t)owed;
+}
+
+/*
+ * Send a message from a free slot.  0; -1: Python has to do it, nothing has changed; else a
+ * positive errno.
+ */
+static int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t length)
+{
+    uint32_t slot, size;
+    uint64_t addr;
+    uint8_t *at;
+
+    if (!lane->qp || lane->blocked || lane->credits <= 0 || !lane->n_free ||
+        length > lane->eager_size)
+        return -1;
+    slot = lane->free[--lane->n_free];
+    lane->credits--;
+    addr = lane->send_addr + (uint64_t)slot * lane->send_stride;
+    at = (uint8_t *)(uintptr_t)addr;
+    size = (uint32_t)length;
+    if (!lane->raw) {
+        uint32_t owed = aio_lane_take_owed(lane);
+
+        at[0] = AIO_FRAME_DATA;
+        at[1] = 0;
+        at[2] = (uint8_t)(owed >> 8);
+        at[3] = (uint8_t)owed;
+        aio_write32(at + 4, 0);
+        aio_write32(at + 8, 0);
+        aio_write32(at + 12, size);
+        at += AIO_FRAME_SIZE;
+        size += AIO_FRAME_SIZE;
+    }
+    memcpy(at, data, length);
+    lane->sent++;
+    lane->messages_sent++;
+    lane->bytes_sent += length;
+    return aio_post_send(lane->qp, lane->sink.id | (uint64_t)slot << AIO_SUB_SHIFT, addr, size,
+                         lane->send_key, lane->send_flags, 0, 0);
+}
+
+static int aio_lane_take_sent(struct aio_lane *lane, uint32_t slot)
+{
+    if (lane->want & AIO_WANT_SENT || slot >= lane->data_slots)
+        return 0;
+    lane->free[lane->n_free++] = (uint16_t)slot;
+    lane->completed++;
+    return 1;
+}
+
+static void aio_lane_arrived(struct aio_lane *lane, uint32_t slot, uint32_t length, int has_imm,
+                             uint32_t imm)
+{
+    lane->arrivals[lane->tail++ & lane->arrival_mask] =
+        (struct aio_arrival){.length = length, .imm = imm, .slot = slot, .has_imm = has_imm};
+    lane->posted--;
+    lane->receives--;
+    lane->heard = 1;
+    if (lane->want & AIO_WANT_ARRIVAL)
+        lane->sink.news |= AIO_WANT_ARRIVAL;
+}
+
+static int aio_lane_take_frame(struct aio_lane *lane, uint32_t slot, const struct ibv_wc *wc)
+{
+    const uint8_t *at =
+        (const uint8_t *)(uintptr_t)(lane->recv_addr + (uint64_t)slot * lane->recv_stride);
+    uint32_t returned, body;
+
+    if (wc->byte_len < AIO_FRAME_SIZE || at[0] != AIO_FRAME_DATA || lane->unused <= 0)
+        return 0;
+    returned = (uint32_t)at[2] << 8 | at[3];
+    body = wc->byte_len - AIO_FRAME_SIZE;
+    if (aio_read32(at + 8) || aio_read32(at + 12) != body || (returned && lane->blocked))
+        return 0;
+    lane->credits += returned;
+    lane->unused--;
+    aio_lane_arrived(lane, slot, body, at[1] & AIO_FRAME_HAS_IMM, aio_read32(at + 4));
+    return 1;
+}
+
+static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
+{
+    struct aio_lane *lane = (struct aio_lane *)sink;
+    uint32_t sub = AIO_SUB(wc->wr_id);
+
+    if (wc->status != IBV_WC_SUCCESS || lane->closed)
+        return 0;
+    if (!(sub & AIO_LANE_RECV))
+        return sub & AIO_LANE_READ ? 0 : aio_lane_take_sent(lane, sub);
+    if (wc->opcode != IBV_WC_RECV || lane->tail - lane->head > lane->arrival_mask)
+        return 0;
+    if (!lane->raw)
+        return aio_lane_take_frame(lane, sub & ~AIO_LANE_RECV, wc);
+    aio_lane_arrived(lane, sub & ~AIO_LANE_RECV, wc->byte_len,
+                     (wc->wc_flags & IBV_WC_WITH_IMM) != 0, ntohl(wc->imm_data));
+    return 1;
+}
+
+static void aio_lane_init(struct aio_lane *lane)
+{
+    lane->sink.take = aio_lane_take;
+}
+
+/*
+ * The next message that has arrived: its slot, its length from bit 16 on, and bit 48 if it has an
+ * immediate, which is then in lane->imm.  -1 if there is none; from then on an arrival is news.
+ */
+static int64_t aio_lane_next(struct aio_lane *lane)
+{
+    const struct aio_arrival *arrival;
+
+    if (lane->head == lane->tail) {
+        lane->want |= AIO_WANT_ARRIVAL;
+        return -1;
+    }
+    arrival = &lane->arrivals[lane->head++ & lane->arrival_mask];
+    lane->imm = arrival->imm;
+    lane->messages_received++;
+    lane->bytes_received += arrival->length;
+    return (int64_t)arrival->has_imm << 48 | (int64_t)arrival->length << 16 | arrival->slot;
+}
+
+/*
+ * A receive slot is free.  It is posted again with others, a few at a time; a credit is owed once
+ * it is posted.  Returns 0, 1 if enough is owed for a CREDIT frame, -1 if Python has to
+ * do it, or 2 + errno.
+ */
+static int aio_lane_back(struct aio_lane *lane, uint32_t slot)
+{
+    int code;
+
+    if (!lane->qp || lane->closed || lane->elastic)
+        return -1;
+    lane->back[lane->n_back++] = (uint16_t)slot;
+    if (lane->n_back < lane->chain)
+        return 0;
+    code = aio_post_slots(lane->qp, NULL, lane->sink.id | (uint64_t)AIO_LANE_RECV << AIO_SUB_SHIFT,
+                          lane->recv_addr, lane->recv_stride, lane->recv_key, lane->back,
+                          (int)lane->n_back);
+    lane->posted += lane->n_back;
+    lane->receives += lane->n_back;
+    lane->n_back = 0;
+    if (code)
+        return 2 + code;
+    return !lane->raw && lane->posted - lane->control - lane->unused >= lane->due;
+}

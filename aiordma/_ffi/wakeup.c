@@ -1,0 +1,382 @@
+/*
+ * Wakeup: what a task waits on, and is resumed from, without a turn of the loop in between.
+ *
+ * A future resumes its task by loop.call_soon: one more turn, and in it one more system call that
+ * asks the kernel for events.  Whoever drains a completion channel is called by the loop itself,
+ * with no task running, and may just as well resume the task there and then.  That is all that
+ * this type is for; it is waited on by one task at a time, again and again, and nothing is
+ * allocated for a wait.
+ *
+ * To asyncio it is a future: a task recognizes it by _asyncio_future_blocking, and then calls
+ * get_loop, add_done_callback, cancel and result.  Nothing else of a future is there.
+ *
+ *   IDLE -> await -> WAITING -> wake(), or cancel() -> READY -> the task runs -> IDLE
+ *
+ * A cancellation is delivered by the loop, as a future's: it comes from other tasks.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+enum { IDLE, WAITING, READY };
+
+typedef struct {
+    PyObject_HEAD PyObject *loop;
+    PyObject *callback; /* of the task that waits */
+    PyObject *context;
+    PyObject *error; /* what the wait ends with; NULL: normally */
+    char state;
+    char blocking;
+} Wakeup;
+
+static PyObject *name_run, *name_call_soon, *kw_context, *cancelled_error;
+
+static void forget(Wakeup *self)
+{
+    Py_CLEAR(self->callback);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->error);
+    self->state = IDLE;
+}
+
+static int wakeup_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Wakeup *self = (Wakeup *)object;
+    static char *names[] = {"loop", NULL};
+    PyObject *loop;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &loop))
+        return -1;
+    Py_INCREF(loop);
+    Py_XDECREF(self->loop);
+    self->loop = loop;
+    return 0;
+}
+
+static int wakeup_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Wakeup *self = (Wakeup *)object;
+
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->loop);
+    Py_VISIT(self->callback);
+    Py_VISIT(self->context);
+    Py_VISIT(self->error);
+    return 0;
+}
+
+static int wakeup_clear(PyObject *object)
+{
+    forget((Wakeup *)object);
+    Py_CLEAR(((Wakeup *)object)->loop);
+    return 0;
+}
+
+static void wakeup_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    wakeup_clear(object);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* The awaiting side. */
+
+static PyObject *wakeup_await(PyObject *object)
+{
+    if (((Wakeup *)object)->state != IDLE) {
+        PyErr_SetString(PyExc_RuntimeError, "another task waits on this already");
+        return NULL;
+    }
+    Py_INCREF(object);
+    return object;
+}
+
+/* Ends the wait: NULL with the error, or NULL without one, which is a return of None. */
+static PyObject *finish(Wakeup *self)
+{
+    PyObject *error = self->error;
+
+    self->error = NULL;
+    forget(self);
+    if (error) {
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_DECREF(error);
+    }
+    return NULL;
+}
+
+static PyObject *wakeup_next(PyObject *object)
+{
+    Wakeup *self = (Wakeup *)object;
+
+    if (self->state == READY)
+        return finish(self);
+    if (self->state == WAITING) {
+        /* Resumed by something else: the task was thrown into, and the wait is over. */
+        forget(self);
+        PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by wake()");
+        return NULL;
+    }
+    self->state = WAITING;
+    self->blocking = 1;
+    Py_INCREF(object);
+    return object;
+}
+
+static PySendResult wakeup_send(PyObject *object, PyObject *value, PyObject **result)
+{
+    (void)value;
+    *result = wakeup_next(object);
+    if (*result)
+        return PYGEN_NEXT;
+    if (PyErr_Occurred())
+        return PYGEN_ERROR;
+    Py_INCREF(Py_None);
+    *result = Py_None;
+    return PYGEN_RETURN;
+}
+
+/* An exception is thrown into the task while it waits, as Task.cancel does by way of the loop. */
+static PyObject *wakeup_throw(PyObject *object, PyObject *args)
+{
+    PyObject *type, *value = NULL, *traceback = NULL;
+
+    if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback))
+        return NULL;
+    forget((Wakeup *)object);
+    if (PyExceptionInstance_Check(type))
+        PyErr_SetObject((PyObject *)Py_TYPE(type), type);
+    else
+        PyErr_SetObject(type, value);
+    return NULL;
+}
+
+/* What a task asks of a future. */
+
+static PyObject *wakeup_get_loop(PyObject *object, PyObject *unused)
+{
+    PyObject *loop = ((Wakeup *)object)->loop;
+
+    (void)unused;
+    Py_INCREF(loop);
+    return loop;
+}
+
+/* Called once per wait, so without the parser of arguments, which costs more than the wait. */
+static PyObject *wakeup_add_done_callback(PyObject *object, PyObject *const *args, Py_ssize_t count,
+                                          PyObject *names)
+{
+    Wakeup *self = (Wakeup *)object;
+
+    if (count != 1 || (names && PyTuple_Size(names) != 1)) {
+        PyErr_SetString(PyExc_TypeError, "add_done_callback(fn, *, context=None)");
+        return NULL;
+    }
+    Py_INCREF(args[0]);
+    Py_XDECREF(self->callback);
+    self->callback = args[0];
+    Py_CLEAR(self->context);
+    if (names && args[1] != Py_None) {
+        Py_INCREF(args[1]);
+        self->context = args[1];
+    }
+    Py_RETURN_NONE;
+}
+
+/* Have the loop resume the task in its next turn. */
+static int resume_soon(Wakeup *self)
+{
+    PyObject *function, *args, *kwargs, *handle = NULL;
+
+    function = PyObject_GetAttr(self->loop, name_call_soon);
+    args = PyTuple_Pack(2, self->callback, (PyObject *)self);
+    kwargs = PyDict_New();
+    if (function && args && kwargs &&
+        (!self->context || PyDict_SetItem(kwargs, kw_context, self->context) == 0))
+        handle = PyObject_Call(function, args, kwargs);
+    Py_XDECREF(function);
+    Py_XDECREF(args);
+    Py_XDECREF(kwargs);
+    Py_XDECREF(handle);
+    return handle ? 0 : -1;
+}
+
+static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Wakeup *self = (Wakeup *)object;
+    static char *names[] = {"msg", NULL};
+    PyObject *msg = NULL;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &msg))
+        return NULL;
+    if (self->state != WAITING || !self->callback)
+        Py_RETURN_FALSE;
+    self->error = msg && msg != Py_None ? PyObject_CallFunctionObjArgs(cancelled_error, msg, NULL)
+                                        : PyObject_CallNoArgs(cancelled_error);
+    if (!self->error)
+        return NULL;
+    self->state = READY;
+    if (resume_soon(self))
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *wakeup_result(PyObject *object, PyObject *unused)
+{
+    Wakeup *self = (Wakeup *)object;
+
+    (void)unused;
+    if (self->error) {
+        PyErr_SetObject((PyObject *)Py_TYPE(self->error), self->error);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The side that wakes. */
+
+static PyObject *wakeup_wake(PyObject *object, PyObject *unused)
+{
+    Wakeup *self = (Wakeup *)object;
+    PyObject *callback, *context, *result;
+
+    (void)unused;
+    if (self->state != WAITING || !self->callback)
+        Py_RETURN_FALSE;
+    self->state = READY;
+    callback = self->callback;
+    context = self->context;
+    self->callback = self->context = NULL;
+    if (context)
+        result = PyObject_CallMethodObjArgs(context, name_run, callback, object, NULL);
+    else
+        result = PyObject_CallFunctionObjArgs(callback, object, NULL);
+    Py_DECREF(callback);
+    Py_XDECREF(context);
+    if (!result)
+        return NULL;
+    Py_DECREF(result);
+    Py_RETURN_TRUE;
+}
+
+static PyObject *wakeup_wake_soon(PyObject *object, PyObject *unused)
+{
+    Wakeup *self = (Wakeup *)object;
+
+    (void)unused;
+    if (self->state != WAITING || !self->callback)
+        Py_RETURN_FALSE;
+    self->state = READY;
+    if (resume_soon(self))
+        return NULL;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *wakeup_waiting(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((Wakeup *)object)->state == WAITING);
+}
+
+static PyObject *wakeup_get_blocking(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((Wakeup *)object)->blocking);
+}
+
+static int wakeup_set_blocking(PyObject *object, PyObject *value, void *unused)
+{
+    int truth = value ? PyObject_IsTrue(value) : 0;
+
+    (void)unused;
+    if (truth < 0)
+        return -1;
+    ((Wakeup *)object)->blocking = (char)truth;
+    return 0;
+}
+
+static PyMethodDef wakeup_methods[] = {
+    {"wake", wakeup_wake, METH_NOARGS,
+     "Resume the task here and now; False if none waits.  Only where no task is running."},
+    {"wake_soon", wakeup_wake_soon, METH_NOARGS,
+     "Have the loop resume the task in its next turn; False if none waits."},
+    {"get_loop", wakeup_get_loop, METH_NOARGS, NULL},
+    {"add_done_callback", (PyCFunction)(void (*)(void))wakeup_add_done_callback,
+     METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"result", wakeup_result, METH_NOARGS, NULL},
+    {"throw", wakeup_throw, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef wakeup_getset[] = {
+    {"_asyncio_future_blocking", wakeup_get_blocking, wakeup_set_blocking, NULL, NULL},
+    {"waiting", wakeup_waiting, NULL, "Whether a task waits.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot wakeup_slots[] = {
+    {Py_tp_init, wakeup_init},
+    {Py_tp_traverse, wakeup_traverse},
+    {Py_tp_clear, wakeup_clear},
+    {Py_tp_dealloc, wakeup_dealloc},
+    {Py_am_await, wakeup_await},
+    {Py_am_send, wakeup_send},
+    {Py_tp_iter, PyObject_SelfIter},
+    {Py_tp_iternext, wakeup_next},
+    {Py_tp_methods, wakeup_methods},
+    {Py_tp_getset, wakeup_getset},
+    {Py_tp_doc, "What one task at a time waits on, and is resumed from by `wake`."},
+    {0, NULL},
+};
+
+static PyType_Spec wakeup_spec = {
+    .name = "aiordma._ffi._wakeup.Wakeup",
+    .basicsize = sizeof(Wakeup),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = wakeup_slots,
+};
+
+static int wakeup_exec(PyObject *module)
+{
+    PyObject *exceptions = PyImport_ImportModule("asyncio.exceptions");
+    PyObject *type;
+    int rc;
+
+    if (!exceptions)
+        return -1;
+    cancelled_error = PyObject_GetAttrString(exceptions, "CancelledError");
+    Py_DECREF(exceptions);
+    name_run = PyUnicode_InternFromString("run");
+    name_call_soon = PyUnicode_InternFromString("call_soon");
+    kw_context = PyUnicode_InternFromString("context");
+    if (!cancelled_error || !name_run || !name_call_soon || !kw_context)
+        return -1;
+    type = PyType_FromSpec(&wakeup_spec);
+    if (type == NULL)
+        return -1;
+    rc = PyModule_AddObjectRef(module, "Wakeup", type);
+    Py_DECREF(type);
+    return rc;
+}
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, wakeup_exec},
+    {0, NULL},
+};
+
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "aiordma._ffi._wakeup",
+    .m_slots = module_slots,
+};
+
+PyMODINIT_FUNC PyInit__wakeup(void);
+
+PyMODINIT_FUNC PyInit__wakeup(void)
+{
+    return PyModuleDef_Init(&module_def);
+}

@@ -1,0 +1,126 @@
+"""Lane: the state of a connection that C and Python share, so that plain messages need no Python.
+
+Theory of operation
+    Sender, Receiver and Window keep their numbers here, in a C struct, and hold the whole protocol.
+    `_ffi/message.c` does the plain cases on the same numbers: it takes the completions of data
+    messages and of sends, posts receives again, and sends when there is room.  When a case is not
+    plain it changes nothing, and Python goes on from there.
+
+    What is plain is said by two words.  `blocked` keeps C from sending: somebody waits for room,
+    whose turn comes first, or the end has begun.  `want` has it tell Python of arrivals, because a
+    task waits for one, or of every send that has completed.
+
+    A lane without an adapter (`bind` was not called) never gets a completion; tests use such ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from aiordma._ffi import ffi, lib
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.memory.arena import Arena
+
+__all__ = ["WANT_ARRIVAL", "WANT_SENT", "FreeSlots", "Lane"]
+
+WANT_ARRIVAL = 1
+WANT_SENT = 2
+_CHAIN = 8  # receives that are posted together, at most
+
+
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length() if least > 1 else 1
+
+
+class FreeSlots:
+    """Send slots for data that are free: a stack in C."""
+
+    __slots__ = ("_c", "_slots")
+
+    def __init__(self, c: Any, most: int, present: int) -> None:
+        self._c = c
+        self._slots = ffi.new("uint16_t[]", most)
+        c.free = self._slots
+        self.extend(range(present))
+
+    def __len__(self) -> int:
+        return int(self._c.n_free)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(list(self._slots[0 : self._c.n_free]))
+
+    def __contains__(self, slot: object) -> bool:
+        return any(slot == free for free in self)
+
+    def pop(self) -> int:
+        """Take one."""
+        if not self._c.n_free:
+            msg = "no slot is free"
+            raise IndexError(msg)
+        self._c.n_free -= 1
+        return int(self._slots[self._c.n_free])
+
+    def append(self, slot: int) -> None:
+        """Give one back."""
+        self._slots[self._c.n_free] = slot
+        self._c.n_free += 1
+
+    def extend(self, slots: Iterable[int]) -> None:
+        """Give some back."""
+        for slot in slots:
+            self.append(slot)
+
+    def remove(self, slot: int) -> None:
+        """Take that one."""
+        rest = [free for free in self if free != slot]
+        self._c.n_free = 0
+        self.extend(rest)
+
+
+class Lane:
+    """What C and Python share for one connection.
+
+    Args:
+        config: Sizes.
+        receives: Receive slots that there are now.
+        sends: Send slots for data that there are now.
+
+    Attributes:
+        c: The `struct aio_lane`.
+        free: Send slots for data that are free.
+    """
+
+    __slots__ = ("_arrivals", "c", "free")
+
+    def __init__(self, config: ConnectionConfig, receives: int, sends: int) -> None:
+        c = self.c = ffi.new("struct aio_lane *")
+        lib.aio_lane_init(c)
+        c.raw = config.raw
+        c.data_slots = config.send_depth
+        c.elastic = config.shared_slots is not None
+        # Until the peer's depth is known nothing may be sent; see also `Sender._plain`.
+        c.blocked = c.elastic
+        c.want = WANT_SENT if c.elastic else 0
+        self.free = FreeSlots(c, config.send_depth, sends)
+        arrivals = _power_of_two(config.receives)
+        self._arrivals = ffi.new("struct aio_arrival[]", arrivals)
+        c.arrivals, c.arrival_mask = self._arrivals, arrivals - 1
+        c.control = config.control_depth
+        c.posted = receives
+        c.unused = c.granted = receives - config.control_depth
+        c.due = max(1, (c.unused + 1) // 2)
+        c.chain = min(_CHAIN, max(1, config.recv_depth // 8))
+
+    def bind(self, qp: Any, send: Arena, recv: Arena, flags: int) -> None:
+        """Name the adapter's side: `struct ibv_qp *`, the arenas of the slots, flags of sends."""
+        c = self.c
+        c.qp = qp
+        c.send_flags = flags
+        c.send_addr, c.send_stride, c.send_key = send.addr, send.slot_size, send.lkey
+        c.recv_addr, c.recv_stride, c.recv_key = recv.addr, recv.slot_size, recv.lkey
+
+    @property
+    def under_way(self) -> int:
+        """Sends and receives that the adapter has."""
+        return int(self.c.receives + self.c.sent - self.c.completed)

@@ -1,0 +1,83 @@
+"""Sinks: entries of a channel's table whose plain completions are taken in C.
+
+Theory of operation
+    A sink is a C struct that begins with a `struct aio_sink` (glue.cdef.h).  While a drain polls,
+    it is handed its completions one by one (`aio_take` in glue.c): it takes one, or it leaves it to
+    Python without having changed anything.  Behind one that Python was left with, all go to
+    Python, until the entry has counted `spilled` down, once for each that it was called with; so
+    their order is kept.
+
+    What the program is to hear of, a sink notes in `news`.  Its owner is told once, when the drain
+    is over, and may run the program's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiordma._ffi import ffi
+from aiordma.loop.slots import INDEX_BITS
+
+__all__ = ["SinkOwner", "Sinks"]
+
+_FIRST = 64
+_INDEX_MASK = (1 << INDEX_BITS) - 1
+
+
+class SinkOwner(Protocol):
+    """Whose completions a sink takes."""
+
+    def news(self, bits: int, /) -> None:
+        """What it has noted; the program's code may run."""
+
+
+class Sinks:
+    """Those of one channel.
+
+    Args:
+        drain: The channel's `struct aio_drain`.
+        budget: How many completions a drain takes at most.
+
+    Attributes:
+        ready: Who has news after a drain, for `tell`; C fills it.
+    """
+
+    __slots__ = ("_drain", "_news", "_sinks", "ready")
+
+    def __init__(self, drain: Any, budget: int) -> None:
+        self._drain = drain
+        self._sinks = ffi.new("struct aio_sink *[]", _FIRST)
+        self._news: dict[int, Callable[[int], None]] = {}
+        self.ready = ffi.new("uint32_t[]", budget)
+        drain.sinks, drain.n_sinks, drain.ready = self._sinks, _FIRST, self.ready
+
+    def add(self, wr_id: int, sink: Any, owner: SinkOwner) -> None:
+        """Hand an entry's completions to a sink.
+
+        Args:
+            wr_id: The entry's id, with sub-index 0.
+            sink: Its `struct aio_sink *`, which has to live until `remove`.
+            owner: Who is told of its news.
+        """
+        index = wr_id & _INDEX_MASK
+        count = len(self._sinks)
+        if index >= count:
+            larger = ffi.new("struct aio_sink *[]", max(2 * count, index + 1))
+            ffi.memmove(larger, self._sinks, ffi.sizeof(self._sinks))
+            self._sinks = self._drain.sinks = larger
+            self._drain.n_sinks = len(larger)
+        sink.id = wr_id
+        self._sinks[index] = sink
+        self._news[index] = owner.news
+
+    def remove(self, wr_id: int) -> None:
+        """Give the entry of `wr_id` all its completions from now on."""
+        index = wr_id & _INDEX_MASK
+        self._sinks[index] = ffi.NULL
+        self._news.pop(index, None)
+
+    def tell(self, ready: int) -> None:
+        """Pass on the news of an item of `ready`, unless the sink was removed."""
+        if (news := self._news.get(ready & _INDEX_MASK)) is not None:
+            news(ready >> INDEX_BITS)

@@ -1,0 +1,332 @@
+"""The data path of streams in C against the protocol in Python, on random conversations.
+
+Two victims hear the same peer, hostile or not.  One is the protocol of aiordma/rsocket alone.  The
+other has its numbers in a `struct aio_stream` and lets C take every completion that it will; what C
+does not take goes to Python, as a port does it.  After each step both say the same, and in the end
+both have posted the same messages.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from aiordma._ffi import ffi, lib, load_error
+from aiordma.errors import ProtocolError
+from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
+from aiordma.streams.lane import LaneMachine, new_lane
+from tests.rsocket_hostile import right_word, word
+
+if load_error() is not None:
+    pytest.skip(f"no compiled module: {load_error()}", allow_module_level=True)
+
+SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
+CASES = 1500
+RING, SEND = 64, 128
+RECV, MESSAGE = 0x8000, 0x4000
+SHUTDOWN = 0xE0000002
+
+
+def _address(memory: Any) -> int:
+    return int(ffi.cast("uintptr_t", memory))
+
+
+class InC:
+    """A machine with a lane, and what a port does for it."""
+
+    def __init__(self, rng: Random, credit: int, depth: int, iwarp: bool, inline: int) -> None:
+        self.ring = ffi.new("uint8_t[]", RING)
+        self.table = ffi.new("uint8_t[]", 32)
+        self.source = ffi.new("uint8_t[]", SEND + 96)
+        self.words = ffi.new("uint32_t[]", 64)
+        self.place = Place(_address(self.ring), 0x11, RING)
+        table = Place(_address(self.table), 0x22, 32)
+        self.lane, self.keep = new_lane(
+            ring=self.place,
+            table=table.addr,
+            send=(_address(self.source), SEND, 5),
+            credits=credit,
+            send_depth=depth,
+            iwarp=iwarp,
+            inline_size=inline,
+        )
+        self.iwarp = iwarp
+        if iwarp:
+            self.lane.words = ffi.cast("uint8_t *", self.words)
+        self.posted: list[tuple[int, int, int, bytes, bool]] = []
+        self.receives = 0
+
+        def send(qp: Any, wr: Any, bad: Any) -> int:
+            data = wr
+            if wr.opcode == lib.IBV_WR_RDMA_WRITE:  # iWARP: the word follows
+                wr = wr.next
+            at = wr.sg_list
+            if self.iwarp:
+                value = int(ffi.cast("uint32_t *", at.addr)[0])
+            else:
+                value = socket.ntohl(wr.imm_data)
+            payload = b""
+            if data.opcode != lib.IBV_WR_SEND and data.num_sge:
+                payload = bytes(
+                    ffi.buffer(ffi.cast("char *", data.sg_list.addr), data.sg_list.length)
+                )
+            rdma = data.wr.rdma
+            addr, key = (rdma.remote_addr, rdma.rkey) if payload else (0, 0)
+            self.posted.append((addr, key, value, payload, bool(wr.send_flags & 2)))
+            return 0
+
+        def receive(qp: Any, wr: Any, bad: Any) -> int:
+            while wr:
+                self.receives += 1
+                wr = wr.next
+            return 0
+
+        self.callbacks = (
+            ffi.callback(
+                "int (*)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **)", send
+            ),
+            ffi.callback(
+                "int (*)(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **)", receive
+            ),
+        )
+        self.lane.post_send, self.lane.post_recv = self.callbacks
+        self.lane.largest = 1 << 30
+        self.lane.held = 0
+        self.machine = LaneMachine(
+            self.lane,
+            live=True,
+            ring=self.place,
+            table=table,
+            memory=memoryview(ffi.buffer(self.table)),
+            credits=credit,
+            send_depth=depth,
+            iwarp=iwarp,
+        )
+        self.taken = self.spilled = 0
+        self.rng = rng
+
+    def _take(self, sub: int, **fields: int) -> bool:
+        wc = ffi.new("struct ibv_wc *")
+        wc.wr_id = sub << 24
+        for name, value in fields.items():
+            setattr(wc, name, value)
+        before = bytes(ffi.buffer(self.lane)), bytes(self.table)
+        taken = bool(lib.aio_stream_take(ffi.cast("struct aio_sink *", self.lane), wc))
+        if not taken:
+            assert (bytes(ffi.buffer(self.lane)), bytes(self.table)) == before, "changed anyway"
+        self.taken += taken
+        self.spilled += not taken
+        return taken
+
+    def hear(self, value: int) -> None:
+        slot = self.rng.randrange(64) if self.iwarp else 0
+        self.words[slot] = value
+        fields = {"byte_len": 4, "imm_data": socket.htonl(value), "wc_flags": 2}
+        if not self._take(RECV | slot, **fields):
+            lib.aio_stream_used(self.lane, slot)
+            self.machine.on_word(value)
+
+    def complete(self, number: int) -> None:
+        """The completion of message `number`, which stands for all before it."""
+        sub = MESSAGE | number & 0x3FFF
+        if not self._take(sub):
+            for _ in range(lib.aio_stream_reach(self.lane, sub)):
+                self.machine.completed(lib.aio_stream_retire(self.lane))
+
+    def write(self, data: bytes) -> int:
+        return int(lib.aio_stream_write(self.lane, data, len(data)))
+
+    def control(self) -> None:
+        while (post := self.machine.next_control()) is not None:
+            lib.aio_stream_control(
+                self.lane, post.word, post.wrs, post.payload, post.length, post.addr, post.key, 1
+            )
+
+
+class Case:
+    """One peer, and the two who hear it."""
+
+    def __init__(self, name: str) -> None:
+        rng = self.rng = Random(name)
+        credit, depth = rng.choice((1, 2, 5, 20)), rng.choice((6, 12, 40))
+        iwarp = bool(rng.randrange(2))
+        self.c = InC(rng, credit, depth, iwarp, rng.choice((0, 16, 64)))
+        self.memory = bytearray(32)
+        self.py = Machine(
+            ring=self.c.place,
+            table=Place(_address(self.c.table), 0x22, 32),
+            memory=memoryview(self.memory),
+            credits=credit,
+            send_depth=depth,
+            iwarp=iwarp,
+        )
+        hello = Hello(
+            rng.choice((1, 6, 300)), 0x10000, 0x77, rng.choice((2, 3)), 0x20000, 0x88,
+            rng.choice((3, 40)), big_endian=not iwarp and not rng.randrange(3),
+        ).pack()  # fmt: skip
+        for machine in (self.c.machine, self.py):
+            machine.meet(hello)
+            machine.open()
+        self.malice = rng.choice((0.0, 0.02, 0.3))
+        self.posted: list[tuple[int, int, int, bytes]] = []
+        self.under_way: list[Post] = []  # in Python
+        self.completed = 0
+        self.ring_left = 0  # bytes of the ring for sending, as Python would count them
+        self.given = 0
+
+    def both(self, step: Any) -> None:
+        """Do the same with both; they raise alike."""
+        errors = []
+        for side in (self.c, self):
+            try:
+                step(side)
+            except ProtocolError as exc:
+                errors.append(str(exc))
+        if errors:
+            assert len(errors) == 2, f"only one refused: {errors}"
+            assert errors[0] == errors[1]
+            raise ProtocolError(71, errors[0])
+
+    # What the Python side does in the place of a port
+
+    def hear(self, value: int) -> None:
+        self.py.on_word(value)
+
+    def control(self) -> None:
+        while (post := self.py.next_control()) is not None:
+            self.posted.append((post.addr, post.key, post.word, post.payload))
+            self.under_way.append(post)
+
+    def run(self) -> None:
+        rng, c, py = self.rng, self.c, self.py
+        self.both(lambda side: side.control())
+        for _ in range(rng.randint(10, 120)):
+            match rng.randrange(8):
+                case 0 | 1 | 2:
+                    self.say()
+                case 3:
+                    self.advertise()
+                case 4:
+                    self.write(rng.randbytes(rng.randint(1, 60)))
+                case 5:
+                    if py.readable:
+                        count = rng.randint(1, py.readable)
+                        at, _ = py.peek()
+                        lib.aio_stream_consume(c.lane, count)
+                        py.consume(count)
+                        self.control()
+                        assert c.lane.offset == (at + count) % RING
+                case 6:
+                    self.complete()
+                case 7:
+                    if not rng.randrange(20):
+                        end = rng.choice(("shutdown", "disconnect"))
+                        getattr(c.machine, end)()
+                        getattr(py, end)()
+            self.both(lambda side: side.control())
+            self.check()
+
+    def say(self) -> None:
+        rng, py = self.rng, self.py
+        left = py._receive._left if py._receive._allowed else 0
+        limit = py._send._sequence + py._send.allowed
+        if rng.random() < self.malice:
+            value = word(rng, limit=limit, left=left)
+        else:
+            most = py._send._sequence + py._send._limit
+            value = right_word(rng, limit=rng.randint(limit, most), left=left)
+            if value == SHUTDOWN and rng.randrange(10):
+                return
+        self.both(lambda side: side.hear(value))
+
+    def advertise(self) -> None:
+        rng, flow = self.rng, self.py._send
+        unfilled = bool(flow._left) + bool(flow._spare) + any(self.memory)
+        if unfilled >= 2 and rng.random() >= self.malice:
+            return
+        good = Descriptor(0x30000, 0x99, rng.randint(1, 50)).pack(False)
+        if rng.random() < self.malice:
+            good = rng.randbytes(16)
+        entry = self.py._entry if rng.random() >= self.malice else rng.randrange(2)
+        self.memory[16 * entry : 16 * entry + 16] = good
+        ffi.memmove(self.c.table + 16 * entry, good, 16)
+
+    def write(self, data: bytes) -> None:
+        """As much as C says has gone; Python sends the same in the same pieces."""
+        before = len(self.c.posted)
+        sent = self.c.write(data)
+        done = 0
+        for addr, key, value, payload, _ in self.c.posted[before:]:
+            post = self.py.write(value)
+            assert (post.addr, post.key, post.word) == (addr, key, value)
+            assert payload == data[done : done + value]
+            done += value
+            self.posted.append((addr, key, value, payload))
+            self.under_way.append(post)
+        assert done == sent
+        if sent < len(data):  # the protocol has no room, or the ring
+            assert not self.py.room or not self.c.lane.send_free
+
+    def complete(self) -> None:
+        """One of the messages that asked for it completes."""
+        told = [
+            index for index in range(self.completed, len(self.c.posted)) if self.c.posted[index][4]
+        ]
+        if not told:
+            return
+        upto = self.rng.choice(told)
+        self.c.complete(upto)
+        while self.completed <= upto:
+            self.completed += 1
+            self.py.on_sent(self.under_way.pop(0))
+        self.control()
+
+    def check(self) -> None:
+        c, py = self.c, self.py
+        assert [one[:4] for one in c.posted] == self.posted
+        assert c.machine.readable == py.readable
+        assert c.machine.peek() == py.peek()
+        assert c.machine.room == py.room
+        for name in ("_data_out", "_control_out", "_entry", "_peer_entry"):
+            assert getattr(c.machine, name) == getattr(py, name), name
+        for name in ("_left", "_buffers", "_allowed", "_free", "_next", "_consumed", "_due"):
+            assert getattr(c.machine._receive, name) == getattr(py._receive, name), name
+        for name in ("allowed", "room", "_addr", "_key", "_left", "_sequence", "_spare"):
+            assert getattr(c.machine._send, name) == getattr(py._send, name), name
+        for name in ("writable", "eof", "disconnected", "idle", "may_fail", "unsent_control"):
+            assert getattr(c.machine, name) == getattr(py, name), name
+        assert bytes(c.table) == bytes(self.memory)
+        # Whoever waits for room is told of it.
+        way = c.posted[self.completed :]
+        if way and not lib.aio_stream_room(c.lane) and c.lane.sending and c.lane.allowed:
+            assert not c.lane.left or any(one[4] for one in way), "nobody will tell"
+
+
+def test_c_and_python_agree() -> None:
+    print(f"seed {SEED}; AIORDMA_TEST_SEED changes it")
+    seen: Counter[str] = Counter()
+    for index in range(CASES):
+        case = Case(name := f"{SEED}/{index}")
+        try:
+            case.run()
+        except ProtocolError:
+            assert case.malice, "a peer that keeps the rules"
+            case.check()
+            seen["broken"] += 1
+        except BaseException as exc:
+            exc.add_note(f"case {name}")
+            raise
+        else:
+            seen["over" if case.py.disconnected else "alive"] += 1
+        seen["taken"] += case.c.taken
+        seen["spilled"] += case.c.spilled
+        seen["untold"] += sum(not one[4] for one in case.c.posted)
+    print(seen)
+    # A generator that never gets anywhere would show nothing.
+    for what in ("broken", "over", "alive", "taken", "spilled", "untold"):
+        assert seen[what] > CASES / 50, seen
