@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from aiordma.cli import devices, doctor
+from aiordma.cli.perf.command import perf
 from aiordma.cli.version import aiordma_version
 
 __all__ = ["run"]
@@ -108,6 +109,9 @@ def _serve(
         folder, host=host, port=port, writable=writable, as_json=as_json, limit_s=limit_s
     )
     context.exit(status)
+
+
+aiordma.add_command(perf)
 
 
 def run(arguments: Sequence[str] | None) -> int:

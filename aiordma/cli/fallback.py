@@ -16,7 +16,7 @@ def run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog="aiordma",
         description="RDMA connections for asyncio: what is here, and whether it works.",
-        epilog="More commands (cp, serve) and more comfort with: pip install aiordma[cli]",
+        epilog="More commands (cp, perf, serve) and more comfort with: pip install aiordma[cli]",
     )
     version = f"aiordma, version {aiordma_version()}"
     parser.add_argument("--version", action="version", version=version)

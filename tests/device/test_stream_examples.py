@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("programs.md", "switch.md")
+PAGES = ("programs.md", "perf.md", "switch.md")
 LIMIT_S = 60
 ADDRESS_THERE = "10.80.0.1"
 DEVICE_THERE = "rxe0"
@@ -64,6 +64,12 @@ class Shell:
     def run(self, step: Step) -> None:
         if step.command.endswith(" &"):
             self._start(step)
+            return
+        if step.command == "wait":
+            for job in self._jobs:
+                _, err = job.communicate(timeout=LIMIT_S)
+                assert (job.returncode, err) == (0, ""), job.args
+            self._jobs.clear()
             return
         done = subprocess.run(
             ["bash", "-c", step.command],
@@ -146,5 +152,5 @@ def test_each_program_is_on_a_page() -> None:
     commands = " ".join(step.command for steps in conversations() for step in steps)
     for name in ("stream_echo", "tls_echo", "aiohttp_hello", "httpx_get", "switched"):
         assert f"python examples/{name}.py" in commands
-    for name in ("cp", "serve"):
+    for name in ("cp", "perf", "serve"):
         assert f"aiordma {name}" in commands

@@ -1,0 +1,69 @@
+"""Answering: the server's tasks of one measurement, who learn only at its end how long it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+__all__ = ["Answering"]
+
+
+class Answering:
+    """Runs beside the control conversation, until everything has arrived.
+
+    Attributes:
+        seen: Iterations that were answered, or messages that have arrived.
+        wanted: How many there will be; None while the client has not said it.
+    """
+
+    __slots__ = ("_done", "_tasks", "seen", "wanted")
+
+    def __init__(self, wanted: int | None) -> None:
+        self.seen = 0
+        self.wanted = wanted
+        self._done = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def run(self, coroutine: Callable[[Answering], Coroutine[Any, Any, None]]) -> None:
+        """Start a task; it calls `add`, and may go on for ever."""
+        task = asyncio.get_running_loop().create_task(coroutine(self))
+        task.add_done_callback(self._ended)
+        self._tasks.append(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self.fail(exc)
+
+    def add(self, count: int = 1) -> None:
+        """So many more."""
+        self.seen += count
+        self._look()
+
+    def fail(self, exc: BaseException) -> None:
+        """There will not be more."""
+        if not self._done.done():
+            self._done.set_exception(exc)
+
+    def _look(self) -> None:
+        if self.wanted is not None and self.seen >= self.wanted and not self._done.done():
+            self._done.set_result(None)
+
+    async def finish(self, wanted: int) -> None:
+        """Wait until there were `wanted`; the caller bounds it.  Raises what a task raised."""
+        self.wanted = wanted
+        self._look()
+        try:
+            await self._done
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """End the tasks.  Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._done.done() and not self._done.cancelled():
+            self._done.exception()  # has been seen

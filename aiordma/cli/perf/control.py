@@ -1,0 +1,90 @@
+"""The conversation beside the measurement: JSON in messages of an ordinary connection.
+
+The client says what is wanted and when, the server answers; one question at a time.  While a
+measurement runs nothing is said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from typing import Any
+
+from aiordma.cli.perf.report import Usage
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connection import Connection
+from aiordma.errors import ConnectionEndedError
+
+__all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "processor_time"]
+
+#: Seconds for steps whose limit no plan says.  Generous: the clock of an emulated machine jumps.
+LIMIT_S = 300.0
+#: Of all connections here: they are silent while others are measured, or watched by limits.
+CONFIG = ConnectionConfig(
+    connect_timeout_s=LIMIT_S,
+    handshake_timeout_s=LIMIT_S,
+    keepalive_s=LIMIT_S / 2,
+    idle_timeout_s=LIMIT_S,
+)
+
+
+class PerfError(Exception):
+    """The test could not be run, or broke; the text is for people."""
+
+
+def processor_time() -> Usage:
+    """Of this process, until now (`getrusage(2)`)."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return Usage(usage.ru_utime, usage.ru_stime)
+
+
+class Control:
+    """One side of the conversation.
+
+    Args:
+        conn: The connection.
+        limit_s: Seconds for one answer.
+    """
+
+    def __init__(self, conn: Connection, limit_s: float) -> None:
+        self.conn = conn
+        self.limit_s = limit_s
+
+    async def say(self, **words: Any) -> None:
+        """Send one object."""
+        await self.conn.send(json.dumps(words).encode())
+
+    async def hear(self, *keys: str, limit_s: float | None = None) -> dict[str, Any]:
+        """The next object, which has all of `keys`.
+
+        Args:
+            keys: Of the object; one that has an error instead is raised.
+            limit_s: Seconds instead of those of this conversation.
+
+        Raises:
+            PerfError: The other side has failed, or speaks of something else.
+            TimeoutError: Nothing came.
+        """
+        async with asyncio.timeout(self.limit_s if limit_s is None else limit_s):
+            try:
+                with await self.conn.recv() as message:
+                    text = bytes(message)
+            except ConnectionEndedError:
+                msg = "the other side has ended the test"
+                raise PerfError(msg) from None
+        try:
+            words = json.loads(text)
+        except ValueError:
+            words = None
+        if isinstance(words, dict) and "error" in words:
+            raise PerfError(str(words["error"]))
+        if not isinstance(words, dict) or not all(key in words for key in keys):
+            msg = f"the other side is no aiordma perf: it says {text[:80]!r}"
+            raise PerfError(msg)
+        return words
+
+    async def ask(self, *keys: str, limit_s: float | None = None, **words: Any) -> dict[str, Any]:
+        """Say something, and hear the answer."""
+        await self.say(**words)
+        return await self.hear(*keys, limit_s=limit_s)

@@ -1,0 +1,206 @@
+"""Measurements through `Connection`: what a program sees that awaits its messages.
+
+Bandwidth is what `await conn.send(...)` in a loop gives, and for one-sided operations as many
+tasks as the depth, each of which awaits one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from array import array
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from aiordma.cli.perf.answering import Answering
+from aiordma.cli.perf.control import CONFIG
+from aiordma.cli.perf.kinds import Stop
+from aiordma.cli.perf.options import Plan
+from aiordma.cli.perf.report import Flow
+from aiordma.cli.perf.together import together
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connect import connect
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.listener import Listener, listen
+from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs.enums import Access
+from aiordma.verbs.wr import SGE
+
+__all__ = ["MessageClient", "MessageServer"]
+
+_Operation = Callable[[], Awaitable[object]]
+
+
+def _config(plan: Plan) -> ConnectionConfig:
+    depth = plan.tx_depth
+    return replace(
+        CONFIG,
+        one_sided_depth=max(16, min(4096, depth)),
+        initiator_depth=max(8, min(64, depth)),
+        responder_resources=max(8, min(64, depth)),
+    )
+
+
+class MessageClient:
+    """The end that measures; see `kinds.ClientSide`."""
+
+    def __init__(self, plan: Plan, host: str) -> None:
+        self._plan = plan
+        self._host = host
+        self._stack = contextlib.AsyncExitStack()
+        self._conns: list[Connection] = []
+        self._lent: list[RemoteRegion] = []
+        self._pieces: list[SGE] = []
+
+    async def connect(self, at: dict[str, Any]) -> None:
+        """Connect as often as the plan says."""
+        for _ in range(self._plan.qps):
+            opening = connect(self._host, at["port"], config=_config(self._plan))
+            self._conns.append(await self._stack.enter_async_context(opening))
+
+    async def meet(self, lent: dict[str, Any]) -> None:
+        """Register memory for one-sided operations."""
+        if self._plan.test == "send":
+            return
+        self._lent = [RemoteRegion.from_bytes(bytes.fromhex(name)) for name in lent["regions"]]
+        for conn in self._conns:
+            access = Access.LOCAL_WRITE
+            region = await conn.register(max(self._plan.sizes), access)
+            self._stack.callback(region.close)
+            self._pieces.append(SGE(region))
+
+    def _operation(self, i: int, size: int) -> _Operation:
+        conn, remote = self._conns[i], self._lent[i]
+        piece = SGE(self._pieces[i].mr, 0, size)
+        if self._plan.test == "write":
+            return lambda: conn.write(remote, piece)
+        if self._plan.test == "read":
+            return lambda: conn.read(remote, piece)
+        return lambda: conn.fetch_add(remote, 1)
+
+    async def lat(self, size: int, stop: Stop) -> array[int]:
+        """One message and its answer at a time, or one operation."""
+        if self._plan.test != "send":
+            return await self._operation_lat(self._operation(0, size), stop)
+        conn, payload = self._conns[0], bytes(size)
+        clock, stamps = time.perf_counter_ns, array("q")
+        now = stop.begin()
+        stamps.append(now)
+        while len(stamps) <= stop.most and now < stop.deadline:
+            await conn.send(payload)
+            (await conn.recv()).release()
+            now = clock()
+            stamps.append(now)
+        return stamps
+
+    async def _operation_lat(self, operation: _Operation, stop: Stop) -> array[int]:
+        clock, stamps = time.perf_counter_ns, array("q")
+        now = stop.begin()
+        stamps.append(now)
+        while len(stamps) <= stop.most and now < stop.deadline:
+            await operation()
+            now = clock()
+            stamps.append(now)
+        return stamps
+
+    async def flow(self, size: int, stop: Stop) -> Flow:
+        """As many as the interface lets be under way."""
+        clock = time.perf_counter_ns
+        left, sent = [stop.most] * len(self._conns), 0
+
+        async def repeat(i: int, operation: _Operation) -> None:
+            nonlocal sent
+            while left[i] > 0 and clock() < stop.deadline:
+                left[i] -= 1
+                await operation()
+                sent += 1
+
+        async def send(i: int, conn: Connection, payload: bytes) -> None:
+            await repeat(i, lambda: conn.send(payload))
+            await conn.flush()
+
+        payload, work = bytes(size), []
+        for i, conn in enumerate(self._conns):
+            if self._plan.test == "send":
+                work.append(send(i, conn, payload))
+                continue
+            operation = self._operation(i, size)
+            work += [repeat(i, operation) for _ in range(self._plan.tx_depth)]
+        begun = stop.begin()
+        await together(work)
+        return Flow(sent, (clock() - begun) / 1e9, 0.0)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._stack.aclose()
+
+
+class MessageServer:
+    """The end that answers; see `kinds.ServerSide`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._stack = contextlib.AsyncExitStack()
+        self._listener: Listener | None = None
+        self._conns: list[Connection] = []
+        self._answering: Answering | None = None
+
+    async def listen(self, host: str) -> dict[str, Any]:
+        """Listen on a free port."""
+        opening = listen(host, 0, config=_config(self._plan))
+        self._listener = await self._stack.enter_async_context(opening)
+        return {"port": self._listener.port}
+
+    async def accept(self) -> dict[str, Any]:
+        """Take the connections, and lend memory on each."""
+        assert self._listener is not None
+        names = []
+        kind = {"read": "read", "write": "write", "atomic": "atomic"}.get(self._plan.test)
+        for _ in range(self._plan.qps):
+            conn = await self._stack.enter_async_context(await self._listener.accept())
+            self._conns.append(conn)
+            if kind is not None:
+                lease = conn.expose(bytearray(max(self._plan.sizes)), **{kind: True})
+                region = await self._stack.enter_async_context(lease)
+                names.append(region.to_bytes().hex())
+        return {"regions": names}
+
+    async def start(self, size: int, count: int | None) -> None:
+        """Answer messages, or take them; one-sided operations need nobody here."""
+        self._answering = None
+        if self._plan.test != "send":
+            return
+        self._answering = Answering(None)
+        if self._plan.metric == "lat":
+            payload = bytes(size)
+            self._answering.run(lambda answering: self._echo(answering, payload))
+        else:
+            self._answering.run(self._take_all)
+
+    async def _echo(self, answering: Answering, payload: bytes) -> None:
+        conn = self._conns[0]
+        while True:
+            (await conn.recv()).release()
+            await conn.send(payload)
+            answering.add()
+
+    async def _take_all(self, answering: Answering) -> None:
+        async def take(conn: Connection) -> None:
+            async for message in conn:
+                message.release()
+                answering.add()
+
+        await asyncio.gather(*(take(conn) for conn in self._conns))
+
+    async def finish(self, count: int) -> None:
+        """Until the last message is here."""
+        if self._answering is not None:
+            await self._answering.finish(count)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._answering is not None:
+            await self._answering.stop()
+        await self._stack.aclose()

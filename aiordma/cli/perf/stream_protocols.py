@@ -1,0 +1,217 @@
+"""Measurements of streams through `asyncio.Protocol`: everything is done in its callbacks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from typing import Any
+
+from aiordma.cli.perf.kinds import Stop
+from aiordma.cli.perf.options import Plan
+from aiordma.cli.perf.report import Flow
+from aiordma.cli.perf.stream_ends import ALL_HERE, STREAM_CONFIG, ended, fail, last
+from aiordma.streams.connecting import create_connection
+from aiordma.streams.server import RdmaServer
+from aiordma.streams.serving import create_server
+
+__all__ = ["ProtocolClient", "ProtocolServer"]
+
+
+class _End(asyncio.Protocol):
+    """The client's protocol: one measurement at a time, each with a future for its end."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.payload = b""
+        self.stop = Stop(0)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        fail(self.done, exc)
+
+    def arm(self, size: int, stop: Stop) -> int:
+        """Begin a measurement; the time."""
+        if self.done.done():
+            self.done.result()
+            self.done = asyncio.get_running_loop().create_future()
+        self.payload, self.stop = bytes(size), stop
+        return stop.begin()
+
+
+class _Pinger(_End):
+    """Sends the next message within the callback that took the answer to the last."""
+
+    def start(self, size: int, stop: Stop) -> array[int]:
+        """Send the first; the times are complete when `done` is."""
+        self._missing = size
+        self._stamps = array("q", [self.arm(size, stop)])
+        self.transport.write(self.payload)
+        return self._stamps
+
+    def data_received(self, data: bytes) -> None:
+        self._missing -= len(data)
+        if self._missing:
+            return
+        now = time.perf_counter_ns()
+        stop, stamps = self.stop, self._stamps
+        stamps.append(now)
+        if len(stamps) > stop.most or now >= stop.deadline:
+            self.done.set_result(None)
+            return
+        self._missing = len(self.payload)
+        self.transport.write(self.payload)
+
+
+class _Pourer(_End):
+    """Writes until the transport asks to pause, and goes on when it asks to resume."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = 0
+        self._is_paused = False
+        self._is_over = True
+
+    def start(self, size: int, stop: Stop) -> int:
+        """Write; `done` is done when the peer has everything.  The time."""
+        begun = self.arm(size, stop)
+        self.written = 0
+        self._is_over = False
+        self._pour()
+        return begun
+
+    def _pour(self) -> None:
+        clock, write, payload = time.perf_counter_ns, self.transport.write, self.payload
+        most, deadline = self.stop.most - 1, self.stop.deadline
+        while not self._is_paused:
+            self.written += 1
+            if self.written > most or clock() >= deadline:
+                self._is_over = True
+                write(last(len(payload)))
+                return
+            write(payload)
+
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        if not self._is_over:
+            self._pour()
+
+    def data_received(self, data: bytes) -> None:
+        self.done.set_result(None)
+
+
+class ProtocolClient:
+    """The end that measures; see `kinds.ClientSide`."""
+
+    def __init__(self, plan: Plan, host: str) -> None:
+        self._plan = plan
+        self._host = host
+        self._end: Any = None
+
+    async def connect(self, at: dict[str, Any]) -> None:
+        """Connect once."""
+        factory = _Pinger if self._plan.metric == "lat" else _Pourer
+        _, self._end = await create_connection(
+            factory,
+            self._host,
+            int(at["port"]),
+            config=STREAM_CONFIG,
+            timeout=self._plan.timeout_s,
+        )
+
+    async def meet(self, lent: dict[str, Any]) -> None:
+        """There is nothing more to know."""
+
+    async def lat(self, size: int, stop: Stop) -> array[int]:
+        """One message and its answer at a time."""
+        stamps: array[int] = self._end.start(size, stop)
+        await self._end.done
+        return stamps
+
+    async def flow(self, size: int, stop: Stop) -> Flow:
+        """As much as flow control lets through."""
+        begun = self._end.start(size, stop)
+        await self._end.done
+        return Flow(self._end.written, (time.perf_counter_ns() - begun) / 1e9, 0.0)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._end is not None:
+            self._end.transport.close()
+            await self._end.transport.wait_closed()
+
+
+class _Answerer(asyncio.Protocol):
+    """The server's protocol."""
+
+    def __init__(self, server: ProtocolServer) -> None:
+        self._server = server
+        self._seen = 0
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._server.met(transport)
+
+    def data_received(self, data: bytes) -> None:
+        payload = self._server.payload
+        if payload is None:
+            if ended(data):
+                self._transport.write(ALL_HERE)
+            return
+        self._seen += len(data)
+        if self._seen >= len(payload):
+            self._seen -= len(payload)
+            self._transport.write(payload)
+
+
+class ProtocolServer:
+    """The end that answers; see `kinds.ServerSide`.
+
+    Attributes:
+        payload: The answer to each message, or None where all but the last is taken in silence.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._server: RdmaServer | None = None
+        self._transport: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.payload: bytes | None = None
+
+    async def listen(self, host: str) -> dict[str, Any]:
+        """Listen on a free port."""
+        self._server = await create_server(lambda: _Answerer(self), host, 0, config=STREAM_CONFIG)
+        return {"port": self._server.sockets[0].getsockname()[1]}
+
+    def met(self, transport: Any) -> None:
+        """The client is there."""
+        if not self._transport.done():
+            self._transport.set_result(transport)
+
+    async def accept(self) -> dict[str, Any]:
+        """Wait for the client."""
+        await self._transport
+        return {}
+
+    async def start(self, size: int, count: int | None) -> None:
+        """Answer from now on as this size needs it."""
+        self.payload = bytes(size) if self._plan.metric == "lat" else None
+
+    async def finish(self, count: int) -> None:
+        """The client has heard that everything is here."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+        if self._transport.done():
+            transport = self._transport.result()
+            transport.close()
+            await transport.wait_closed()
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
