@@ -2,6 +2,8 @@
 #
 #   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
+#   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
+#   make bench-check [RECORD=1] [ROUNDS=3]    a few of its ratios against tests/bench/recorded.json
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -11,7 +13,7 @@ PY := .venv/bin/python
 SOFTROCE := $(PY) -m aiordma.testing.softroce
 export PYTHON
 
-.PHONY: demo test lint docs setup clean help
+.PHONY: demo test bench bench-check lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -20,6 +22,14 @@ demo:
 test:
 	@tools/setup test --no-kernel
 	@$(PY) tools/run_tests.py $(STAGES) $(if $(PYTEST),-- $(PYTEST))
+
+bench:
+	@tools/setup bench
+	@$(PY) -m tests.bench.run $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+bench-check:
+	@tools/setup bench
+	@$(PY) -m tests.bench.run --check $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 lint:
 	@tools/setup lint
@@ -40,4 +50,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,8s/^# \{0,1\}//p' Makefile
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile

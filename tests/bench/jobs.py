@@ -1,0 +1,226 @@
+"""Which programs `make bench` runs, and with how many messages.
+
+perftest talks over TCP before and after a test here, not over the connection manager (`-R`): with
+`-R` the end that has nothing to do polls for the other's last word, and on one CPU takes half of
+what there is.  ib_write_bw then shows 37 MiB/s in place of 74.
+
+Programs of perftest spin unless they have `-e`.  Where both ends have to act, each spins until the
+scheduler takes the CPU away, and their figure is the length of its tick: `SPINNING`.  Where only
+the client acts, its spinning hurts nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+ROUNDS = 5
+TRIPS, WARM_UP = 300, 100
+#: How many messages a bandwidth is taken over, by their size.
+COUNTS = {64: 2000, 65_536: 320, 1 << 20: 32}
+LOOPS = ("uvloop", "asyncio")
+#: Of the curves.
+SIZES = (1, 8, 64, 512, 4096, 32_768, 262_144, 2 << 20, 8 << 20)
+GROWTH_LIMIT_S = 900
+#: The GID of RoCE v2 and IPv4.
+GID = "1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A client and its server.
+
+    Attributes:
+        name: What its figures are called.
+        parse: A key of `parse.PARSERS`.
+        client: Its command, with `{address}` and `{port}`.
+        server: The same; empty if there is none.
+        listens: How the server listens: "rdma" or "tcp".
+        rounds: How often it runs.
+    """
+
+    name: str
+    parse: str
+    client: tuple[str, ...]
+    server: tuple[str, ...] = ()
+    listens: str = "rdma"
+    rounds: int = ROUNDS
+
+    def plan(self) -> dict[str, Any]:
+        """What the guest needs to know."""
+        return asdict(self)
+
+
+def perftest(program: str, *options: str, name: str = "", rounds: int = ROUNDS) -> Job:
+    """A program of perftest with itself; 64 bytes of a latency test are not named."""
+    words = (program, *options, "-F", "-x", GID, "-p", "{port}")
+    kind = "perftest_lat" if program.endswith("_lat") else "perftest_bw"
+    return Job(name or program, kind, (*words, "{address}"), words, "tcp", rounds)
+
+
+def sized(program: str, size: int, *options: str) -> Job:
+    """A bandwidth of perftest."""
+    name = " ".join((program, *options, str(size)))
+    return perftest(program, *options, "-s", str(size), "-n", str(COUNTS[size]), name=name)
+
+
+def rstream(size: int, count: int, rounds: int) -> Job:
+    """rstream with itself, blocking; every piece goes there and back."""
+    words = ("-p", "{port}", "-T", "b", "-S", str(size), "-C", str(count), "-I", str(rounds))
+    server = ("rstream", "-b", "{address}", *words)
+    return Job(f"rstream {size}", "rstream", ("rstream", "-s", "{address}", *words), server)
+
+
+def perf(
+    test: str,
+    metric: str,
+    size: int,
+    api: str,
+    loop: str,
+    *options: str,
+    count: int = 0,
+    rounds: int = ROUNDS,
+) -> Job:
+    """`aiordma perf` with itself."""
+    program = ("python:aiordma.cli.__main__", "perf")
+    count = count or (TRIPS if metric == "lat" else COUNTS[size])
+    warm_up = WARM_UP if metric == "lat" else 16
+    words = ("-s", str(size), "-n", str(count), "-W", str(min(count, warm_up)), "--api", api)
+    # The guest's clock may jump: a limit that is near would end a test that runs well.
+    options = (*options, "--loop", loop, "--json", "-", "--timeout", "3000")
+    return Job(
+        f"aiordma {test} {metric} {size} {api} {loop}",
+        "perf",
+        (*program, test, metric, "{address}", "-p", "{port}", *words, *options),
+        (*program, "--server", "--host", "{address}", "-p", "{port}", "--loop", loop),
+        rounds=rounds,
+    )
+
+
+def tcp(form: str, loop: str) -> Job:
+    """asyncio over TCP."""
+    program = "python:tests.bench.tcp_peer"
+    client, server = (
+        (program, role, form, loop, "{address}", "{port}") for role in ("client", "server")
+    )
+    return Job(f"TCP {form} {loop}", "numbers", client, server, "tcp")
+
+
+def pyverbs(rounds: int = ROUNDS) -> Job:
+    """The script, which repeats on its own: it needs half a minute to start."""
+    program = ("/usr/bin/python3", "-m", "tests.bench.pyverbs_peer")
+    client, server = (
+        (*program, role, "{address}", "{port}", str(rounds)) for role in ("client", "server")
+    )
+    return Job("pyverbs", "numbers", client, server, rounds=1)
+
+
+def programs() -> list[Job]:
+    """The programs in C, pyverbs and TCP."""
+    trips = ("-s", "64", "-n", str(TRIPS))
+    pong = ("ibv_rc_pingpong", "-e", "-g", GID, *trips, "-p", "{port}")
+    return [
+        perftest("ib_send_lat", "-e", *trips, name="ib_send_lat -e"),
+        perftest("ib_read_lat", "-e", *trips, name="ib_read_lat -e"),
+        perftest("ib_atomic_lat", "-e", "-n", str(TRIPS), name="ib_atomic_lat -e"),
+        *(sized("ib_send_bw", size, "-e") for size in COUNTS),
+        *(sized("ib_write_bw", size) for size in COUNTS),
+        *(sized("ib_read_bw", size, "-e") for size in COUNTS),
+        Job("ibv_rc_pingpong -e", "pingpong", (*pong, "{address}"), pong, "tcp"),
+        rstream(64, 1, TRIPS),
+        rstream(65_536, 200, 1),
+        *(tcp(form, loop) for form in ("streams", "protocol") for loop in LOOPS),
+        pyverbs(),
+    ]
+
+
+#: Both ends spin: what they show is the scheduler.
+SPINNING = (
+    perftest("ib_send_lat", "-s", "64", "-n", "20", name="ib_send_lat", rounds=1),
+    perftest("ib_write_lat", "-s", "64", "-n", "20", name="ib_write_lat", rounds=1),
+    perftest("ib_send_bw", "-s", "65536", "-n", "320", name="ib_send_bw 65536", rounds=1),
+)
+
+
+def ours() -> list[Job]:
+    """aiordma, all that has a goal or stands beside one."""
+    found = []
+    for loop in LOOPS:
+        found += [
+            perf("send", "lat", 64, "connection", loop),
+            perf("send", "lat", 64, "native", loop),
+            perf("stream", "lat", 64, "protocol", loop),
+            perf("stream", "lat", 64, "streams", loop),
+            perf("stream", "bw", 65_536, "protocol", loop),
+            perf("stream", "bw", 65_536, "streams", loop),
+            perf("read", "lat", 64, "connection", loop),
+            perf("write", "lat", 64, "connection", loop),
+            perf("send", "rate", 64, "native", loop, "-t", "128"),
+        ]
+    found.append(perf("atomic", "lat", 8, "connection", "uvloop"))
+    found.append(perf("send", "rate", 64, "connection", "uvloop", "-t", "128"))
+    for test in "send", "write", "read":
+        for size in 65_536, 1 << 20:
+            found.append(perf(test, "bw", size, "native", "uvloop"))
+    return found
+
+
+def _few(size: int) -> int:
+    """Messages of one point of a curve."""
+    return 100 if size <= 4096 else 30 if size <= 262_144 else 6
+
+
+def curves() -> list[Job]:
+    """Latency and bandwidth over the size, once each."""
+    found = []
+    for size in SIZES:
+        few, more = _few(size), max(8, 3 * _few(size))
+        found += [
+            perftest(
+                "ib_send_lat",
+                "-e",
+                "-s",
+                str(size),
+                "-n",
+                str(few),
+                name=f"curve lat C {size}",
+                rounds=1,
+            ),
+            perftest(
+                "ib_send_bw",
+                "-e",
+                "-s",
+                str(size),
+                "-n",
+                str(more),
+                name=f"curve bw C {size}",
+                rounds=1,
+            ),
+        ]
+        for name, job in (
+            ("lat", perf("send", "lat", size, "connection", "uvloop", count=few, rounds=1)),
+            ("bw", perf("send", "bw", size, "native", "uvloop", count=more, rounds=1)),
+        ):
+            found.append(
+                Job(f"curve {name} aiordma {size}", job.parse, job.client, job.server, rounds=1)
+            )
+    return found
+
+
+def growth() -> list[Job]:
+    """The programs that open many connections; each repeats on its own."""
+    options = {
+        "connect": ("--rounds", str(ROUNDS)),
+        "memory": ("--many", "500"),
+        "messages": (),
+    }
+    common = ("--json", "-", "--loop", "uvloop")
+    return [
+        Job(
+            f"growth {name}",
+            "growth",
+            (".venv/bin/python", f"tests/bench/growth_{name}.py", *common, *more),
+            rounds=1,
+        )
+        for name, more in options.items()
+    ]

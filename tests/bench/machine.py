@@ -1,0 +1,145 @@
+"""Runs jobs in a guest whose clock counts instructions, and keeps what they printed.
+
+Every step's output goes to a file as soon as it is there, so that a bench that was ended can be
+looked at, and reported again without running it.  A step that does not end within `STALL_S` of
+real time has failed; the rest goes on in a new guest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bench.guest import MARK
+from tests.bench.jobs import Job
+from tests.bench.parse import PARSERS
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "bench"
+STALL_S = 300.0
+#: A busy host can make a guest's set-up too slow for its own limits; its clock jumps meanwhile.
+BOOTS = 3
+
+
+@dataclass
+class Measured:
+    """What a run has found.
+
+    Attributes:
+        results: All rounds of each figure, by job and name.
+        failures: What went wrong, a line each.
+        versions: What the instructions depend on.
+    """
+
+    results: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def add(self, job: Job, line: dict[str, Any]) -> None:
+        """Parse what one step has printed."""
+        if line["error"]:
+            said = " | ".join(line.get(role, "")[-300:] for role in ("client", "server"))
+            self.failures.append(f"{job.name}: {line['error']}: {said}")
+            return
+        try:
+            figures = PARSERS[job.parse](line["client"])
+        except (ValueError, KeyError, TypeError) as error:
+            self.failures.append(f"{job.name}: {error!r}")
+            return
+        for name, values in figures.items():
+            self.results.setdefault((job.name, name), []).extend(values)
+
+
+def steps(jobs: list[Job], rounds: int | None = None) -> list[dict[str, Any]]:
+    """All rounds of all jobs, in turn: what disturbs one round disturbs all jobs alike."""
+    most = max(job.rounds for job in jobs)
+    return [
+        job.plan() | {"number": number}
+        for number in range(most)
+        for job in jobs
+        if number < (job.rounds if rounds is None else min(rounds, job.rounds))
+    ]
+
+
+def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
+    """Boot a guest, run the plan there, and yield what it tells."""
+    softroce = (sys.executable, "-m", "aiordma.testing.softroce", "--engine", "qemu", "--counted")
+    inside = (sys.executable, "-m", "tests.bench.guest", str(plan))
+    command = (*softroce, "--timeout", "7200", "--", *inside)
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        there = b""
+        try:
+            while select.select([process.stdout], [], [], stall_s)[0]:
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    return
+                *lines, there = (there + chunk).split(b"\n")
+                for text in lines:
+                    line = text.decode(errors="replace").rstrip("\r")
+                    if line.startswith(MARK):
+                        yield json.loads(line.removeprefix(MARK))
+                    else:
+                        print(line, flush=True)
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def run(
+    jobs: list[Job],
+    measured: Measured,
+    raw: Path,
+    *,
+    rounds: int | None = None,
+    stall_s: float = STALL_S,
+) -> None:
+    """Run all jobs and add what they found; `raw` gets every line."""
+    left = steps(jobs, rounds)
+    by_name = {job.name: job for job in jobs}
+    plan = raw.with_suffix(".plan.json")
+    began = time.monotonic()
+    boots = 0
+    while left:
+        boots += 1
+        plan.write_text(json.dumps(left))
+        with raw.open("a") as kept:
+            for line in guest_lines(plan, stall_s):
+                kept.write(json.dumps(line) + "\n")
+                if "versions" in line:
+                    measured.versions = line["versions"]
+                    boots = 0
+                    continue
+                left.pop(0)
+                measured.add(by_name[line["name"]], line)
+                text = f"{time.monotonic() - began:6.0f} s  {line['name']} {line['error']}"
+                print(text.rstrip(), flush=True)
+        if boots == BOOTS:
+            measured.failures.append("the guest does not start")
+            return
+        if left and not boots:
+            stalled = left.pop(0)
+            measured.failures.append(f"{stalled['name']}: did not end, or ended the guest")
+
+
+def read(raw: Path, jobs: list[Job]) -> Measured:
+    """The same out of the lines that an earlier run has kept."""
+    measured = Measured()
+    by_name = {job.name: job for job in jobs}
+    for text in raw.read_text().splitlines():
+        line = json.loads(text)
+        if "versions" in line:
+            measured.versions = line["versions"]
+        elif line["name"] in by_name:
+            measured.add(by_name[line["name"]], line)
+    return measured

@@ -1,0 +1,72 @@
+"""Tables as plain text, for the terminal, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.bench.check import Compared
+from tests.bench.goals import Outcome, Sample
+
+GOAL_HEAD = ("figure", "beside", "ours", "theirs", "ratio", "goal", "")
+CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
+_UNITS = {"us": "us", "MiB/s": "MiB/s", "Mpps": "k/s"}
+
+Row = tuple[str, ...]
+
+
+def plain(head: Row, rows: Sequence[Row]) -> str:
+    """Columns padded with blanks."""
+    widths = [max(len(row[n]) for row in (head, *rows)) for n in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in (head, tuple("-" * width for width in widths), *rows)
+    )
+
+
+def markdown(head: Row, rows: Sequence[Row]) -> str:
+    """A table of a page."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("  ", " ") for cells in lines)
+
+
+def unit_of(name: str) -> str:
+    """The unit at the end of a figure's name, or none."""
+    last = name.rpartition(" ")[2]
+    return _UNITS.get(last, "")
+
+
+def amount(sample: Sample | None, name: str) -> str:
+    """A median with its unit, and how far its rounds lie apart."""
+    if sample is None:
+        return "-"
+    unit = unit_of(name)
+    value = sample.median * (1000 if unit == "k/s" else 1)
+    text = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    spread = f" ±{sample.spread / 2:.1%}" if len(sample.values) > 1 else ""
+    return f"{text} {unit}".rstrip() + spread
+
+
+def goal_row(outcome: Outcome) -> Row:
+    """One row of the goals."""
+    goal = outcome.goal
+    alone = goal.theirs is None
+    ratio = "" if alone else "-" if outcome.value is None else f"{outcome.value:.3f}"
+    return (
+        goal.figure,
+        goal.beside,
+        amount(outcome.ours, goal.ours[1]),
+        "" if goal.theirs is None else amount(outcome.theirs, goal.theirs[1]),
+        ratio,
+        goal.wanted,
+        outcome.verdict,
+    )
+
+
+def check_row(row: Compared) -> Row:
+    """One row of the check."""
+
+    def number(value: float | None) -> str:
+        return "-" if value is None else f"{value:.3f}"
+
+    change = "-" if row.change is None else f"{row.change:+.1%}"
+    return (row.name, number(row.recorded), number(row.now), change, f"{row.band:.0%}", row.verdict)

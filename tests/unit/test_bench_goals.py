@@ -1,0 +1,229 @@
+"""Medians, ratios, goals and the check against what was recorded, on made-up figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import check, jobs, machine, run, tables
+from tests.bench.goals import GOALS, Goal, Sample, judge
+from tests.bench.machine import Measured, steps
+from tests.bench.parse import PARSERS
+from tests.bench.report import between
+
+LATENCY = Goal("lat", "C", ("a", "us"), ("c", "us"), 1.25, guarded=True)
+BANDWIDTH = Goal("bw", "C", ("a", "MiB/s"), ("c", "MiB/s"), 0.97, "higher", guarded=True)
+FIGURES = {
+    ("a", "us"): [70.0, 90.0, 75.0],
+    ("c", "us"): [60.0, 61.0, 59.0],
+    ("a", "MiB/s"): [97.0],
+    ("c", "MiB/s"): [100.0],
+}
+
+
+def test_the_median_is_not_moved_by_one_bad_round() -> None:
+    sample = Sample((70.0, 900.0, 75.0))
+    assert sample.median == 75
+    assert sample.spread == pytest.approx(830 / 75)
+
+
+def test_a_ratio_is_that_of_the_medians() -> None:
+    outcome = judge(LATENCY, FIGURES)
+    assert outcome.value == 75 / 60
+    assert outcome.verdict == "reached"
+    row = tables.goal_row(outcome)
+    assert row == ("lat", "C", "75 us ±13.3%", "60 us ±1.7%", "1.250", "<= 1.25", "reached")
+
+
+@pytest.mark.parametrize(
+    ("goal", "verdict"),
+    [
+        (LATENCY, "reached"),
+        (dataclasses.replace(LATENCY, limit=1.24), "missed"),
+        (dataclasses.replace(LATENCY, strict=True), "missed"),
+        (BANDWIDTH, "reached"),
+        (dataclasses.replace(BANDWIDTH, limit=0.98), "missed"),
+        (dataclasses.replace(BANDWIDTH, limit=0.97, strict=True), "missed"),
+        (dataclasses.replace(LATENCY, theirs=None, limit=75), "reached"),
+        (dataclasses.replace(LATENCY, theirs=None, limit=74), "missed"),
+        (dataclasses.replace(LATENCY, theirs=("nobody", "us")), "not measured"),
+        (dataclasses.replace(LATENCY, ours=("nobody", "us")), "not measured"),
+    ],
+)
+def test_verdicts(goal: Goal, verdict: str) -> None:
+    assert judge(goal, FIGURES).verdict == verdict
+
+
+def test_every_goal_names_jobs_that_run() -> None:
+    ran = {job.name for job in (*run.everything(), *jobs.growth())}
+    named = {where[0] for goal in GOALS for where in (goal.ours, goal.theirs) if where}
+    assert named <= ran
+
+
+def test_names_of_jobs_are_unique_and_their_parsers_exist() -> None:
+    every = [*run.everything(), *jobs.growth()]
+    names = [job.name for job in every]
+    assert len(set(names)) == len(names)
+    assert {job.parse for job in every} <= set(PARSERS)
+
+
+def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
+    rows, needed = run.guarded()
+    names = [check.key(judge(goal, {})) for goal in rows]
+    assert len(set(names)) == len(names) > 10
+    assert {goal.ours[0] for goal in rows} <= {job.name for job in needed}
+
+
+def test_rounds_take_turns() -> None:
+    once, twice = (jobs.Job(name, "perf", (), rounds=n) for name, n in (("x", 1), ("y", 3)))
+    order = [(step["name"], step["number"]) for step in steps([once, twice], rounds=2)]
+    assert order == [("x", 0), ("y", 0), ("y", 1)]
+
+
+# The check
+
+
+def recorded(change: float, band: float = 0.05) -> dict[str, object]:
+    """A record from which the latency has changed by this part since."""
+    ratio = 1.25 / (1 + change)
+    return {"rows": {"lat / C": {"ratio": ratio, "band": band}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (0.0, "ok"),
+        (0.049, "ok"),
+        (0.06, "SLOWER"),
+        (-0.049, "ok"),
+        (-0.06, "FASTER: record it"),
+    ],
+)
+def test_a_change_outside_the_band_is_seen_in_both_directions(change: float, verdict: str) -> None:
+    (row,) = check.compare([judge(LATENCY, FIGURES)], recorded(change))
+    assert row.verdict == verdict
+    assert row.passed == (verdict == "ok")
+    assert f"{change:+.1%}" in tables.check_row(row)
+
+
+def test_less_bandwidth_is_slower() -> None:
+    record = {"rows": {"bw / C": {"ratio": 1.1, "band": 0.05}}}
+    (row,) = check.compare([judge(BANDWIDTH, FIGURES)], record)
+    assert row.verdict == "SLOWER"
+
+
+def test_rows_that_are_missing_on_either_side_do_not_pass() -> None:
+    (new, gone) = check.compare([judge(BANDWIDTH, FIGURES)], recorded(0))
+    assert (new.verdict, gone.verdict) == ("NOT RECORDED: record it", "NOT MEASURED")
+    assert not new.passed
+    assert not gone.passed
+
+
+def test_what_is_recorded_is_what_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    outcomes = [judge(LATENCY, FIGURES), judge(BANDWIDTH, FIGURES)]
+    check.write(outcomes, {"python": "3.11.2"}, path)
+    kept = check.read(path)
+    assert all(row.passed for row in check.compare(outcomes, kept))
+    kept["rows"]["lat / C"]["band"] = 0.08
+    path.write_text(str(kept).replace("'", '"'))
+    check.write(outcomes, {}, path)
+    assert check.read(path)["rows"]["lat / C"]["band"] == 0.08
+
+
+def test_nothing_is_recorded_if_a_figure_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    with pytest.raises(ValueError, match="lat / C was not measured"):
+        check.write([judge(LATENCY, {})], {}, path)
+    assert not path.exists()
+
+
+def test_versions_that_differ_are_named() -> None:
+    found = check.differences({"python": "3.12", "new": "1"}, {"python": "3.11", "cffi": "2"})
+    assert found == [
+        "cffi: 2 when recorded, absent now",
+        "new: absent when recorded, 1 now",
+        "python: 3.11 when recorded, 3.12 now",
+    ]
+
+
+# What the guest tells
+
+
+def test_a_program_that_failed_or_spoke_otherwise_is_a_failure() -> None:
+    measured = Measured()
+    job = jobs.Job("x", "numbers", ())
+    measured.add(job, {"error": "client: exit status 1", "client": "no device"})
+    measured.add(job, {"error": "", "client": "no device"})
+    measured.add(job, {"error": "", "client": '{"us": 5}'})
+    measured.add(job, {"error": "", "client": '{"us": 6}'})
+    assert measured.results == {("x", "us"): [5, 6]}
+    assert len(measured.failures) == 2
+    assert "no device" in measured.failures[0]
+
+
+def test_only_what_is_between_the_markers_is_replaced() -> None:
+    page = "before\n<!-- bench: x -->\nold\n<!-- end: x -->\nafter\n"
+    new = between(page, "x", "| \\1 |")
+    assert new == "before\n<!-- bench: x -->\n\n| \\1 |\n\n<!-- end: x -->\nafter\n"
+    assert between(new, "x", "| \\1 |") == new
+    with pytest.raises(ValueError, match="no pair of markers"):
+        between(page, "y", "")
+
+
+# Guests that end too early
+
+
+def told(*names: str) -> list[dict[str, Any]]:
+    """What a guest tells that ends after these jobs."""
+    lines = [{"name": name, "error": "", "client": '{"us": 1}'} for name in names]
+    return [{"versions": {"python": "3"}}, *lines]
+
+
+def run_with(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *guests: list[dict[str, Any]]
+) -> tuple[Measured, int]:
+    """Run the jobs x, y and z in guests that tell this; how many were started, too."""
+    left = iter(guests)
+    started = []
+
+    def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
+        started.append(json.loads(plan.read_text()))
+        yield from next(left)
+
+    monkeypatch.setattr(machine, "guest_lines", guest_lines)
+    measured = Measured()
+    every = [jobs.Job(name, "numbers", ("true",), rounds=1) for name in "xyz"]
+    machine.run(every, measured, tmp_path / "raw.jsonl")
+    assert machine.read(tmp_path / "raw.jsonl", every).results == measured.results
+    return measured, len(started)
+
+
+def test_a_job_that_does_not_end_fails_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured, guests = run_with(monkeypatch, tmp_path, told("x"), told("z"))
+    assert set(measured.results) == {("x", "us"), ("z", "us")}
+    assert measured.failures == ["y: did not end, or ended the guest"]
+    assert guests == 2
+
+
+def test_a_guest_that_does_not_start_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured, guests = run_with(monkeypatch, tmp_path, [], [], told("x", "y", "z"))
+    assert len(measured.results) == guests == 3
+    assert not measured.failures
+
+
+def test_a_guest_that_never_starts_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    measured, guests = run_with(monkeypatch, tmp_path, [], [], [])
+    assert measured.failures == ["the guest does not start"]
+    assert guests == machine.BOOTS
