@@ -21,7 +21,12 @@ setup(
             depends=["aiordma/_ffi/glue.cdef.h", "aiordma/_ffi/mail.h"],
             extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden"],
         )
-        for name, *sources in (("lane", "lane"), ("mail", "mail", "mail_message"), ("wakeup",) * 2)
+        for name, *sources in (
+            ("lane", "lane"),
+            ("mail", "mail", "mail_message"),
+            ("reader", "reader"),
+            ("wakeup", "wakeup"),
+        )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},
 )

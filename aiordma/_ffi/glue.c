@@ -164,9 +164,19 @@ static void aio_cq_retire(struct aio_cq *own)
 /* Completions that one CQ may take before the next has its turn. */
 #define AIO_TURN 64
 
-/* Take the channel's events; managed CQs are armed and wait in d->pending for their turn. */
+/*
+ * Take the channel's events; managed CQs are armed and wait in d->pending for their turn.
+ *
+ * Mostly there is one event, and a second read would only say so.  It is spared AIO_SPARE times
+ * after it has found nothing: the descriptor stays readable while there is another event, so that
+ * the next turn of the loop takes it.  Where a second one is found, all are taken, each time.
+ */
+#define AIO_SPARE 16
+
 static void aio_drain_admit(struct aio_drain *d)
 {
+    int taken = 0;
+
     while (d->n_pending < (int)(sizeof(d->pending) / sizeof(d->pending[0])) &&
            d->n_segments < d->max_segments) {
         struct ibv_cq *cq;
@@ -174,13 +184,20 @@ static void aio_drain_admit(struct aio_drain *d)
         void *context;
         int code;
 
+        if (taken == 1 && d->spare > 0) {
+            d->spare--;
+            return;
+        }
         if (ibv_get_cq_event(d->channel, &cq, &context)) {
             if (errno == EINTR)
                 continue;
             if (errno != EAGAIN)
                 d->error = errno;
+            else if (taken == 1)
+                d->spare = AIO_SPARE;
             return;
         }
+        taken++;
         own = context;
         if (!own->managed) {
             d->segments[d->n_segments].token = own->token;

@@ -52,6 +52,7 @@ struct aio_drain {
     int n_segments;
     int more;
     int error;
+    int spare; /* drains that may leave off after one event */
     struct aio_sink **sinks; /* by index of the slot table */
     uint32_t n_sinks;
     uint32_t *ready; /* indices of those with news; as many as completions are taken at once */

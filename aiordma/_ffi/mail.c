@@ -94,7 +94,7 @@ static PyObject *mail_take(PyObject *object, PyObject *unused)
     int64_t at;
 
     (void)unused;
-    if (lane->rare || lane->held >= lane->half)
+    if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
         Py_RETURN_FALSE;
     at = self->next(lane);
     if (at < 0)
@@ -112,7 +112,7 @@ static PyObject *mail_send(PyObject *object, PyObject *data)
 {
     Mail *self = (Mail *)object;
 
-    if (!PyBytes_CheckExact(data))
+    if (!PyBytes_CheckExact(data) || PyThread_get_thread_ident() != self->thread)
         return PyLong_FromLong(-1);
     return PyLong_FromLong(
         self->send(self->lane, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data)));

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import sys
 import warnings
-from asyncio import get_running_loop
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Self, cast
@@ -65,8 +64,7 @@ class Connection(ConnectionCore):
         Cancellation: the message was not sent, or, if it was large, may still be received; the
         buffer stays exported until the adapter is done with it.
         """
-        if get_running_loop() is not self._loop:
-            self._check_loop()
+        # In another thread C refuses; another loop of this one does no harm before it has to wait.
         if imm is None:
             code = self._mail.send(buf)
             if not code:
@@ -74,6 +72,7 @@ class Connection(ConnectionCore):
             if code > 0:
                 self._link.fail(os_error(code, "ibv_post_send"))
                 return
+        self._check_loop()
         lane = self._lane
         payload = memoryview(buf)
         if not payload.c_contiguous:
@@ -127,13 +126,12 @@ class Connection(ConnectionCore):
 
         Cancellation: no message is lost.
         """
-        if get_running_loop() is not self._loop:
-            self._check_loop()
         receiver = self._receiver
         while True:
             # What Python has queued is older than what C has.
             message = False if receiver.queue else self._mail.take()
             if message is False or (message is None and receiver.over):
+                self._check_loop()
                 message = receiver.take()
             if message is not None:
                 return cast("Message", message)

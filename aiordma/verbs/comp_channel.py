@@ -31,8 +31,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from aiordma._ffi import ffi, lib
+from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.check import check_errno, check_pointer
+from aiordma._ffi.reader import Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
@@ -113,7 +114,7 @@ class CompletionChannel(Resource):
 
     __slots__ = (
         "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_notified", "_pump",
-        "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs", "context",
+        "_reader", "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs", "context",
         "lost_events", "sinks", "table",
     )  # fmt: skip
 
@@ -138,6 +139,13 @@ class CompletionChannel(Resource):
         self._drain.max_segments = _MAX_SEGMENTS
         #: What takes its completions in C.
         self.sinks = Sinks(self._drain, _BUDGET)
+        self._reader = Reader(
+            int(ffi.cast("uintptr_t", self._drain)),
+            int(ffi.cast("uintptr_t", self._wcs)),
+            _BUDGET,
+            function_address("aio_drain"),
+            self.sinks.news,
+        )
         self._deferred: deque[Callable[[], None]] = deque()
         self._draining = False
         self._pump: FdPump | None = None
@@ -169,19 +177,21 @@ class CompletionChannel(Resource):
     # Completions
 
     def _on_readable(self) -> bool:
-        took = lib.aio_drain(self._drain, self._wcs, _BUDGET)
         self._draining = True
-        if took != 1 << 16:
-            return self._dispatch_all(took)
-        # What happens most: one sink has news, and there is nothing else.
         try:
-            self.sinks.tell(self.sinks.ready[0])
+            took = self._reader.drain()
         except Exception as exc:
             self._report(exc)
-        finally:
-            if self._deferred:
-                self._run_deferred()
-            self._draining = False
+            took = None
+        except BaseException:
+            self._run_deferred()
+            raise
+        if took is not None:
+            return self._dispatch_all(took)
+        # What happens most: one sink had news, and there was nothing else.
+        if self._deferred:
+            self._run_deferred()
+        self._draining = False
         return False
 
     def _dispatch_all(self, took: int) -> bool:
@@ -321,6 +331,7 @@ class CompletionChannel(Resource):
         if self._pump is not None:
             # Under load this timer is as late as everything else: what the descriptor still has to
             # tell is not lost.
+            self._drain.spare = 0
             self._pump.kick()
         if self._drain.n_pending or self._failure is not None:
             return

@@ -41,14 +41,15 @@ class Sinks:
 
     Attributes:
         ready: Who has news after a drain, for `tell`; C fills it.
+        news: What is called then, by the index of the entry.
     """
 
-    __slots__ = ("_drain", "_news", "_sinks", "ready")
+    __slots__ = ("_drain", "_sinks", "news", "ready")
 
     def __init__(self, drain: Any, budget: int) -> None:
         self._drain = drain
         self._sinks = ffi.new("struct aio_sink *[]", _FIRST)
-        self._news: dict[int, Callable[[int], None]] = {}
+        self.news: dict[int, Callable[[int], None]] = {}
         self.ready = ffi.new("uint32_t[]", budget)
         drain.sinks, drain.n_sinks, drain.ready = self._sinks, _FIRST, self.ready
 
@@ -69,15 +70,15 @@ class Sinks:
             self._drain.n_sinks = len(larger)
         sink.id = wr_id
         self._sinks[index] = sink
-        self._news[index] = owner.news
+        self.news[index] = owner.news
 
     def remove(self, wr_id: int) -> None:
         """Give the entry of `wr_id` all its completions from now on."""
         index = wr_id & _INDEX_MASK
         self._sinks[index] = ffi.NULL
-        self._news.pop(index, None)
+        self.news.pop(index, None)
 
     def tell(self, ready: int) -> None:
         """Pass on the news of an item of `ready`, unless the sink was removed."""
-        if (news := self._news.get(ready & _INDEX_MASK)) is not None:
+        if (news := self.news.get(ready & _INDEX_MASK)) is not None:
             news(ready >> INDEX_BITS)
