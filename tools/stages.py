@@ -157,7 +157,7 @@ STAGES: tuple[Stage, ...] = (
         RXE,
         ALL_TESTS,
         *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
-        limit_s=900,
+        limit_s=1200,
     ),
     _device(
         "device-rxe-uvloop",
@@ -197,7 +197,7 @@ STAGES: tuple[Stage, ...] = (
         (*UML, "--device", "siw"),
         ALL_TESTS,
         *("--loop=uvloop", "-m", _SPECIAL),
-        limit_s=900,
+        limit_s=1200,
     ),
     _device(
         "seeds-rxe",

@@ -23,7 +23,7 @@ from aiordma.cli.perf.control import PerfError
 from aiordma.cli.perf.options import ALL_SIZES, APIS, METRICS, TESTS, Plan
 from aiordma.cli.perf.server import serve
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.slow]
 
 LIMIT_S = 60
 COMMAND = [sys.executable, "-W", "error", "-m", "aiordma", "perf"]

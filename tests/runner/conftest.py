@@ -84,7 +84,7 @@ def softroce() -> Iterator[Runner]:
 
 def eventually(condition: Callable[[], bool]) -> bool:
     """Return whether `condition` comes true in time; it is asked again and again."""
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 30.0
     while not condition():
         if time.monotonic() > deadline:
             return False
