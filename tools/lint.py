@@ -18,8 +18,7 @@ from checks import ROOT, CheckFailedError, Checks, call, repository_files
 BIN = Path(sys.executable).parent
 MAX_LINES = 450
 FFI = Path("aiordma/_ffi")
-#: The C files that people write; cffi's own output is not among them.
-# One module, which cffi writes, and those that are modules of their own.
+# The C files that people write: parts of the module that cffi writes, and modules of their own.
 PARTS = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c")
 MODULES = ("lane.c", "mail.c", "mail_message.c", "reader.c", "wakeup.c")
 C_FILES = tuple(FFI / name for name in (*PARTS, *MODULES))

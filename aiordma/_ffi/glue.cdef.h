@@ -1,4 +1,4 @@
-/* Declarations of glue.c. */
+/* What the C files share with one another and with Python. */
 
 struct aio_cm_event {
     int type;
