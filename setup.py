@@ -6,7 +6,8 @@ import sysconfig
 
 from setuptools import Extension, setup
 
-# The stable ABI of 3.11 is the first with the buffer protocol, which mail.c implements. A
+FAST = ("fast", "mail", "operation", "reader", "received", "stream_calls", "wakeup")
+# The stable ABI of 3.11 is the first with the buffer protocol, which received.c implements. A
 # free-threaded interpreter has no stable ABI before 3.15: its wheel is for that version alone.
 STABLE_ABI = not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -14,18 +15,12 @@ setup(
     cffi_modules=["build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(
-            f"aiordma._ffi._{name}",
-            [f"aiordma/_ffi/{source}.c" for source in sources],
+            "aiordma._ffi._fast",
+            [f"aiordma/_ffi/{name}.c" for name in FAST],
             define_macros=[("Py_LIMITED_API", "0x030B0000")] if STABLE_ABI else [],
             py_limited_api=STABLE_ABI,
-            depends=["aiordma/_ffi/glue.cdef.h", "aiordma/_ffi/mail.h"],
+            depends=["aiordma/_ffi/glue.cdef.h", "aiordma/_ffi/fast.h"],
             extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden"],
-        )
-        for name, *sources in (
-            ("lane", "lane"),
-            ("mail", "mail", "mail_message"),
-            ("reader", "reader"),
-            ("wakeup", "wakeup"),
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}} if STABLE_ABI else {},

@@ -149,6 +149,17 @@ struct aio_lane {
     uint32_t half; /* as many as it may have without copies, at least */
     uint32_t rare; /* receiving has something else to see to: Python does it */
 
+    uint8_t over;              /* no operation may be posted any more */
+    uint8_t operations_wanted; /* somebody waits for a number: whoever has none waits behind it */
+    uint32_t n_operations;     /* READs, WRITEs and atomics that may be under way; 0: none yet */
+    uint16_t *operations_free;
+    uint32_t n_operations_free;
+    uint32_t operating;        /* under way */
+    uint16_t *operations_done; /* ring of those whose end is news */
+    uint32_t done_mask;
+    uint32_t done_head;
+    uint32_t done_tail;
+
     uint64_t messages_sent;
     uint64_t bytes_sent;
     uint64_t messages_received;
@@ -160,6 +171,20 @@ int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t length);
 int64_t aio_lane_next(struct aio_lane *lane);
 int aio_lane_back(struct aio_lane *lane, uint32_t slot);
 int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc);
+
+struct aio_operation {
+    uint32_t number;
+    uint32_t opcode;      /* enum ibv_wr_opcode */
+    uint64_t addr;
+    uint32_t length;
+    uint32_t lkey;
+    uint64_t remote_addr;
+    uint32_t rkey;
+    uint64_t compare_add; /* of a WRITE with immediate: that */
+    uint64_t swap;
+};
+
+int aio_lane_operate(struct aio_lane *lane, const struct aio_operation *operation);
 
 struct aio_message {
     uint32_t word;

@@ -1,46 +1,59 @@
 /*
- * Mail: what Python calls on the data path of a connection.
- *
- * The work is message.c's, in the module that cffi makes.  A call by way of cffi takes its
- * arguments apart, gives the interpreter lock away and takes it again, and a message that is an
- * object of Python's costs more than to receive it.  Here each step is one call.
+ * Mail: what Python calls on the data path of a connection, and what is called when completions
+ * have brought it news.  The work is message.c's.
  */
-#include "mail.h"
+#include "fast.h"
+
+#define WANT_ARRIVAL 1 /* as message.c has them */
+#define OPERATED     4
+
+static PyObject *name_on_news;
 
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Mail *self = (Mail *)object;
-    static char *names[] = {"lane", "send", "next", "back", "receiver", "type", NULL};
-    unsigned long long lane, send, next, back;
-    PyObject *receiver, *type;
+    static char *names[] = {"lane", "send", "next", "back", "operate", "receiver", "type",
+                            "parked", NULL};
+    unsigned long long lane, send, next, back, operate;
+    PyObject *receiver, *type, *parked;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKOO", names, &lane, &send, &next, &back,
-                                     &receiver, &type))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKKOOO!", names, &lane, &send, &next, &back,
+                                     &operate, &receiver, &type, aio_wakeup_type, &parked))
         return -1;
     self->lane = (struct aio_lane *)(uintptr_t)lane;
     self->send = (int (*)(struct aio_lane *, const void *, uint64_t))(uintptr_t)send;
     self->next = (int64_t (*)(struct aio_lane *))(uintptr_t)next;
     self->back = (int (*)(struct aio_lane *, uint32_t))(uintptr_t)back;
+    self->operate =
+        (int (*)(struct aio_lane *, const struct aio_operation *))(uintptr_t)operate;
     self->thread = PyThread_get_thread_ident();
     Py_INCREF(receiver);
     replace(&self->receiver, receiver);
     Py_INCREF(type);
     replace(&self->type, type);
+    Py_INCREF(parked);
+    replace(&self->parked, parked);
     return 0;
 }
 
 static int mail_traverse(PyObject *object, visitproc visit, void *arg)
 {
+    Mail *self = (Mail *)object;
+
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((Mail *)object)->receiver);
-    Py_VISIT(((Mail *)object)->type);
+    Py_VISIT(self->receiver);
+    Py_VISIT(self->type);
+    Py_VISIT(self->parked);
+    Py_VISIT(self->room);
+    for (uint32_t i = 0; i < self->n_operations; i++)
+        Py_VISIT(self->operations[i]);
     return 0;
 }
 
 static int mail_clear(PyObject *object)
 {
     /* Not the receiver: a message that is finalized later gives its slot to it. */
-    (void)object;
+    Py_CLEAR(((Mail *)object)->room);
     return 0;
 }
 
@@ -50,8 +63,11 @@ static void mail_dealloc(PyObject *object)
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
+    aio_free_operations((Mail *)object);
     Py_CLEAR(((Mail *)object)->receiver);
     Py_CLEAR(((Mail *)object)->type);
+    Py_CLEAR(((Mail *)object)->parked);
+    Py_CLEAR(((Mail *)object)->room);
     release(object);
     Py_DECREF(type);
 }
@@ -118,12 +134,70 @@ static PyObject *mail_send(PyObject *object, PyObject *data)
         self->send(self->lane, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data)));
 }
 
+/*
+ * A task that was resumed raised SystemExit or KeyboardInterrupt, which end the loop.  Programs run
+ * it again to end their tasks, and the rest is for them.
+ */
+static void later(Mail *self, PyObject *bits)
+{
+    PyObject *type, *value, *traceback, *news, *handle = NULL;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    news = PyObject_GetAttrString((PyObject *)self, "news");
+    if (news)
+        handle = PyObject_CallMethod(((Wakeup *)self->parked)->loop, "call_soon", "OO", news, bits);
+    Py_XDECREF(news);
+    Py_XDECREF(handle);
+    PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use to anybody */
+}
+
+/* Messages have arrived, operations have ended; nothing else of the program is running. */
+static PyObject *mail_news(PyObject *object, PyObject *bits)
+{
+    Mail *self = (Mail *)object;
+    unsigned long news = PyLong_AsUnsignedLong(bits);
+
+    if (news & OPERATED && aio_operations_done(self)) {
+        later(self, bits);
+        return NULL;
+    }
+    if (news & WANT_ARRIVAL) {
+        int woken = aio_wake((Wakeup *)self->parked);
+
+        if (woken < 0)
+            return NULL;
+        if (!woken)
+            return PyObject_CallMethodObjArgs(self->receiver, name_on_news, bits, NULL);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *mail_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    return aio_post_operation((Mail *)object, args, count);
+}
+
+static PyObject *mail_ended(PyObject *object, PyObject *args)
+{
+    return aio_end_operation((Mail *)object, args);
+}
+
 static PyMethodDef mail_methods[] = {
     {"send", mail_send, METH_O, "Send bytes; see aio_lane_send."},
     {"take", mail_take, METH_NOARGS,
      "The next message; None if there is none; False if Python has to look."},
     {"message", mail_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
+    {"news", mail_news, METH_O, "What the sink has noted, for the channel to tell."},
+    {"operate", (PyCFunction)(void (*)(void))mail_operate, METH_FASTCALL,
+     "Post a READ, WRITE or atomic; see operation.c."},
+    {"ended", mail_ended, METH_VARARGS, "An operation has ended: its number, error or None."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef mail_members[] = {
+    {"room", T_OBJECT_EX, offsetof(Mail, room), 0,
+     "Called when an operation has ended while somebody waits for room."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot mail_slots[] = {
@@ -132,50 +206,22 @@ static PyType_Slot mail_slots[] = {
     {Py_tp_clear, mail_clear},
     {Py_tp_dealloc, mail_dealloc},
     {Py_tp_methods, mail_methods},
+    {Py_tp_members, mail_members},
     {Py_tp_doc, "The data path of one connection."},
     {0, NULL},
 };
 
 static PyType_Spec mail_spec = {
-    .name = "aiordma._ffi._mail.Mail",
+    .name = "aiordma._ffi._fast.Mail",
     .basicsize = sizeof(Mail),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = mail_slots,
 };
 
-static int mail_exec(PyObject *module)
+int aio_add_mail(PyObject *module)
 {
-    PyObject *mail, *message;
-    int rc;
-
-    if (aio_message_setup())
+    name_on_news = PyUnicode_InternFromString("on_news");
+    if (!name_on_news)
         return -1;
-    mail = PyType_FromSpec(&mail_spec);
-    message = PyType_FromSpec(&aio_message_spec);
-    if (!mail || !message)
-        return -1;
-    rc = PyModule_AddObjectRef(module, "Mail", mail);
-    if (!rc)
-        rc = PyModule_AddObjectRef(module, "MessageBase", message);
-    Py_DECREF(mail);
-    Py_DECREF(message);
-    return rc;
-}
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, mail_exec},
-    {0, NULL},
-};
-
-static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "aiordma._ffi._mail",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit__mail(void);
-
-PyMODINIT_FUNC PyInit__mail(void)
-{
-    return PyModuleDef_Init(&module_def);
+    return aio_add_type(module, &mail_spec, NULL) ? 0 : -1;
 }

@@ -7,6 +7,9 @@
  * that is posted again.  Whatever is not plain is refused before anything was changed, and Python
  * does it.  tests/unit/test_message_lane.py drives both with the same input and compares.
  *
+ * Operations, which are the READs, WRITEs and atomics of the program, have no protocol: here they
+ * are posted, and their ends noted.
+ *
  * Every send asks for a completion, which costs little as long as it wakes nobody: the queue is
  * armed for solicited completions, which the peer's messages are, and a send is not.
  */
@@ -17,11 +20,13 @@
 #define AIO_FRAME_HAS_IMM 1
 
 #define AIO_LANE_RECV     0x8000
-#define AIO_LANE_READ     0x4000
+#define AIO_LANE_READ     0x4000 /* of a large message */
+#define AIO_LANE_OPERATE  0x5000
 
 /* aio_lane.want; the first is the news, too.  See endpoint/lane.py. */
-#define AIO_WANT_ARRIVAL 1
-#define AIO_WANT_SENT    2
+#define AIO_WANT_ARRIVAL  1
+#define AIO_WANT_SENT     2
+#define AIO_NEWS_OPERATED 4
 
 static uint32_t aio_read32(const uint8_t *at)
 {
@@ -136,8 +141,16 @@ static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
 
     if (wc->status != IBV_WC_SUCCESS || lane->closed)
         return 0;
-    if (!(sub & AIO_LANE_RECV))
-        return sub & AIO_LANE_READ ? 0 : aio_lane_take_sent(lane, sub);
+    if (!(sub & AIO_LANE_RECV)) {
+        if (sub < AIO_LANE_READ)
+            return aio_lane_take_sent(lane, sub);
+        if (sub < AIO_LANE_OPERATE)
+            return 0;
+        lane->operations_done[lane->done_tail++ & lane->done_mask] =
+            (uint16_t)(sub - AIO_LANE_OPERATE);
+        lane->sink.news |= AIO_NEWS_OPERATED;
+        return 1;
+    }
     if (wc->opcode != IBV_WC_RECV || lane->tail - lane->head > lane->arrival_mask)
         return 0;
     if (!lane->raw)
@@ -150,6 +163,38 @@ static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
 static void aio_lane_init(struct aio_lane *lane)
 {
     lane->sink.take = aio_lane_take;
+}
+
+/* Post an operation.  0 or a positive errno. */
+static int aio_lane_operate(struct aio_lane *lane, const struct aio_operation *operation)
+{
+    struct ibv_sge sge = {
+        .addr = operation->addr, .length = operation->length, .lkey = operation->lkey};
+    struct ibv_send_wr wr = {
+        .wr_id = lane->sink.id | (uint64_t)(AIO_LANE_OPERATE + operation->number) << AIO_SUB_SHIFT,
+        .sg_list = &sge,
+        .num_sge = operation->length > 0,
+        .opcode = operation->opcode,
+        .send_flags = IBV_SEND_SIGNALED,
+    };
+    struct ibv_send_wr *bad = NULL;
+    int code;
+
+    if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
+        wr.wr.atomic.remote_addr = operation->remote_addr;
+        wr.wr.atomic.rkey = operation->rkey;
+        wr.wr.atomic.compare_add = operation->compare_add;
+        wr.wr.atomic.swap = operation->swap;
+    } else {
+        wr.wr.rdma.remote_addr = operation->remote_addr;
+        wr.wr.rdma.rkey = operation->rkey;
+        if (wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
+            wr.imm_data = htonl((uint32_t)operation->compare_add);
+    }
+    code = ibv_post_send(lane->qp, &wr, &bad);
+    if (!code)
+        lane->operating++;
+    return code;
 }
 
 /*

@@ -4,13 +4,7 @@
  * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that sinks have
  * news, and nothing else: then their owners are told from here, and nothing is unpacked.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
-
-#include "glue.cdef.h"
+#include "fast.h"
 
 #define INDEX_BITS 24
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
@@ -121,38 +115,13 @@ static PyType_Slot reader_slots[] = {
 };
 
 static PyType_Spec reader_spec = {
-    .name = "aiordma._ffi._reader.Reader",
+    .name = "aiordma._ffi._fast.Reader",
     .basicsize = sizeof(Reader),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = reader_slots,
 };
 
-static int reader_exec(PyObject *module)
+int aio_add_reader(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&reader_spec);
-    int rc;
-
-    if (!type)
-        return -1;
-    rc = PyModule_AddObjectRef(module, "Reader", type);
-    Py_DECREF(type);
-    return rc;
-}
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, reader_exec},
-    {0, NULL},
-};
-
-static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "aiordma._ffi._reader",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit__reader(void);
-
-PyMODINIT_FUNC PyInit__reader(void)
-{
-    return PyModuleDef_Init(&module_def);
+    return aio_add_type(module, &reader_spec, NULL) ? 0 : -1;
 }

@@ -13,29 +13,22 @@
  *   IDLE -> await -> WAITING -> wake(), or cancel() -> READY -> the task runs -> IDLE
  *
  * A cancellation is delivered by the loop, as a future's: it comes from other tasks.
+ *
+ * An Operation (operation.c) ends once, perhaps before anybody waits: then it is DONE, and to wait
+ * for it takes no time.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "fast.h"
 
-enum { IDLE, WAITING, READY };
-
-typedef struct {
-    PyObject_HEAD PyObject *loop;
-    PyObject *callback; /* of the task that waits */
-    PyObject *context;
-    PyObject *error; /* what the wait ends with; NULL: normally */
-    char state;
-    char blocking;
-} Wakeup;
+PyTypeObject *aio_wakeup_type;
 
 static PyObject *name_run, *name_call_soon, *kw_context, *cancelled_error;
 
-static void forget(Wakeup *self)
+void aio_wakeup_forget(Wakeup *self)
 {
     Py_CLEAR(self->callback);
     Py_CLEAR(self->context);
     Py_CLEAR(self->error);
-    self->state = IDLE;
+    self->state = AIO_IDLE;
 }
 
 static int wakeup_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -66,7 +59,7 @@ static int wakeup_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int wakeup_clear(PyObject *object)
 {
-    forget((Wakeup *)object);
+    aio_wakeup_forget((Wakeup *)object);
     Py_CLEAR(((Wakeup *)object)->loop);
     return 0;
 }
@@ -86,7 +79,9 @@ static void wakeup_dealloc(PyObject *object)
 
 static PyObject *wakeup_await(PyObject *object)
 {
-    if (((Wakeup *)object)->state != IDLE) {
+    char state = ((Wakeup *)object)->state;
+
+    if (state != AIO_IDLE && state != AIO_DONE) {
         PyErr_SetString(PyExc_RuntimeError, "another task waits on this already");
         return NULL;
     }
@@ -100,7 +95,7 @@ static PyObject *finish(Wakeup *self)
     PyObject *error = self->error;
 
     self->error = NULL;
-    forget(self);
+    aio_wakeup_forget(self);
     if (error) {
         PyErr_SetObject((PyObject *)Py_TYPE(error), error);
         Py_DECREF(error);
@@ -112,15 +107,15 @@ static PyObject *wakeup_next(PyObject *object)
 {
     Wakeup *self = (Wakeup *)object;
 
-    if (self->state == READY)
+    if (self->state == AIO_READY || self->state == AIO_DONE)
         return finish(self);
-    if (self->state == WAITING) {
+    if (self->state == AIO_WAITING) {
         /* Resumed by something else: the task was thrown into, and the wait is over. */
-        forget(self);
+        aio_wakeup_forget(self);
         PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by wake()");
         return NULL;
     }
-    self->state = WAITING;
+    self->state = AIO_WAITING;
     self->blocking = 1;
     Py_INCREF(object);
     return object;
@@ -146,7 +141,7 @@ static PyObject *wakeup_throw(PyObject *object, PyObject *args)
 
     if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback))
         return NULL;
-    forget((Wakeup *)object);
+    aio_wakeup_forget((Wakeup *)object);
     if (PyExceptionInstance_Check(type))
         PyErr_SetObject((PyObject *)Py_TYPE(type), type);
     else
@@ -212,13 +207,13 @@ static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwarg
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O", names, &msg))
         return NULL;
-    if (self->state != WAITING || !self->callback)
+    if (self->state != AIO_WAITING || !self->callback)
         Py_RETURN_FALSE;
     self->error = msg && msg != Py_None ? PyObject_CallFunctionObjArgs(cancelled_error, msg, NULL)
                                         : PyObject_CallNoArgs(cancelled_error);
     if (!self->error)
         return NULL;
-    self->state = READY;
+    self->state = AIO_READY;
     if (resume_soon(self))
         return NULL;
     Py_RETURN_TRUE;
@@ -238,47 +233,56 @@ static PyObject *wakeup_result(PyObject *object, PyObject *unused)
 
 /* The side that wakes. */
 
-static PyObject *wakeup_wake(PyObject *object, PyObject *unused)
+int aio_wake(Wakeup *self)
 {
-    Wakeup *self = (Wakeup *)object;
     PyObject *callback, *context, *result;
 
-    (void)unused;
-    if (self->state != WAITING || !self->callback)
-        Py_RETURN_FALSE;
-    self->state = READY;
+    if (self->state != AIO_WAITING || !self->callback)
+        return 0;
+    self->state = AIO_READY;
     callback = self->callback;
     context = self->context;
     self->callback = self->context = NULL;
     if (context)
-        result = PyObject_CallMethodObjArgs(context, name_run, callback, object, NULL);
+        result = PyObject_CallMethodObjArgs(context, name_run, callback, (PyObject *)self, NULL);
     else
-        result = PyObject_CallFunctionObjArgs(callback, object, NULL);
+        result = PyObject_CallFunctionObjArgs(callback, (PyObject *)self, NULL);
     Py_DECREF(callback);
     Py_XDECREF(context);
     if (!result)
-        return NULL;
+        return -1;
     Py_DECREF(result);
-    Py_RETURN_TRUE;
+    return 1;
+}
+
+static PyObject *wakeup_wake(PyObject *object, PyObject *unused)
+{
+    int woken = aio_wake((Wakeup *)object);
+
+    (void)unused;
+    return woken < 0 ? NULL : PyBool_FromLong(woken);
+}
+
+int aio_wake_soon(Wakeup *self)
+{
+    if (self->state != AIO_WAITING || !self->callback)
+        return 0;
+    self->state = AIO_READY;
+    return resume_soon(self) ? -1 : 1;
 }
 
 static PyObject *wakeup_wake_soon(PyObject *object, PyObject *unused)
 {
-    Wakeup *self = (Wakeup *)object;
+    int woken = aio_wake_soon((Wakeup *)object);
 
     (void)unused;
-    if (self->state != WAITING || !self->callback)
-        Py_RETURN_FALSE;
-    self->state = READY;
-    if (resume_soon(self))
-        return NULL;
-    Py_RETURN_TRUE;
+    return woken < 0 ? NULL : PyBool_FromLong(woken);
 }
 
 static PyObject *wakeup_waiting(PyObject *object, void *unused)
 {
     (void)unused;
-    return PyBool_FromLong(((Wakeup *)object)->state == WAITING);
+    return PyBool_FromLong(((Wakeup *)object)->state == AIO_WAITING);
 }
 
 static PyObject *wakeup_get_blocking(PyObject *object, void *unused)
@@ -334,17 +338,15 @@ static PyType_Slot wakeup_slots[] = {
 };
 
 static PyType_Spec wakeup_spec = {
-    .name = "aiordma._ffi._wakeup.Wakeup",
+    .name = "aiordma._ffi._fast.Wakeup",
     .basicsize = sizeof(Wakeup),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = wakeup_slots,
 };
 
-static int wakeup_exec(PyObject *module)
+int aio_add_wakeup(PyObject *module)
 {
     PyObject *exceptions = PyImport_ImportModule("asyncio.exceptions");
-    PyObject *type;
-    int rc;
 
     if (!exceptions)
         return -1;
@@ -355,28 +357,6 @@ static int wakeup_exec(PyObject *module)
     kw_context = PyUnicode_InternFromString("context");
     if (!cancelled_error || !name_run || !name_call_soon || !kw_context)
         return -1;
-    type = PyType_FromSpec(&wakeup_spec);
-    if (type == NULL)
-        return -1;
-    rc = PyModule_AddObjectRef(module, "Wakeup", type);
-    Py_DECREF(type);
-    return rc;
-}
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, wakeup_exec},
-    {0, NULL},
-};
-
-static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "aiordma._ffi._wakeup",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit__wakeup(void);
-
-PyMODINIT_FUNC PyInit__wakeup(void)
-{
-    return PyModuleDef_Init(&module_def);
+    aio_wakeup_type = aio_add_type(module, &wakeup_spec, NULL);
+    return aio_wakeup_type ? 0 : -1;
 }

@@ -18,6 +18,7 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.one_sided import register
 from aiordma.errors import (
     ConnectionEndedError,
+    FlushedError,
     MessageTooLargeError,
     NotSupportedError,
     ResourceClosedError,
@@ -175,8 +176,17 @@ class Connection(ConnectionCore):
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
         """
-        self._check_loop()
-        size = await self._one_sided.read(remote, into, offset)
+        one_sided = self._one_sided
+        operation = one_sided.plain_read(remote, into, offset)
+        if operation is None:
+            self._check_loop()
+            size = await one_sided.read(remote, into, offset)
+        else:
+            size = into.length
+            try:
+                await operation
+            except FlushedError as exc:
+                raise one_sided.lost() from exc
         self._stats.bytes_read += size
         return size
 
@@ -199,14 +209,24 @@ class Connection(ConnectionCore):
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
         written.
         """
+        one_sided = self._one_sided
+        if imm is None:
+            operation = one_sided.plain_write(remote, data, offset)
+            if operation is not None:
+                try:
+                    await operation
+                except FlushedError as exc:
+                    raise one_sided.lost() from exc
+                self._stats.bytes_written += data.length
+                return int(data.length)
         self._check_loop()
         if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
             msg = f"imm {imm} does not fit into 32 bits"
             raise ValueError(msg)
         if imm is None or self.config.raw:
-            size = await self._one_sided.write(remote, data, offset, imm)
+            size = await one_sided.write(remote, data, offset, imm)
         else:
-            size = await self._one_sided.write(remote, data, offset)
+            size = await one_sided.write(remote, data, offset)
             await self.send(b"", imm=imm)
         self._stats.bytes_written += size
         return size
@@ -357,7 +377,7 @@ class Connection(ConnectionCore):
         """
         self._check_loop()
         if not self._closing and self._cause is None:
-            self._closing = True
+            self._closing = self._lane.over = True
             self._sender.refuse(self._failure)
             self._exposer.window.fail(self._failure)
             self._receiver.fail(self._failure)
@@ -371,7 +391,7 @@ class Connection(ConnectionCore):
 
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
-        self._closing = True
+        self._closing = self._lane.over = True
         if not self._shutdown.hurry() and self._cause is None:
             self._over(closed_error())
             self._receiver.drop_all()

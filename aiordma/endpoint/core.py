@@ -24,6 +24,7 @@ from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.liveness import Liveness
 from aiordma.endpoint.one_sided import OneSided
+from aiordma.endpoint.operations import Operations
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
@@ -100,14 +101,15 @@ class ConnectionCore:
         )
         self._names: dict[str, Any] = {}
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
-        self._one_sided = OneSided(link, config, self._reason)
+        self._operations = Operations(link, config, self._mail, self._reason)
+        self._one_sided = OneSided(link, config, self._operations, self._reason)
         link.at_close(self._drop_memory)
         self._events = EventHub()
         link.at_close(self._events.end)
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
-            self._receiver.on_news,
+            self._operations.on_ended, self._mail.news,
         )  # fmt: skip
 
     # Handshake: called by connect and accept
@@ -260,6 +262,7 @@ class ConnectionCore:
         if self._cause is not None:
             return
         self._cause = cause
+        self._lane.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(self._failure())
         self._sender.fail(self._failure)

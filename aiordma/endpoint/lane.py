@@ -91,7 +91,7 @@ class Lane:
         free: Send slots for data that are free.
     """
 
-    __slots__ = ("_arrivals", "c", "free")
+    __slots__ = ("_arrivals", "_operations", "c", "free")
 
     def __init__(self, config: ConnectionConfig, receives: int, sends: int) -> None:
         c = self.c = ffi.new("struct aio_lane *")
@@ -120,7 +120,18 @@ class Lane:
         c.send_addr, c.send_stride, c.send_key = send.addr, send.slot_size, send.lkey
         c.recv_addr, c.recv_stride, c.recv_key = recv.addr, recv.slot_size, recv.lkey
 
+    def allow_operations(self, depth: int) -> None:
+        """Make room for so many operations of the program to be under way."""
+        c = self.c
+        ring = _power_of_two(depth)
+        free = ffi.new("uint16_t[]", list(range(depth)))
+        self._operations = free, ffi.new("uint16_t[]", ring)
+        c.done_mask = ring - 1
+        c.operations_free, c.operations_done = self._operations
+        c.n_operations = c.n_operations_free = depth
+
     @property
     def under_way(self) -> int:
-        """Sends and receives that the adapter has."""
-        return int(self.c.receives + self.c.sent - self.c.completed)
+        """What the adapter has: sends, receives, operations."""
+        c = self.c
+        return int(c.receives + c.sent - c.completed + c.operating)

@@ -1,9 +1,10 @@
 """Link: the adapter's side of a connection: queue pair, completion queue, slots, and their end.
 
 Theory of operation
-    The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x4000 + n is RDMA
-    read n, and n alone send slot n.  The plain completions are taken in C (`endpoint.lane`).  The
-    others a link delivers to three handlers, and a failure once; how a failure is found, and how
+    The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x5000 + n is
+    operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
+    n.  The plain completions are taken in C (`endpoint.lane`).  The
+    others a link delivers to four handlers, and a failure once; how a failure is found, and how
     it all ends, is in `endpoint.adapter_side`.
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
@@ -41,6 +42,7 @@ __all__ = ["Link"]
 
 _RECV = 0x8000
 _READ = 0x4000
+_OPERATE = 0x5000
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 
@@ -52,9 +54,9 @@ class Link(AdapterSide):
     """
 
     __slots__ = (
-        "_data_slots", "_flags", "_lane", "_listeners", "_on_frame", "_on_read",
-        "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane", "news", "pool", "recv",
-        "send",
+        "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
+        "_on_read", "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane", "news",
+        "pool", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -115,8 +117,6 @@ class Link(AdapterSide):
                 send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives
             )
             qp = cm_id.create_qp(pd, attr, tuple(slots.regions))
-            # Messages are counted by their slots; the queue pair's own count is for the rest.
-            qp._sq.room.try_acquire(config.sends - config.one_sided_depth)
             undo.pop_all()
         # iWARP writes the answer of a read as if the peer wrote it.
         lands = Access.LOCAL_WRITE
@@ -133,12 +133,14 @@ class Link(AdapterSide):
         on_sent: Callable[[int], None],
         on_read: Callable[[int], None],
         on_failed: Callable[[], None],
+        on_ended: Callable[[int, WCRecord], None],
         on_news: Callable[[int], None],
     ) -> None:
         """Set the handlers, have completions delivered and post all receives."""
         self._on_frame = on_frame
         self._on_sent = on_sent
         self._on_read = on_read
+        self._on_ended = on_ended
         self.news = on_news
         self._begin(on_failed)
         self._channel.sinks.add(self._base, ffi.cast("struct aio_sink *", self._lane), self)
@@ -155,6 +157,8 @@ class Link(AdapterSide):
             self._lane.receives -= 1
             if not record[1]:
                 self._on_frame(sub & 0x7FFF, record)
+        elif sub >= _OPERATE:
+            self._on_ended(sub - _OPERATE, record)
         elif sub & _READ:
             self.posted -= 1
             self.unlisten()
@@ -190,7 +194,11 @@ class Link(AdapterSide):
         return self.posted + self.lane.under_way
 
     def _operation(self, sub: int) -> str:
-        return "receive" if sub & _RECV else "RDMA read" if sub & _READ else "send"
+        if sub & _RECV:
+            return "receive"
+        if sub >= _OPERATE:
+            return "one-sided operation"
+        return "RDMA read" if sub & _READ else "send"
 
     # Posting
 

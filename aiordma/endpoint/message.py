@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from aiordma._ffi.mail import MessageBase
+from aiordma._ffi.fast import MessageBase
 
 __all__ = ["Message"]
 

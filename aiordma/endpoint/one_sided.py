@@ -8,12 +8,11 @@ Theory of operation
     nothing copied.  Otherwise up to 64 KiB go through a buffer of the pool, because a copy is
     cheaper than a registration, and more is registered for the time of the operation.
 
+    Registered memory that goes in one request needs little more than the post (`plain_read`,
+    `plain_write`); everything else takes the long way.
+
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.
-
-    A connection wakes the loop for what the peer asks attention for, and for its own completions
-    only while somebody waits for them (`Link.listen`).  That is asked for with the first operation
-    and given up a while after the last: each change costs a system call.
 
     Long transfers go out in pieces of 1 MiB, a few at a time, so that they do not hold up the
     messages of the connection, and no adapter's limit of one request matters.
@@ -21,32 +20,36 @@ Theory of operation
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from aiordma._ffi.fast import Operation
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
-from aiordma.errors import ConnectionLostError, FlushedError, NotSupportedError, ResourceClosedError
+from aiordma.endpoint.operations import Operations
+from aiordma.errors import FlushedError, NotSupportedError
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.remote import RemoteRegion
-from aiordma.verbs.enums import Access, AtomicCap, Opcode, SendFlags
+from aiordma.verbs.enums import Access, AtomicCap, Opcode
 from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.wr import SGE, SendWR
+from aiordma.verbs.wr import SGE
 
 __all__ = ["OneSided", "register"]
 
 _COPY = 64 * 1024
 _INLINE_REGISTRATION = 1 << 20
 _PIECE = 1 << 20
-_LINGER_S = 0.5
 _GROUP = 4
-_LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
-_IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
+# Numbers: `&` of flags is slow.
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)
+_REMOTE_READ = int(Access.REMOTE_READ)
+_REMOTE_WRITE = int(Access.REMOTE_WRITE)
+_READ = int(Opcode.RDMA_READ)
+_WRITE = int(Opcode.RDMA_WRITE)
 Local = MemoryRegion | SGE
 
 
@@ -73,38 +76,68 @@ def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
     return view.cast("B")
 
 
-def _rest(reference: weakref.ref[OneSided]) -> None:
-    one_sided = reference()
-    if one_sided is not None:
-        one_sided._rest()
-
-
 class OneSided:
     """The requester's side.
 
     Args:
         link: The adapter's side.
-        config: Depth and sizes.
+        config: Sizes.
+        operations: Posts the requests.
         failure: Makes the exception for a connection that is over, or None while it is not.
     """
 
-    __slots__ = (
-        "__weakref__", "_cache", "_failure", "_group", "_link", "_resting", "_under_way", "_used",
-    )  # fmt: skip
+    __slots__ = ("_cache", "_failure", "_link", "_operations", "_pd")
 
     def __init__(
-        self, link: Link, config: ConnectionConfig, failure: Callable[[], BaseException | None]
+        self,
+        link: Link,
+        config: ConnectionConfig,
+        operations: Operations,
+        failure: Callable[[], BaseException | None],
     ) -> None:
         self._link = link
-        self._group = min(_GROUP, config.one_sided_depth)
+        self._pd = link.pd
+        self._operations = operations
         self._failure = failure
-        self._under_way = 0
-        self._used = False  # since the timer was set
-        self._resting: asyncio.TimerHandle | None = None  # set while the link listens
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
             link.at_close(self._cache.close)
+
+    # What needs one request and nothing else
+
+    def plain_read(self, remote: RemoteRegion, into: Any, offset: int) -> Operation | None:
+        """Post a READ into a piece of registered memory; None if `read` has to look at it."""
+        if type(into) is not SGE:
+            return None
+        mr, size = into.mr, len(into)
+        if (
+            not 0 < size <= _PIECE
+            or not 0 <= offset <= remote.length - size
+            or not remote.rights._value_ & _REMOTE_READ
+            or not mr.access._value_ & _LOCAL_WRITE
+            or mr.pd is not self._pd
+        ):
+            return None
+        post = self._operations.post
+        return post(_READ, mr, mr.addr + into.offset, size, remote.addr + offset, remote.rkey)
+
+    def plain_write(self, remote: RemoteRegion, data: Any, offset: int) -> Operation | None:
+        """Post a WRITE from a piece of registered memory; None if `write` has to look at it."""
+        if type(data) is not SGE:
+            return None
+        mr, size = data.mr, len(data)
+        if (
+            not 0 < size <= _PIECE
+            or not 0 <= offset <= remote.length - size
+            or not remote.rights._value_ & _REMOTE_WRITE
+            or mr.pd is not self._pd
+        ):
+            return None
+        post = self._operations.post
+        return post(_WRITE, mr, mr.addr + data.offset, size, remote.addr + offset, remote.rkey)
+
+    # All others
 
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""
@@ -114,15 +147,18 @@ class OneSided:
         self._require_open()
         if not size:
             return 0
+        if self._link.qp._rules.read_depth == 0:
+            msg = "RDMA_READ is not possible: the connection has initiator_depth 0"
+            raise NotSupportedError(errno.EOPNOTSUPP, msg)
         if isinstance(local, SGE):
-            await self._transfer(Opcode.RDMA_READ, local, where, remote.rkey)
+            await self._transfer(_READ, local.mr, local.offset, size, where, remote.rkey)
         elif size <= _COPY:
             async with self._bounce(size) as region:
-                await self._transfer(Opcode.RDMA_READ, SGE(region, 0, size), where, remote.rkey)
+                await self._transfer(_READ, region, 0, size, where, remote.rkey)
                 local[:] = region.view[:size]
         else:
             async with self._registered(local, self._landing()) as region:
-                await self._transfer(Opcode.RDMA_READ, SGE(region), where, remote.rkey)
+                await self._transfer(_READ, region, 0, size, where, remote.rkey)
         return size
 
     async def write(
@@ -136,20 +172,20 @@ class OneSided:
         if imm is not None and self._link.context.is_iwarp:
             text = f"{self._link.context.name} is iWARP, which has no immediates"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        if not size:
+        if isinstance(local, SGE):
+            await self._transfer(_WRITE, local.mr, local.offset, size, where, remote.rkey, imm)
+        elif not size:
             if imm is not None:
-                await self._submit([self._request(Opcode.RDMA_WRITE, (), where, remote.rkey)], imm)
-        elif isinstance(local, SGE):
-            await self._transfer(Opcode.RDMA_WRITE, local, where, remote.rkey, imm)
+                async with self._bounce(1) as region:
+                    await self._transfer(_WRITE, region, 0, 0, where, remote.rkey, imm)
         elif size <= _COPY:
             async with self._bounce(size) as region:
                 region.view[:size] = local
-                piece = SGE(region, 0, size)
-                await self._transfer(Opcode.RDMA_WRITE, piece, where, remote.rkey, imm)
+                await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
         else:
             # Nothing is ever written here; read access is what every region has.
             async with self._registered(local, Access(0)) as region:
-                await self._transfer(Opcode.RDMA_WRITE, SGE(region), where, remote.rkey, imm)
+                await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
         return size
 
     async def atomic(
@@ -166,10 +202,14 @@ class OneSided:
         if context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
+        if self._link.qp._rules.read_depth == 0:
+            msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
+            raise NotSupportedError(errno.EOPNOTSUPP, msg)
         async with self._bounce(8) as region:
-            request = self._request(opcode, (SGE(region, 0, 8),), where, remote.rkey)
-            request.compare_add, request.swap = compare_add, swap
-            await self._submit([request])
+            operation = await self._operations.posted(
+                int(opcode), region, region.addr, 8, where, remote.rkey, compare_add, swap
+            )
+            await self._ended(operation)
             return int.from_bytes(region.view[:8], "little")
 
     # Local memory
@@ -218,73 +258,46 @@ class OneSided:
 
     # Requests
 
-    def _request(self, opcode: Opcode, pieces: tuple[SGE, ...], where: int, rkey: int) -> SendWR:
-        return SendWR(
-            sg_list=pieces, opcode=opcode, send_flags=SendFlags(0), remote_addr=where, rkey=rkey
-        )
-
     async def _transfer(
-        self, opcode: Opcode, piece: SGE, where: int, rkey: int, imm: int | None = None
+        self,
+        opcode: int,
+        region: MemoryRegion,
+        start: int,
+        size: int,
+        where: int,
+        rkey: int,
+        imm: int | None = None,
     ) -> None:
-        """Move one piece of local memory; an immediate goes with the last request."""
-        size = len(piece)
-        if size <= _PIECE and imm is None:
-            name = "rdma_read" if opcode is Opcode.RDMA_READ else "rdma_write"
-            plain = self._link.qp._plain(opcode, piece, where, rkey, name)
-            if plain is not None:
-                await self._finish(plain)
-                return
-        requests = []
-        for start in range(0, size, _PIECE):
-            part = SGE(piece.mr, piece.offset + start, min(_PIECE, size - start))
-            requests.append(self._request(opcode, (part,), where + start, rkey))
-        for first in range(0, len(requests), self._group):
-            group = requests[first : first + self._group]
-            await self._submit(group, imm if first + self._group >= len(requests) else None)
+        """Move a piece of local memory; an immediate goes with the last request."""
+        under_way: deque[Operation] = deque()
+        posted = self._operations.posted
+        done = 0
+        while True:
+            part = min(_PIECE, size - done)
+            last = done + part == size
+            kind = Opcode.RDMA_WRITE_WITH_IMM if last and imm is not None else opcode
+            addr = region.addr + start + done
+            if part or imm is not None:
+                if len(under_way) == _GROUP:
+                    await self._ended(under_way.popleft())
+                under_way.append(
+                    await posted(int(kind), region, addr, part, where + done, rkey, imm or 0)
+                )
+            done += part
+            if last:
+                break
+        for operation in under_way:
+            await self._ended(operation)
 
-    async def _submit(self, group: list[SendWR], imm: int | None = None) -> None:
-        if imm is not None:
-            group[-1].opcode, group[-1].imm_data = Opcode.RDMA_WRITE_WITH_IMM, imm
-        await self._finish(self._link.qp.submit(group))
-
-    def _attend(self) -> None:
-        """Have the link listen."""
-        self._used = True
-        if self._resting is None:
-            self._link.listen()
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        # Weak: a connection that its program forgets is collected at once.
-        self._resting = self._link.loop.call_later(_LINGER_S, _rest, weakref.ref(self))
-
-    def _rest(self) -> None:
-        """Have it listen no more, if nothing has happened in the meantime."""
-        if self._link.closed:
-            return
-        if self._used or self._under_way:
-            self._used = False
-            self._set_timer()
-        else:
-            self._resting = None
-            self._link.unlisten()
-
-    async def _finish(self, posting: Awaitable[object]) -> None:
-        if not self._used:
-            self._attend()
-        self._under_way += 1
+    async def _ended(self, operation: Operation) -> None:
         try:
-            await posting
-        except (FlushedError, ResourceClosedError) as exc:
-            # Not this operation failed, but the connection before it.
-            failure = self._failure()
-            if failure is None:
-                failure = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {exc}")
-            if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:
-                failure.hint = _IWARP_HINT
-            raise failure from exc
-        finally:
-            self._under_way -= 1
+            await operation
+        except FlushedError as exc:
+            raise self.lost() from exc
+
+    def lost(self) -> BaseException:
+        """What a flushed operation raises."""
+        return self._operations.lost()
 
     def _require_open(self) -> None:
         failure = self._failure()

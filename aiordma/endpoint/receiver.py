@@ -32,8 +32,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiordma._ffi import ffi, function_address, lib
-from aiordma._ffi.mail import Mail
-from aiordma._ffi.wakeup import Wakeup
+from aiordma._ffi.fast import Mail, Wakeup
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import WANT_ARRIVAL
 from aiordma.endpoint.link import Link
@@ -120,8 +119,10 @@ class Receiver:
             function_address("aio_lane_send"),
             function_address("aio_lane_next"),
             function_address("aio_lane_back"),
+            function_address("aio_lane_operate"),
             self,
             Message,
+            self._parked,
         )
 
     @property
@@ -136,9 +137,7 @@ class Receiver:
     # From the adapter
 
     def on_news(self, bits: int) -> None:
-        """Messages have arrived; nothing else of the program is running."""
-        if self._parked.wake():
-            return
+        """Messages have arrived, and no task was parked to be resumed (`Mail.news`)."""
         if self._waiters.line:
             self._waiters.wake()
         else:

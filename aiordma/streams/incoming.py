@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma._ffi import ffi, function_address, lib
-from aiordma._ffi.lane import Lane
-from aiordma._ffi.wakeup import Wakeup
+from aiordma._ffi.fast import StreamCalls, Wakeup
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 
@@ -72,7 +71,7 @@ class Incoming:
         self._stopped = False
         self.push: Any = None
         self.wakeup = Wakeup(port.loop)
-        self.lane = Lane(
+        self.lane = StreamCalls(
             int(ffi.cast("uintptr_t", port.lane)),
             function_address("aio_stream_write"),
             function_address("aio_stream_read"),

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma._ffi.reader import Reader
+from aiordma._ffi.fast import Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump

@@ -110,6 +110,7 @@ class FakeLink:
         on_sent: Callable[[int], None],
         on_read: Callable[[int], None],
         on_failed: Callable[[], None],
+        on_ended: Callable[[int, Any], None],
         on_news: Callable[[int], None],
     ) -> None:
         self._on_frame, self._on_sent = on_frame, on_sent

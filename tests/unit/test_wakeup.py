@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from aiordma._ffi.wakeup import Wakeup
+from aiordma._ffi.fast import Wakeup
 
 from .conftest import Run, settle
 

@@ -5,16 +5,9 @@
  * told once: at release(), or when the last reference goes, in whatever thread.  Most messages are
  * released without a view of them ever being made.
  */
-#include "mail.h"
+#include "fast.h"
 
 static PyObject *name_slot_view, *name_release;
-
-int aio_message_setup(void)
-{
-    name_slot_view = PyUnicode_InternFromString("slot_view");
-    name_release = PyUnicode_InternFromString("release");
-    return name_slot_view && name_release ? 0 : -1;
-}
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -276,9 +269,18 @@ static PyType_Slot message_slots[] = {
     {0, NULL},
 };
 
-PyType_Spec aio_message_spec = {
-    .name = "aiordma._ffi._mail.MessageBase",
+static PyType_Spec message_spec = {
+    .name = "aiordma._ffi._fast.MessageBase",
     .basicsize = sizeof(Message),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = message_slots,
 };
+
+int aio_add_message(PyObject *module)
+{
+    name_slot_view = PyUnicode_InternFromString("slot_view");
+    name_release = PyUnicode_InternFromString("release");
+    if (!name_slot_view || !name_release)
+        return -1;
+    return aio_add_type(module, &message_spec, NULL) ? 0 : -1;
+}

@@ -1,29 +1,16 @@
-/*
- * Lane: what Python calls on the data path of a stream.
- *
- * The work is stream.c's, in the module that cffi makes.  A call by way of cffi takes apart its
- * arguments, gives the interpreter lock away and takes it again, and each field of a struct that is
- * read or set costs as much; a message needs a handful of both.  Here each step is one call, and
- * bytes are made where they are copied to.
- */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-
-#include <infiniband/verbs.h>
-#include <rdma/rdma_cma.h>
-
-#include "glue.cdef.h"
+/* StreamCalls: what Python calls on the data path of a stream.  The work is stream.c's. */
+#include "fast.h"
 
 typedef struct {
     PyObject_HEAD struct aio_stream *stream; /* kept alive by whoever made this object */
     ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
     uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
     PyObject *attention;
-} Lane;
+} StreamCalls;
 
-static int lane_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    Lane *self = (Lane *)object;
+    StreamCalls *self = (StreamCalls *)object;
     static char *names[] = {"stream", "write", "read", "attention", NULL};
     unsigned long long stream, write, read;
     PyObject *attention;
@@ -40,33 +27,33 @@ static int lane_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
-static int lane_traverse(PyObject *object, visitproc visit, void *arg)
+static int calls_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((Lane *)object)->attention);
+    Py_VISIT(((StreamCalls *)object)->attention);
     return 0;
 }
 
-static int lane_clear(PyObject *object)
+static int calls_clear(PyObject *object)
 {
-    Py_CLEAR(((Lane *)object)->attention);
+    Py_CLEAR(((StreamCalls *)object)->attention);
     return 0;
 }
 
-static void lane_dealloc(PyObject *object)
+static void calls_dealloc(PyObject *object)
 {
     PyTypeObject *type = Py_TYPE(object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
-    lane_clear(object);
+    calls_clear(object);
     release(object);
     Py_DECREF(type);
 }
 
-static PyObject *lane_write(PyObject *object, PyObject *data)
+static PyObject *calls_write(PyObject *object, PyObject *data)
 {
-    Lane *self = (Lane *)object;
+    StreamCalls *self = (StreamCalls *)object;
     Py_ssize_t size;
     ssize_t sent;
 
@@ -80,7 +67,7 @@ static PyObject *lane_write(PyObject *object, PyObject *data)
 }
 
 /* The next `n` bytes, which are there. */
-static PyObject *cut(Lane *self, uint32_t n)
+static PyObject *cut(StreamCalls *self, uint32_t n)
 {
     PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
 
@@ -99,9 +86,9 @@ static PyObject *cut(Lane *self, uint32_t n)
     return data;
 }
 
-static PyObject *lane_cut(PyObject *object, PyObject *number)
+static PyObject *calls_cut(PyObject *object, PyObject *number)
 {
-    struct aio_stream *s = ((Lane *)object)->stream;
+    struct aio_stream *s = ((StreamCalls *)object)->stream;
     Py_ssize_t n = PyLong_AsSsize_t(number);
 
     if (n == -1 && PyErr_Occurred()) {
@@ -112,24 +99,24 @@ static PyObject *lane_cut(PyObject *object, PyObject *number)
     }
     if (n <= 0 || s->stopped || s->readable < (size_t)n)
         Py_RETURN_NONE;
-    return cut((Lane *)object, (uint32_t)n);
+    return cut((StreamCalls *)object, (uint32_t)n);
 }
 
-static PyObject *lane_pull(PyObject *object, PyObject *unused)
+static PyObject *calls_pull(PyObject *object, PyObject *unused)
 {
-    struct aio_stream *s = ((Lane *)object)->stream;
+    struct aio_stream *s = ((StreamCalls *)object)->stream;
 
     (void)unused;
     if (s->waiter)
         Py_RETURN_NONE;
     if (!s->plain || !s->readable)
         return PyBytes_FromStringAndSize(NULL, 0);
-    return cut((Lane *)object, s->readable);
+    return cut((StreamCalls *)object, s->readable);
 }
 
-static PyObject *lane_ask(PyObject *object, PyObject *number)
+static PyObject *calls_ask(PyObject *object, PyObject *number)
 {
-    struct aio_stream *s = ((Lane *)object)->stream;
+    struct aio_stream *s = ((StreamCalls *)object)->stream;
     Py_ssize_t n = PyLong_AsSsize_t(number);
 
     if (n == -1 && PyErr_Occurred())
@@ -142,9 +129,9 @@ static PyObject *lane_ask(PyObject *object, PyObject *number)
     Py_RETURN_TRUE;
 }
 
-static PyObject *lane_done(PyObject *object, PyObject *unused)
+static PyObject *calls_done(PyObject *object, PyObject *unused)
 {
-    struct aio_stream *s = ((Lane *)object)->stream;
+    struct aio_stream *s = ((StreamCalls *)object)->stream;
 
     (void)unused;
     s->waiter = 0;
@@ -152,59 +139,34 @@ static PyObject *lane_done(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef lane_methods[] = {
-    {"write", lane_write, METH_O, "Send bytes: None for all of them, or how many have gone."},
-    {"cut", lane_cut, METH_O, "The next so many bytes, or None if fewer are there."},
-    {"pull", lane_pull, METH_NOARGS,
+static PyMethodDef calls_methods[] = {
+    {"write", calls_write, METH_O, "Send bytes: None for all of them, or how many have gone."},
+    {"cut", calls_cut, METH_O, "The next so many bytes, or None if fewer are there."},
+    {"pull", calls_pull, METH_NOARGS,
      "What is there; nothing if it is not for data_received; None if a task waits for it."},
-    {"ask", lane_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
-    {"done", lane_done, METH_NOARGS, "The wait is over."},
+    {"ask", calls_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
+    {"done", calls_done, METH_NOARGS, "The wait is over."},
     {NULL, NULL, 0, NULL},
 };
 
-static PyType_Slot lane_slots[] = {
-    {Py_tp_init, lane_init},
-    {Py_tp_traverse, lane_traverse},
-    {Py_tp_clear, lane_clear},
-    {Py_tp_dealloc, lane_dealloc},
-    {Py_tp_methods, lane_methods},
+static PyType_Slot calls_slots[] = {
+    {Py_tp_init, calls_init},
+    {Py_tp_traverse, calls_traverse},
+    {Py_tp_clear, calls_clear},
+    {Py_tp_dealloc, calls_dealloc},
+    {Py_tp_methods, calls_methods},
     {Py_tp_doc, "The data path of one stream."},
     {0, NULL},
 };
 
-static PyType_Spec lane_spec = {
-    .name = "aiordma._ffi._lane.Lane",
-    .basicsize = sizeof(Lane),
+static PyType_Spec calls_spec = {
+    .name = "aiordma._ffi._fast.StreamCalls",
+    .basicsize = sizeof(StreamCalls),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
-    .slots = lane_slots,
+    .slots = calls_slots,
 };
 
-static int lane_exec(PyObject *module)
+int aio_add_stream_calls(PyObject *module)
 {
-    PyObject *type = PyType_FromSpec(&lane_spec);
-    int rc;
-
-    if (!type)
-        return -1;
-    rc = PyModule_AddObjectRef(module, "Lane", type);
-    Py_DECREF(type);
-    return rc;
-}
-
-static PyModuleDef_Slot module_slots[] = {
-    {Py_mod_exec, lane_exec},
-    {0, NULL},
-};
-
-static struct PyModuleDef module_def = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "aiordma._ffi._lane",
-    .m_slots = module_slots,
-};
-
-PyMODINIT_FUNC PyInit__lane(void);
-
-PyMODINIT_FUNC PyInit__lane(void)
-{
-    return PyModuleDef_Init(&module_def);
+    return aio_add_type(module, &calls_spec, NULL) ? 0 : -1;
 }

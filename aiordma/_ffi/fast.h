@@ -1,0 +1,100 @@
+/*
+ * Fast: the types that Python calls on the data path, compiled into one module, `_fast`.
+ *
+ * A call by way of cffi takes its arguments apart, gives the interpreter lock away and takes it
+ * again, and each field of a struct that is read or set costs as much; a message needs a handful of
+ * both.  Here each step is one call.  The work is done by functions of the module that cffi makes;
+ * their addresses are handed over, so that libibverbs is bound once.
+ */
+#ifndef AIORDMA_FAST_H
+#define AIORDMA_FAST_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+
+#include "glue.cdef.h"
+
+/* wakeup.c: what a task waits on */
+enum aio_wakeup_state { AIO_IDLE, AIO_WAITING, AIO_READY, AIO_DONE };
+
+typedef struct {
+    PyObject_HEAD PyObject *loop;
+    PyObject *callback; /* of the task that waits */
+    PyObject *context;
+    PyObject *error; /* what the wait ends with; NULL: normally */
+    char state;
+    char blocking;
+} Wakeup;
+
+int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 */
+int aio_wake_soon(Wakeup *self); /* in the next turn of the loop */
+void aio_wakeup_forget(Wakeup *self);
+
+/* operation.c: a READ, WRITE or atomic under way */
+typedef struct {
+    Wakeup wakeup;
+    PyObject *region; /* the local memory, retained; NULL once it has ended */
+    unsigned char opcode;
+} Operation;
+
+/* mail.c: the data path of a connection */
+typedef struct {
+    PyObject_HEAD struct aio_lane *lane; /* kept alive by the link, which the receiver holds */
+    int (*send)(struct aio_lane *, const void *, uint64_t);
+    int64_t (*next)(struct aio_lane *);
+    int (*back)(struct aio_lane *, uint32_t);
+    int (*operate)(struct aio_lane *, const struct aio_operation *);
+    unsigned long thread;
+    PyObject *receiver;
+    PyObject *type;   /* of the messages */
+    PyObject *parked; /* Wakeup of the task that waits for a message */
+    PyObject *room;   /* called when an operation has ended and somebody waits for room */
+    PyObject **operations; /* by their numbers, NULL where there was none */
+    uint32_t n_operations;
+} Mail;
+
+/* received.c: the bytes of a message */
+typedef struct {
+    PyObject_HEAD PyObject
+        *keeper;    /* Mail, or a function that is told of the view; NULL once it was */
+    PyObject *view; /* NULL until somebody wants it */
+    PyObject *imm;
+    Py_ssize_t length;
+    uint32_t slot;
+    char in_slot; /* keeper is Mail */
+    char kept;    /* counts among those that the program has */
+} Message;
+
+/* Put a reference that is stolen in the place of another. */
+static inline void replace(PyObject **place, PyObject *object)
+{
+    PyObject *before = *place;
+
+    *place = object;
+    Py_XDECREF(before);
+}
+
+/* Each adds its types to the module: 0, or -1 with an exception. */
+int aio_add_wakeup(PyObject *module);
+int aio_add_operation(PyObject *module);
+int aio_add_message(PyObject *module);
+int aio_add_mail(PyObject *module);
+int aio_add_reader(PyObject *module);
+int aio_add_stream_calls(PyObject *module);
+
+/* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
+PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
+
+extern PyTypeObject *aio_wakeup_type, *aio_operation_type;
+
+/* operation.c, for mail.c */
+PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_end_operation(Mail *self, PyObject *args);
+int aio_operations_done(Mail *self);
+void aio_free_operations(Mail *self);
+
+#endif

@@ -1,0 +1,22 @@
+"""The compiled types of the data path; see fast.h."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__all__ = ["Mail", "MessageBase", "Operation", "Reader", "StreamCalls", "Wakeup"]
+
+if TYPE_CHECKING:
+    from aiordma._ffi._fast import Mail, MessageBase, Operation, Reader, StreamCalls, Wakeup
+else:
+    try:
+        from aiordma._ffi._fast import Mail, MessageBase, Operation, Reader, StreamCalls, Wakeup
+    except ImportError:
+        # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
+        # ever arrive; but aiordma can be imported, and tells why.
+        Mail = Operation = Reader = StreamCalls = Wakeup = None
+
+        class MessageBase:
+            """Stands in for the compiled class."""
+
+            __slots__ = ()

@@ -1,0 +1,250 @@
+"""Operations: requests of the program on the peer's memory, from the post to the end.
+
+Theory of operation
+    An operation is posted, and its completion taken, in C (`_ffi/operation.c`, `_ffi/message.c`);
+    the task that awaits it is resumed by the drain, without a future.  What is not a success comes
+    to Python.
+
+    There are `one_sided_depth` of them.  Who finds none free waits in line, and is handed the
+    number of the next that ends; while there is a line nobody else gets one.
+
+    A connection wakes the loop for what the peer asks attention for, and for its own completions
+    only while somebody waits for them (`Link.listen`).  That is asked for with the first operation
+    and given up a while after the last: each change costs a system call.
+
+    The local memory is retained until the completion, or until the queue pair is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+from aiordma._ffi.fast import Mail, Operation
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.link import Link
+from aiordma.errors import ConnectionLostError, completion_error, os_error
+from aiordma.loop.empty import EMPTY
+from aiordma.verbs.enums import WCStatus
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.wc import WCRecord
+
+__all__ = ["Operations"]
+
+_LINGER_S = 0.5
+_IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
+
+
+def _let_go(region: MemoryRegion, _: object) -> None:
+    region._let_go()
+
+
+def _rest(reference: weakref.ref[Operations]) -> None:
+    operations = reference()
+    if operations is not None:
+        operations._rest()
+
+
+class Operations:
+    """Those of one connection.
+
+    Args:
+        link: The adapter's side.
+        config: Depth.
+        mail: Posts, and is told of ends.
+        failure: Makes the exception for a connection that is over, or None while it is not.
+    """
+
+    __slots__ = (
+        "__weakref__", "_c", "_depth", "_failure", "_line", "_link", "_mail", "_operate",
+        "_resting", "_used",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        link: Link,
+        config: ConnectionConfig,
+        mail: Mail,
+        failure: Callable[[], BaseException | None],
+    ) -> None:
+        self._link = link
+        self._c = link.lane.c
+        self._mail = mail
+        self._operate = mail.operate
+        self._depth = config.one_sided_depth
+        self._failure = failure
+        self._line: deque[asyncio.Future[int]] = EMPTY
+        self._used = False  # since the timer was set
+        self._resting: asyncio.TimerHandle | None = None  # set while the link listens
+
+    def post(
+        self, opcode: int, region: MemoryRegion, addr: int, size: int, where: int, rkey: int
+    ) -> Operation | None:
+        """Post one request now; None if `posted` has to see to it.  Args: as there."""
+        if not self._used:
+            return None
+        region._retain()
+        operation = self._operate(-1, opcode, addr, size, region.lkey, where, rkey, 0, 0, region)
+        if type(operation) is Operation:
+            return operation
+        region._let_go()
+        if operation is not None:
+            raise self._refused(operation)
+        return None
+
+    async def posted(
+        self,
+        opcode: int,
+        region: MemoryRegion,
+        addr: int,
+        size: int,
+        where: int,
+        rkey: int,
+        compare_add: int = 0,
+        swap: int = 0,
+    ) -> Operation:
+        """Post one request, when there is room.
+
+        Args:
+            opcode: A number of `Opcode`.
+            region: The local memory; it stays registered until the operation has ended.
+            addr: Where it begins in there, an address.
+            size: Bytes; 0 for a WRITE of nothing.
+            where: The peer's address.
+            rkey: The peer's key.
+            compare_add: Of an atomic; of a WRITE with immediate that.
+            swap: Of an atomic.
+
+        Raises:
+            ConnectionLostError, ResourceClosedError: The connection is over.
+
+        Cancellation: nothing is posted.
+        """
+        self._attend()
+        number = await self._number() if self._line or not self._c.n_operations_free else -1
+        operation: Operation | int | None = None
+        try:
+            region._retain()
+            try:
+                operation = self._operate(
+                    number, opcode, addr, size, region.lkey, where, rkey, compare_add, swap, region
+                )
+            finally:
+                if type(operation) is not Operation:
+                    region._let_go()
+        finally:
+            if number >= 0 and type(operation) is not Operation:
+                self._give(number)
+        if type(operation) is Operation:
+            return operation
+        if operation is None:
+            raise self.lost()  # it is over since
+        raise self._refused(operation)
+
+    async def _number(self) -> int:
+        """Wait in line for the number of an operation."""
+        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self._line is EMPTY:
+            self._line = deque()
+            self._mail.room = self._room
+        self._line.append(place)
+        self._c.operations_wanted = True
+        try:
+            return await place
+        except BaseException:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                self._give(place.result())
+            elif place in self._line:
+                self._line.remove(place)
+            self._room()
+            raise
+
+    def _give(self, number: int) -> None:
+        """A number is free again."""
+        c = self._c
+        c.operations_free[c.n_operations_free] = number
+        c.n_operations_free += 1
+        self._room()
+
+    def _room(self) -> None:
+        """Hand out what is free to those who wait."""
+        c = self._c
+        while self._line and c.n_operations_free:
+            place = self._line.popleft()
+            if not place.done():
+                c.n_operations_free -= 1
+                place.set_result(c.operations_free[c.n_operations_free])
+        c.operations_wanted = bool(self._line)
+
+    def _refused(self, code: int) -> BaseException:
+        """The adapter took no request: the connection cannot go on."""
+        self._link.fail(os_error(code, "ibv_post_send"))
+        return self.lost()
+
+    def on_ended(self, number: int, record: WCRecord) -> None:
+        """The completion of an operation that C has left to Python: it failed, or one before it."""
+        error = None
+        if record[1]:
+            error = completion_error(
+                record[1], operation="one-sided operation", vendor_err=record[3], qp_num=record[6]
+            )
+        region = self._mail.ended(number, error)
+        if region is not None:
+            region._let_go()
+        if self._line:
+            self._room()
+
+    def _drop(self) -> None:
+        """The queue pair is being destroyed: end what the adapter has not flushed.
+
+        The memory stays registered until it is gone.
+        """
+        qp = self._link.qp
+        for number in range(self._depth):
+            region = self._mail.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
+            if region is not None:
+                qp._gone.add_done_callback(functools.partial(_let_go, region))
+        for place in self._line:
+            if not place.done():
+                place.set_exception(self.lost())
+        self._line = EMPTY
+
+    def lost(self) -> BaseException:
+        """Not the operation failed, but the connection before it."""
+        failure = self._failure()
+        if failure is None:
+            failure = ConnectionLostError(errno.ECONNRESET, "the connection is lost")
+        if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:
+            failure.hint = _IWARP_HINT
+        return failure
+
+    # Attention
+
+    def _attend(self) -> None:
+        """Have the link listen."""
+        self._used = True
+        if self._resting is None:
+            if not self._c.n_operations:
+                self._link.lane.allow_operations(self._depth)
+                self._link.at_close(self._drop)
+            self._link.listen()
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        # Weak: a connection that its program forgets is collected at once.
+        self._resting = self._link.loop.call_later(_LINGER_S, _rest, weakref.ref(self))
+
+    def _rest(self) -> None:
+        """Have it listen no more, if nothing has happened in the meantime."""
+        if self._link.closed:
+            return
+        if self._used or self._c.operating:
+            self._used = False
+            self._set_timer()
+        else:
+            self._resting = None
+            self._link.unlisten()
