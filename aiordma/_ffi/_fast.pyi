@@ -35,6 +35,9 @@ class Mail:
     """The data path of one connection."""
 
     room: Callable[[], object]
+    sge: type
+    remote: type
+    pd: object
     def __init__(
         self,
         lane: int,
@@ -56,7 +59,6 @@ class Mail:
         opcode: int,
         addr: int,
         length: int,
-        lkey: int,
         remote_addr: int,
         rkey: int,
         compare_add: int,
@@ -64,6 +66,8 @@ class Mail:
         region: Any,
         /,
     ) -> Operation | int | None: ...
+    def read(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
+    def write(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
     def ended(self, number: int, error: BaseException | None, /) -> Any: ...
 
 class Wakeup:
@@ -77,9 +81,20 @@ class Wakeup:
     def wake_soon(self) -> bool: ...
 
 @final
-class Operation(Wakeup):
-    """A READ, WRITE or atomic under way; awaited by one task."""
+class Registration:
+    """Registered memory, and how many operations use it."""
 
+    def __init__(self, addr: int, lkey: int, access: int, pd: object) -> None: ...
+    @property
+    def uses(self) -> int: ...
+    def shut(self) -> bool: ...
+    def leave(self) -> bool: ...
+
+@final
+class Operation(Wakeup):
+    """A READ, WRITE or atomic under way; awaited by one task, it ends with the bytes."""
+
+    def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
     @property
     def opcode(self) -> int: ...
 

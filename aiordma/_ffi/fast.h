@@ -34,10 +34,24 @@ int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 
 int aio_wake_soon(Wakeup *self); /* in the next turn of the loop */
 void aio_wakeup_forget(Wakeup *self);
 
+/* registration.c: registered memory, and how many operations use it */
+typedef struct {
+    PyObject_HEAD uint64_t addr;
+    uint32_t lkey;
+    uint32_t access;
+    uint32_t uses;
+    char closing;
+    PyObject *pd; /* to compare; the region keeps it alive */
+} Registration;
+
+int aio_registration_leave(Registration *self); /* one use less; whether the region waits for it */
+
 /* operation.c: a READ, WRITE or atomic under way */
 typedef struct {
     Wakeup wakeup;
-    PyObject *region; /* the local memory, retained; NULL once it has ended */
+    PyObject *region;           /* the local memory; NULL once it has ended */
+    Registration *registration; /* of it, used until then */
+    uint32_t length;
     unsigned char opcode;
 } Operation;
 
@@ -53,6 +67,14 @@ typedef struct {
     PyObject *type;   /* of the messages */
     PyObject *parked; /* Wakeup of the task that waits for a message */
     PyObject *room;   /* called when an operation has ended and somebody waits for room */
+    PyObject *sge;    /* two classes, of which transfer.c reads the attributes */
+    PyObject *remote;
+    PyObject *pd;
+    PyObject *known;  /* the last RemoteRegion that was used, which never changes, and its numbers */
+    uint64_t known_addr;
+    uint64_t known_length;
+    uint64_t known_rights;
+    uint64_t known_rkey;
     PyObject **operations; /* by their numbers, NULL where there was none */
     uint32_t n_operations;
 } Mail;
@@ -80,7 +102,9 @@ static inline void replace(PyObject **place, PyObject *object)
 
 /* Each adds its types to the module: 0, or -1 with an exception. */
 int aio_add_wakeup(PyObject *module);
+int aio_add_registration(PyObject *module);
 int aio_add_operation(PyObject *module);
+int aio_add_transfer(void);
 int aio_add_message(PyObject *module);
 int aio_add_mail(PyObject *module);
 int aio_add_reader(PyObject *module);
@@ -89,12 +113,20 @@ int aio_add_stream_calls(PyObject *module);
 /* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
 PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 
-extern PyTypeObject *aio_wakeup_type, *aio_operation_type;
+extern PyTypeObject *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
 
-/* operation.c, for mail.c */
+PyObject *aio_wakeup_next(PyObject *self);
+
+/* operation.c, for mail.c and transfer.c */
+PyObject *aio_post(Mail *self, long number, struct aio_operation *request, PyObject *region,
+                   Registration *registration);
 PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_end_operation(Mail *self, PyObject *args);
 int aio_operations_done(Mail *self);
 void aio_free_operations(Mail *self);
+
+/* transfer.c, for mail.c */
+PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
+                       enum ibv_wr_opcode opcode);
 
 #endif

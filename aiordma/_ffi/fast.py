@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Mail", "MessageBase", "Operation", "Reader", "StreamCalls", "Wakeup"]
+__all__ = ["Mail", "MessageBase", "Operation", "Reader", "Registration", "StreamCalls", "Wakeup"]
 
 if TYPE_CHECKING:
-    from aiordma._ffi._fast import Mail, MessageBase, Operation, Reader, StreamCalls, Wakeup
+    from aiordma._ffi._fast import (
+        Mail,
+        MessageBase,
+        Operation,
+        Reader,
+        Registration,
+        StreamCalls,
+        Wakeup,
+    )  # fmt: skip
 else:
     try:
-        from aiordma._ffi._fast import Mail, MessageBase, Operation, Reader, StreamCalls, Wakeup
+        from aiordma._ffi._fast import (
+            Mail,
+            MessageBase,
+            Operation,
+            Reader,
+            Registration,
+            StreamCalls,
+            Wakeup,
+        )  # fmt: skip
     except ImportError:
         # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
         # ever arrive; but aiordma can be imported, and tells why.
-        Mail = Operation = Reader = StreamCalls = Wakeup = None
+        Mail = Operation = Reader = Registration = StreamCalls = Wakeup = None
 
         class MessageBase:
             """Stands in for the compiled class."""

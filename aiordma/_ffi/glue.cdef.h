@@ -150,6 +150,7 @@ struct aio_lane {
     uint32_t rare; /* receiving has something else to see to: Python does it */
 
     uint8_t over;              /* no operation may be posted any more */
+    uint8_t attended;          /* their completions wake the loop */
     uint8_t operations_wanted; /* somebody waits for a number: whoever has none waits behind it */
     uint32_t n_operations;     /* READs, WRITEs and atomics that may be under way; 0: none yet */
     uint16_t *operations_free;
@@ -164,6 +165,9 @@ struct aio_lane {
     uint64_t bytes_sent;
     uint64_t messages_received;
     uint64_t bytes_received;
+    uint64_t bytes_read;
+    uint64_t bytes_written;
+    uint64_t atomics;
 };
 
 void aio_lane_init(struct aio_lane *lane);

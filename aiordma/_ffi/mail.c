@@ -12,8 +12,8 @@ static PyObject *name_on_news;
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Mail *self = (Mail *)object;
-    static char *names[] = {"lane", "send", "next", "back", "operate", "receiver", "type",
-                            "parked", NULL};
+    static char *names[] = {"lane",     "send", "next",   "back", "operate",
+                            "receiver", "type", "parked", NULL};
     unsigned long long lane, send, next, back, operate;
     PyObject *receiver, *type, *parked;
 
@@ -45,6 +45,10 @@ static int mail_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->type);
     Py_VISIT(self->parked);
     Py_VISIT(self->room);
+    Py_VISIT(self->sge);
+    Py_VISIT(self->remote);
+    Py_VISIT(self->pd);
+    Py_VISIT(self->known);
     for (uint32_t i = 0; i < self->n_operations; i++)
         Py_VISIT(self->operations[i]);
     return 0;
@@ -53,7 +57,13 @@ static int mail_traverse(PyObject *object, visitproc visit, void *arg)
 static int mail_clear(PyObject *object)
 {
     /* Not the receiver: a message that is finalized later gives its slot to it. */
-    Py_CLEAR(((Mail *)object)->room);
+    Mail *self = (Mail *)object;
+
+    Py_CLEAR(self->room);
+    Py_CLEAR(self->sge);
+    Py_CLEAR(self->remote);
+    Py_CLEAR(self->pd);
+    Py_CLEAR(self->known);
     return 0;
 }
 
@@ -67,7 +77,7 @@ static void mail_dealloc(PyObject *object)
     Py_CLEAR(((Mail *)object)->receiver);
     Py_CLEAR(((Mail *)object)->type);
     Py_CLEAR(((Mail *)object)->parked);
-    Py_CLEAR(((Mail *)object)->room);
+    mail_clear(object);
     release(object);
     Py_DECREF(type);
 }
@@ -177,6 +187,16 @@ static PyObject *mail_operate(PyObject *object, PyObject *const *args, Py_ssize_
     return aio_post_operation((Mail *)object, args, count);
 }
 
+static PyObject *mail_read(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    return aio_transfer((Mail *)object, args, count, IBV_WR_RDMA_READ);
+}
+
+static PyObject *mail_write(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    return aio_transfer((Mail *)object, args, count, IBV_WR_RDMA_WRITE);
+}
+
 static PyObject *mail_ended(PyObject *object, PyObject *args)
 {
     return aio_end_operation((Mail *)object, args);
@@ -190,6 +210,9 @@ static PyMethodDef mail_methods[] = {
     {"news", mail_news, METH_O, "What the sink has noted, for the channel to tell."},
     {"operate", (PyCFunction)(void (*)(void))mail_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
+    {"read", (PyCFunction)(void (*)(void))mail_read, METH_FASTCALL,
+     "READ into registered memory, if that is plain; see transfer.c."},
+    {"write", (PyCFunction)(void (*)(void))mail_write, METH_FASTCALL, "WRITE in the same way."},
     {"ended", mail_ended, METH_VARARGS, "An operation has ended: its number, error or None."},
     {NULL, NULL, 0, NULL},
 };
@@ -197,6 +220,9 @@ static PyMethodDef mail_methods[] = {
 static PyMemberDef mail_members[] = {
     {"room", T_OBJECT_EX, offsetof(Mail, room), 0,
      "Called when an operation has ended while somebody waits for room."},
+    {"sge", T_OBJECT_EX, offsetof(Mail, sge), 0, "The class of pieces of registered memory."},
+    {"remote", T_OBJECT_EX, offsetof(Mail, remote), 0, "The class of memory of the peer."},
+    {"pd", T_OBJECT_EX, offsetof(Mail, pd), 0, "The connection's protection domain."},
     {NULL, 0, 0, 0, NULL},
 };
 

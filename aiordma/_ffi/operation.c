@@ -2,8 +2,8 @@
  * Operations: READs, WRITEs and atomics of a connection that are under way.
  *
  * Each has a number, which is the sub-index of its wr_id, and an object that one task waits on.  The
- * local memory is retained from the post to the completion, whoever waits, or does no more: a
- * canceled task leaves its wait, the adapter goes on.  Who posts retains; the end lets go.
+ * local memory is in use from the post to the completion, whoever waits, or does no more: a
+ * canceled task leaves its wait, the adapter goes on.
  *
  * An object is used again for its number unless somebody still has it: one may end before it is
  * waited for.
@@ -12,7 +12,7 @@
 
 PyTypeObject *aio_operation_type;
 
-static PyObject *name_let_go;
+static PyObject *name_let_go, *name_registration;
 
 static int operation_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -27,6 +27,7 @@ static int operation_clear(PyObject *object)
     inquiry base = (inquiry)PyType_GetSlot(aio_wakeup_type, Py_tp_clear);
 
     Py_CLEAR(((Operation *)object)->region);
+    replace((PyObject **)&((Operation *)object)->registration, NULL);
     return base(object);
 }
 
@@ -41,6 +42,19 @@ static void operation_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
+/* As a Wakeup, but it ends with the number of bytes. */
+static PySendResult operation_send(PyObject *object, PyObject *value, PyObject **result)
+{
+    (void)value;
+    *result = aio_wakeup_next(object);
+    if (*result)
+        return PYGEN_NEXT;
+    if (PyErr_Occurred())
+        return PYGEN_ERROR;
+    *result = PyLong_FromUnsignedLong(((Operation *)object)->length);
+    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
 static PyMemberDef operation_members[] = {
     {"opcode", T_UBYTE, offsetof(Operation, opcode), READONLY, "As enum ibv_wr_opcode has it."},
     {NULL, 0, 0, 0, NULL},
@@ -51,6 +65,7 @@ static PyType_Slot operation_slots[] = {
     {Py_tp_clear, operation_clear},
     {Py_tp_dealloc, operation_dealloc},
     {Py_tp_members, operation_members},
+    {Py_am_send, operation_send},
     {Py_tp_doc, "A READ, WRITE or atomic under way; awaited by one task."},
     {0, NULL},
 };
@@ -65,7 +80,8 @@ static PyType_Spec operation_spec = {
 int aio_add_operation(PyObject *module)
 {
     name_let_go = PyUnicode_InternFromString("_let_go");
-    if (!name_let_go)
+    name_registration = PyUnicode_InternFromString("_registration");
+    if (!name_let_go || !name_registration)
         return -1;
     aio_operation_type = aio_add_type(module, &operation_spec, aio_wakeup_type);
     return aio_operation_type ? 0 : -1;
@@ -98,57 +114,80 @@ static Operation *fresh(Mail *self, uint32_t number)
 }
 
 /*
- * operate(number, opcode, address, length, lkey, remote address, rkey, compare_add, swap, region)
+ * Post a request with a number, or with any that is free if that is negative.
  *
- * `number` is -1 for any that is free.  The region has been retained, and is let go when the
- * operation ends.  The operation; None if there is no room, or Python has to look why not; or errno
- * of the post.  In the last two cases the region is still the caller's.
+ * The operation; None if there is no room, or Python has to look why not; or errno of the post.
  */
-PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count)
+PyObject *aio_post(Mail *self, long number, struct aio_operation *request, PyObject *region,
+                   Registration *registration)
 {
     struct aio_lane *lane = self->lane;
-    struct aio_operation request;
+    int any = number < 0;
     Operation *operation;
-    long number;
     int code;
 
-    if (count != 10) {
-        PyErr_SetString(PyExc_TypeError, "operate() takes 10 arguments");
-        return NULL;
-    }
-    if (lane->closed || lane->over || PyThread_get_thread_ident() != self->thread)
+    if (lane->closed || lane->over || registration->closing ||
+        PyThread_get_thread_ident() != self->thread)
         Py_RETURN_NONE;
-    number = PyLong_AsLong(args[0]);
-    if (number < 0) {
+    if (any) {
         if (!lane->n_operations_free || lane->operations_wanted)
             Py_RETURN_NONE;
         number = lane->operations_free[lane->n_operations_free - 1];
     }
-    request = (struct aio_operation){
-        .number = (uint32_t)number,
-        .opcode = (uint32_t)PyLong_AsUnsignedLong(args[1]),
-        .addr = PyLong_AsUnsignedLongLong(args[2]),
-        .length = (uint32_t)PyLong_AsUnsignedLong(args[3]),
-        .lkey = (uint32_t)PyLong_AsUnsignedLong(args[4]),
-        .remote_addr = PyLong_AsUnsignedLongLong(args[5]),
-        .rkey = (uint32_t)PyLong_AsUnsignedLong(args[6]),
-        .compare_add = PyLong_AsUnsignedLongLong(args[7]),
-        .swap = PyLong_AsUnsignedLongLong(args[8]),
-    };
-    operation = PyErr_Occurred() ? NULL : fresh(self, request.number);
+    request->number = (uint32_t)number;
+    operation = fresh(self, request->number);
     if (!operation)
         return NULL;
-    code = self->operate(lane, &request);
+    code = self->operate(lane, request);
     if (code)
         return PyLong_FromLong(code);
-    if (PyLong_AsLong(args[0]) < 0)
+    if (any)
         lane->n_operations_free--;
-    operation->region = Py_NewRef(args[9]);
-    operation->opcode = (unsigned char)request.opcode;
+    operation->region = Py_NewRef(region);
+    replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
+    registration->uses++;
+    operation->opcode = (unsigned char)request->opcode;
+    operation->length = request->length;
     return Py_NewRef((PyObject *)operation);
 }
 
-/* It is not under way any more; its region, whose reference is the caller's. */
+/* operate(number, opcode, address, length, remote address, rkey, compare_add, swap, region) */
+PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count)
+{
+    struct aio_operation request;
+    PyObject *registration, *result;
+    long number;
+
+    if (count != 9) {
+        PyErr_SetString(PyExc_TypeError, "operate() takes 9 arguments");
+        return NULL;
+    }
+    number = PyLong_AsLong(args[0]);
+    request = (struct aio_operation){
+        .opcode = (uint32_t)PyLong_AsUnsignedLong(args[1]),
+        .addr = PyLong_AsUnsignedLongLong(args[2]),
+        .length = (uint32_t)PyLong_AsUnsignedLong(args[3]),
+        .remote_addr = PyLong_AsUnsignedLongLong(args[4]),
+        .rkey = (uint32_t)PyLong_AsUnsignedLong(args[5]),
+        .compare_add = PyLong_AsUnsignedLongLong(args[6]),
+        .swap = PyLong_AsUnsignedLongLong(args[7]),
+    };
+    registration = PyErr_Occurred() ? NULL : PyObject_GetAttr(args[8], name_registration);
+    if (!registration)
+        return NULL;
+    if (!Py_IS_TYPE(registration, aio_registration_type)) {
+        PyErr_SetString(PyExc_TypeError, "a registered region is needed");
+        result = NULL;
+    } else {
+        request.lkey = ((Registration *)registration)->lkey;
+        result = aio_post(self, number, &request, args[8], (Registration *)registration);
+    }
+    Py_DECREF(registration);
+    return result;
+}
+
+/* It is not under way any more; its region, which is still in use, and whose reference is the
+ * caller's. */
 static PyObject *leave(Mail *self, uint32_t number)
 {
     Operation *operation = (Operation *)self->operations[number];
@@ -160,18 +199,38 @@ static PyObject *leave(Mail *self, uint32_t number)
     return region;
 }
 
+static void count_success(struct aio_lane *lane, const Operation *operation)
+{
+    switch (operation->opcode) {
+    case IBV_WR_RDMA_READ:
+        lane->bytes_read += operation->length;
+        break;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        lane->atomics++;
+        break;
+    default:
+        lane->bytes_written += operation->length;
+    }
+}
+
 /* One that has succeeded: the memory is let go, and whoever waits is resumed.  0, or -1. */
 static int succeed(Mail *self, uint32_t number)
 {
     Operation *operation = (Operation *)self->operations[number];
     PyObject *region = leave(self, number);
-    PyObject *done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
     int rc = 0;
 
+    count_success(self->lane, operation);
+    if (aio_registration_leave(operation->registration)) {
+        PyObject *done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
+
+        rc = done ? 0 : -1;
+        Py_XDECREF(done);
+    }
     Py_DECREF(region);
-    if (!done)
-        return -1;
-    Py_DECREF(done);
+    if (rc)
+        return rc;
     Py_INCREF((PyObject *)operation); /* the program may post again, and this number is free */
     if (operation->wakeup.state == AIO_WAITING)
         rc = aio_wake(&operation->wakeup);
@@ -182,8 +241,8 @@ static int succeed(Mail *self, uint32_t number)
 }
 
 /*
- * ended(number, error): one that did not end by way of C, with its error or None.  Its region, which
- * the caller lets go; None if it is not under way.
+ * ended(number, error): one that did not end by way of C, with its error or None.  Its region, whose
+ * use the caller ends; None if it is not under way.
  */
 PyObject *aio_end_operation(Mail *self, PyObject *args)
 {
@@ -198,7 +257,9 @@ PyObject *aio_end_operation(Mail *self, PyObject *args)
         Py_RETURN_NONE;
     operation = (Operation *)self->operations[number];
     region = leave(self, number);
-    if (error != Py_None)
+    if (error == Py_None)
+        count_success(self->lane, operation);
+    else
         replace(&operation->wakeup.error, Py_NewRef(error));
     if (operation->wakeup.state != AIO_WAITING)
         operation->wakeup.state = AIO_DONE;

@@ -103,7 +103,7 @@ static PyObject *finish(Wakeup *self)
     return NULL;
 }
 
-static PyObject *wakeup_next(PyObject *object)
+PyObject *aio_wakeup_next(PyObject *object)
 {
     Wakeup *self = (Wakeup *)object;
 
@@ -124,7 +124,7 @@ static PyObject *wakeup_next(PyObject *object)
 static PySendResult wakeup_send(PyObject *object, PyObject *value, PyObject **result)
 {
     (void)value;
-    *result = wakeup_next(object);
+    *result = aio_wakeup_next(object);
     if (*result)
         return PYGEN_NEXT;
     if (PyErr_Occurred())
@@ -330,7 +330,7 @@ static PyType_Slot wakeup_slots[] = {
     {Py_am_await, wakeup_await},
     {Py_am_send, wakeup_send},
     {Py_tp_iter, PyObject_SelfIter},
-    {Py_tp_iternext, wakeup_next},
+    {Py_tp_iternext, aio_wakeup_next},
     {Py_tp_methods, wakeup_methods},
     {Py_tp_getset, wakeup_getset},
     {Py_tp_doc, "What one task at a time waits on, and is resumed from by `wake`."},

@@ -7,7 +7,7 @@ import errno
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any, Self, cast
 
 from aiordma._ffi import ffi, lib
@@ -29,6 +29,8 @@ from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
 
 __all__ = ["Connection", "ConnectionStats"]
+
+_COUNTERS = tuple(field.name for field in fields(ConnectionStats))
 
 
 class Connection(ConnectionCore):
@@ -176,19 +178,15 @@ class Connection(ConnectionCore):
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
         """
-        one_sided = self._one_sided
-        operation = one_sided.plain_read(remote, into, offset)
+        # C does the plain case; see `send` for threads and loops.
+        operation = self._mail.read(remote, into, offset)
         if operation is None:
             self._check_loop()
-            size = await one_sided.read(remote, into, offset)
-        else:
-            size = into.length
-            try:
-                await operation
-            except FlushedError as exc:
-                raise one_sided.lost() from exc
-        self._stats.bytes_read += size
-        return size
+            return await self._one_sided.read(remote, into, offset)
+        try:
+            return await operation
+        except FlushedError as exc:
+            raise self._one_sided.lost() from exc
 
     async def write(
         self, remote: RemoteRegion, data: Any, *, offset: int = 0, imm: int | None = None
@@ -209,26 +207,21 @@ class Connection(ConnectionCore):
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
         written.
         """
-        one_sided = self._one_sided
         if imm is None:
-            operation = one_sided.plain_write(remote, data, offset)
+            operation = self._mail.write(remote, data, offset)
             if operation is not None:
                 try:
-                    await operation
+                    return await operation
                 except FlushedError as exc:
-                    raise one_sided.lost() from exc
-                self._stats.bytes_written += data.length
-                return int(data.length)
+                    raise self._one_sided.lost() from exc
         self._check_loop()
         if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
             msg = f"imm {imm} does not fit into 32 bits"
             raise ValueError(msg)
         if imm is None or self.config.raw:
-            size = await one_sided.write(remote, data, offset, imm)
-        else:
-            size = await one_sided.write(remote, data, offset)
-            await self.send(b"", imm=imm)
-        self._stats.bytes_written += size
+            return await self._one_sided.write(remote, data, offset, imm)
+        size = await self._one_sided.write(remote, data, offset)
+        await self.send(b"", imm=imm)
         return size
 
     async def fetch_add(self, remote: RemoteRegion, value: int, *, offset: int = 0) -> int:
@@ -267,9 +260,7 @@ class Connection(ConnectionCore):
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
     ) -> int:
         self._check_loop()
-        before = await self._one_sided.atomic(opcode, remote, offset, compare_add, swap)
-        self._stats.atomics += 1
-        return before
+        return await self._one_sided.atomic(opcode, remote, offset, compare_add, swap)
 
     async def register(self, buf: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Register memory for this connection's own transfers, so that nothing is copied.
@@ -435,11 +426,8 @@ class Connection(ConnectionCore):
     @property
     def stats(self) -> ConnectionStats:
         """Counters of the connection, as they are now."""
-        stats, lane = replace(self._stats), self._lane
-        stats.messages_sent, stats.bytes_sent = lane.messages_sent, lane.bytes_sent
-        stats.messages_received = lane.messages_received
-        stats.bytes_received = lane.bytes_received
-        return stats
+        lane = self._lane
+        return ConnectionStats(**{name: getattr(lane, name) for name in _COUNTERS})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What the connection runs on, by `name`; `default` for a name that is unknown.

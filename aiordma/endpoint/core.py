@@ -37,7 +37,9 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.wr import SGE
 
 __all__ = ["ConnectionCore", "ConnectionStats", "closed_error"]
 
@@ -73,7 +75,6 @@ class ConnectionCore:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
         self.private_data = b""
-        self._stats = ConnectionStats()
         self._lane = link.lane.c
         self._link = link
         self._loop = link.loop
@@ -81,6 +82,7 @@ class ConnectionCore:
             link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
         )
         self._mail = self._receiver.mail
+        self._mail.sge, self._mail.remote, self._mail.pd = SGE, RemoteRegion, link.pd
         self._sender = Sender(link, config, self._receiver.window)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None  # made for the first large message

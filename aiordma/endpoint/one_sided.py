@@ -8,8 +8,8 @@ Theory of operation
     nothing copied.  Otherwise up to 64 KiB go through a buffer of the pool, because a copy is
     cheaper than a registration, and more is registered for the time of the operation.
 
-    Registered memory that goes in one request needs little more than the post (`plain_read`,
-    `plain_write`); everything else takes the long way.
+    Registered memory that goes in one request, which is fast, C has checked and posted before this
+    is asked (`_ffi/transfer.c`); what C does not take comes here, to be done or to be refused.
 
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.
@@ -42,12 +42,9 @@ __all__ = ["OneSided", "register"]
 
 _COPY = 64 * 1024
 _INLINE_REGISTRATION = 1 << 20
-_PIECE = 1 << 20
+_PIECE = 1 << 20  # _ffi/transfer.c has it, too
 _GROUP = 4
-# Numbers: `&` of flags is slow.
-_LOCAL_WRITE = int(Access.LOCAL_WRITE)
-_REMOTE_READ = int(Access.REMOTE_READ)
-_REMOTE_WRITE = int(Access.REMOTE_WRITE)
+_LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
 _READ = int(Opcode.RDMA_READ)
 _WRITE = int(Opcode.RDMA_WRITE)
 Local = MemoryRegion | SGE
@@ -86,7 +83,7 @@ class OneSided:
         failure: Makes the exception for a connection that is over, or None while it is not.
     """
 
-    __slots__ = ("_cache", "_failure", "_link", "_operations", "_pd")
+    __slots__ = ("_cache", "_failure", "_link", "_operations")
 
     def __init__(
         self,
@@ -96,48 +93,12 @@ class OneSided:
         failure: Callable[[], BaseException | None],
     ) -> None:
         self._link = link
-        self._pd = link.pd
         self._operations = operations
         self._failure = failure
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
             link.at_close(self._cache.close)
-
-    # What needs one request and nothing else
-
-    def plain_read(self, remote: RemoteRegion, into: Any, offset: int) -> Operation | None:
-        """Post a READ into a piece of registered memory; None if `read` has to look at it."""
-        if type(into) is not SGE:
-            return None
-        mr, size = into.mr, len(into)
-        if (
-            not 0 < size <= _PIECE
-            or not 0 <= offset <= remote.length - size
-            or not remote.rights._value_ & _REMOTE_READ
-            or not mr.access._value_ & _LOCAL_WRITE
-            or mr.pd is not self._pd
-        ):
-            return None
-        post = self._operations.post
-        return post(_READ, mr, mr.addr + into.offset, size, remote.addr + offset, remote.rkey)
-
-    def plain_write(self, remote: RemoteRegion, data: Any, offset: int) -> Operation | None:
-        """Post a WRITE from a piece of registered memory; None if `write` has to look at it."""
-        if type(data) is not SGE:
-            return None
-        mr, size = data.mr, len(data)
-        if (
-            not 0 < size <= _PIECE
-            or not 0 <= offset <= remote.length - size
-            or not remote.rights._value_ & _REMOTE_WRITE
-            or mr.pd is not self._pd
-        ):
-            return None
-        post = self._operations.post
-        return post(_WRITE, mr, mr.addr + data.offset, size, remote.addr + offset, remote.rkey)
-
-    # All others
 
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""

@@ -39,8 +39,8 @@ _LINGER_S = 0.5
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
 
 
-def _let_go(region: MemoryRegion, _: object) -> None:
-    region._let_go()
+def _transferred(region: MemoryRegion, _: object) -> None:
+    region._transferred()
 
 
 def _rest(reference: weakref.ref[Operations]) -> None:
@@ -50,7 +50,7 @@ def _rest(reference: weakref.ref[Operations]) -> None:
 
 
 class Operations:
-    """Those of one connection.
+    """Those of one connection, beside the plain ones that C posts (`Mail.read`, `Mail.write`).
 
     Args:
         link: The adapter's side.
@@ -60,8 +60,7 @@ class Operations:
     """
 
     __slots__ = (
-        "__weakref__", "_c", "_depth", "_failure", "_line", "_link", "_mail", "_operate",
-        "_resting", "_used",
+        "__weakref__", "_c", "_depth", "_failure", "_line", "_link", "_mail", "_resting",
     )  # fmt: skip
 
     def __init__(
@@ -74,27 +73,10 @@ class Operations:
         self._link = link
         self._c = link.lane.c
         self._mail = mail
-        self._operate = mail.operate
         self._depth = config.one_sided_depth
         self._failure = failure
         self._line: deque[asyncio.Future[int]] = EMPTY
-        self._used = False  # since the timer was set
         self._resting: asyncio.TimerHandle | None = None  # set while the link listens
-
-    def post(
-        self, opcode: int, region: MemoryRegion, addr: int, size: int, where: int, rkey: int
-    ) -> Operation | None:
-        """Post one request now; None if `posted` has to see to it.  Args: as there."""
-        if not self._used:
-            return None
-        region._retain()
-        operation = self._operate(-1, opcode, addr, size, region.lkey, where, rkey, 0, 0, region)
-        if type(operation) is Operation:
-            return operation
-        region._let_go()
-        if operation is not None:
-            raise self._refused(operation)
-        return None
 
     async def posted(
         self,
@@ -126,22 +108,15 @@ class Operations:
         """
         self._attend()
         number = await self._number() if self._line or not self._c.n_operations_free else -1
-        operation: Operation | int | None = None
-        try:
-            region._retain()
-            try:
-                operation = self._operate(
-                    number, opcode, addr, size, region.lkey, where, rkey, compare_add, swap, region
-                )
-            finally:
-                if type(operation) is not Operation:
-                    region._let_go()
-        finally:
-            if number >= 0 and type(operation) is not Operation:
-                self._give(number)
-        if type(operation) is Operation:
+        operation = self._mail.operate(
+            number, opcode, addr, size, where, rkey, compare_add, swap, region
+        )
+        if isinstance(operation, Operation):
             return operation
+        if number >= 0:
+            self._give(number)
         if operation is None:
+            region._require()
             raise self.lost()  # it is over since
         raise self._refused(operation)
 
@@ -194,7 +169,7 @@ class Operations:
             )
         region = self._mail.ended(number, error)
         if region is not None:
-            region._let_go()
+            region._transferred()
         if self._line:
             self._room()
 
@@ -207,7 +182,7 @@ class Operations:
         for number in range(self._depth):
             region = self._mail.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
             if region is not None:
-                qp._gone.add_done_callback(functools.partial(_let_go, region))
+                qp._gone.add_done_callback(functools.partial(_transferred, region))
         for place in self._line:
             if not place.done():
                 place.set_exception(self.lost())
@@ -226,11 +201,11 @@ class Operations:
 
     def _attend(self) -> None:
         """Have the link listen."""
-        self._used = True
+        if not self._c.n_operations:
+            self._link.lane.allow_operations(self._depth)
+            self._link.at_close(self._drop)
+        self._c.attended = True
         if self._resting is None:
-            if not self._c.n_operations:
-                self._link.lane.allow_operations(self._depth)
-                self._link.at_close(self._drop)
             self._link.listen()
             self._set_timer()
 
@@ -242,8 +217,8 @@ class Operations:
         """Have it listen no more, if nothing has happened in the meantime."""
         if self._link.closed:
             return
-        if self._used or self._c.operating:
-            self._used = False
+        if self._c.attended or self._c.operating:
+            self._c.attended = False
             self._set_timer()
         else:
             self._resting = None

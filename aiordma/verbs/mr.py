@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
+from aiordma._ffi.fast import Registration
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context
@@ -76,7 +77,17 @@ class MemoryRegion(Resource):
     """
 
     _use = "unfinished work request"
-    __slots__ = ("_keep", "_view", "access", "addr", "length", "lkey", "pd", "rkey")
+    __slots__ = (
+        "_keep",
+        "_registration",
+        "_view",
+        "access",
+        "addr",
+        "length",
+        "lkey",
+        "pd",
+        "rkey",
+    )
 
     def __init__(
         self,
@@ -136,6 +147,7 @@ class MemoryRegion(Resource):
                 raise _refusal(ffi.errno, verb, pd.context, access, length)
             self.lkey = int(handle.lkey)
             self.rkey = int(handle.rkey)
+            self._registration = Registration(addr, self.lkey, int(access), pd)
             super().__init__(handle, (pd,))
         finally:
             pd._let_go()
@@ -292,6 +304,21 @@ class MemoryRegion(Resource):
             msg = "the region was not made from a buffer of this process"
             raise BufferError(msg)
         return self._view
+
+    # Operations of connections are counted in C.
+
+    @property
+    def _transfers(self) -> int:
+        return self._registration.uses
+
+    def _stay(self) -> None:
+        if self._registration.shut():
+            self._children += 1
+
+    def _transferred(self) -> None:
+        """An operation that C has counted, and that did not end by way of C, has ended."""
+        if self._registration.leave():
+            self._let_go()
 
     def _destroy(self, handle: Any) -> None:
         try:

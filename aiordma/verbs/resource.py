@@ -220,6 +220,7 @@ class Resource:
             # Held by itself until its loop side is cleaned up: the last child may let go in
             # another thread at this very moment.
             self._children += 1
+            self._stay()
         loop = self._home
         if loop is None or loop is _running_loop() or not loop.is_running():
             self._leave_loop()
@@ -228,6 +229,15 @@ class Resource:
             loop.call_soon_threadsafe(self._leave_loop)
         except RuntimeError:  # it was closed in this moment
             self._leave_loop()
+
+    # Uses that are not counted here; see MemoryRegion.
+
+    @property
+    def _transfers(self) -> int:
+        return 0
+
+    def _stay(self) -> None:
+        """It is being closed, under the lock: count them as one user if there are any."""
 
     def _leave_loop(self) -> None:
         self._on_close()
@@ -252,7 +262,7 @@ class Resource:
             else f"{count} {name}s made from it are still open"
             for name, count in Counter(type(child).__name__ for child in self._in_the_way()).items()
         ]
-        if uses := self._children - len(self._made):
+        if uses := self._children - len(self._made) + self._transfers:
             parts.append(f"{uses} {self._use}{'s' * (uses > 1)}")
         if parts:
             msg = f"the {type(self).__name__} cannot be destroyed: {', '.join(parts)}"
