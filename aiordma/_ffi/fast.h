@@ -55,8 +55,17 @@ typedef struct {
     unsigned char opcode;
 } Operation;
 
-/* mail.c: the data path of a connection */
+/* mail.c: what a task that waits for a message is parked on */
+struct mail;
+
 typedef struct {
+    Wakeup wakeup;
+    struct mail *mail; /* NULL once that is gone */
+    char taking;       /* the wait ends with the message */
+} Parked;
+
+/* mail.c: the data path of a connection */
+typedef struct mail {
     PyObject_HEAD struct aio_lane *lane; /* kept alive by the link, which the receiver holds */
     int (*send)(struct aio_lane *, const void *, uint64_t);
     int64_t (*next)(struct aio_lane *);
@@ -65,7 +74,7 @@ typedef struct {
     unsigned long thread;
     PyObject *receiver;
     PyObject *type;   /* of the messages */
-    PyObject *parked; /* Wakeup of the task that waits for a message */
+    Parked *parked;
     PyObject *room;   /* called when an operation has ended and somebody waits for room */
     PyObject *sge;    /* two classes, of which transfer.c reads the attributes */
     PyObject *remote;
@@ -91,6 +100,21 @@ typedef struct {
     char kept;    /* counts among those that the program has */
 } Message;
 
+/* stream_calls.c: the data path of a stream */
+typedef struct {
+    PyObject_HEAD struct aio_stream *stream; /* kept alive by whoever made this object */
+    ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
+    uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
+    PyObject *attention;
+    Wakeup *wakeup;    /* of the task that waits for bytes */
+    PyObject *push;    /* protocol.data_received, or None */
+    PyObject *context; /* in which it is called */
+    PyObject *other;   /* called with the news that are not plain */
+    PyObject *failed;  /* called with what data_received raised */
+} StreamCalls;
+
+int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */
+
 /* Put a reference that is stolen in the place of another. */
 static inline void replace(PyObject **place, PyObject *object)
 {
@@ -113,8 +137,9 @@ int aio_add_stream_calls(PyObject *module);
 /* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
 PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 
-extern PyTypeObject *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
+extern PyTypeObject *aio_mail_type, *aio_stream_calls_type, *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
 
+PyObject *aio_wakeup_await(PyObject *self);
 PyObject *aio_wakeup_next(PyObject *self);
 
 /* operation.c, for mail.c and transfer.c */
@@ -124,6 +149,9 @@ PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count
 PyObject *aio_end_operation(Mail *self, PyObject *args);
 int aio_operations_done(Mail *self);
 void aio_free_operations(Mail *self);
+
+/* mail.c, for reader.c: 0, or -1 */
+int aio_mail_news(Mail *self, uint32_t news);
 
 /* transfer.c, for mail.c */
 PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Mail", "MessageBase", "Operation", "Reader", "Registration", "StreamCalls", "Wakeup"]
+__all__ = [
+    "Mail", "MessageBase", "Operation", "Parked", "Readable", "Reader", "Registration",
+    "StreamCalls", "Wakeup",
+]  # fmt: skip
 
 if TYPE_CHECKING:
     from aiordma._ffi._fast import (
         Mail,
         MessageBase,
         Operation,
+        Parked,
+        Readable,
         Reader,
         Registration,
         StreamCalls,
@@ -22,6 +27,8 @@ else:
             Mail,
             MessageBase,
             Operation,
+            Parked,
+            Readable,
             Reader,
             Registration,
             StreamCalls,
@@ -30,7 +37,7 @@ else:
     except ImportError:
         # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
         # ever arrive; but aiordma can be imported, and tells why.
-        Mail = Operation = Reader = Registration = StreamCalls = Wakeup = None
+        Mail = Operation = Parked = Readable = Reader = Registration = StreamCalls = Wakeup = None
 
         class MessageBase:
             """Stands in for the compiled class."""

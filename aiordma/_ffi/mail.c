@@ -7,6 +7,9 @@
 #define WANT_ARRIVAL 1 /* as message.c has them */
 #define OPERATED     4
 
+PyTypeObject *aio_mail_type;
+
+static PyTypeObject *parked_type;
 static PyObject *name_on_news;
 
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -18,7 +21,7 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     PyObject *receiver, *type, *parked;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKKOOO!", names, &lane, &send, &next, &back,
-                                     &operate, &receiver, &type, aio_wakeup_type, &parked))
+                                     &operate, &receiver, &type, parked_type, &parked))
         return -1;
     self->lane = (struct aio_lane *)(uintptr_t)lane;
     self->send = (int (*)(struct aio_lane *, const void *, uint64_t))(uintptr_t)send;
@@ -32,7 +35,8 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_INCREF(type);
     replace(&self->type, type);
     Py_INCREF(parked);
-    replace(&self->parked, parked);
+    replace((PyObject **)&self->parked, parked);
+    self->parked->mail = self;
     return 0;
 }
 
@@ -76,7 +80,9 @@ static void mail_dealloc(PyObject *object)
     aio_free_operations((Mail *)object);
     Py_CLEAR(((Mail *)object)->receiver);
     Py_CLEAR(((Mail *)object)->type);
-    Py_CLEAR(((Mail *)object)->parked);
+    if (((Mail *)object)->parked)
+        ((Mail *)object)->parked->mail = NULL;
+    replace((PyObject **)&((Mail *)object)->parked, NULL);
     mail_clear(object);
     release(object);
     Py_DECREF(type);
@@ -112,14 +118,13 @@ static PyObject *mail_message(PyObject *object, PyObject *args)
     return make_message((Mail *)object, slot, length, Py_NewRef(imm));
 }
 
-static PyObject *mail_take(PyObject *object, PyObject *unused)
+/* The next message; None if there is none; False if Python has to look; NULL with an exception. */
+static PyObject *take(Mail *self)
 {
-    Mail *self = (Mail *)object;
     struct aio_lane *lane = self->lane;
     PyObject *message;
     int64_t at;
 
-    (void)unused;
     if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
         Py_RETURN_FALSE;
     at = self->next(lane);
@@ -133,6 +138,78 @@ static PyObject *mail_take(PyObject *object, PyObject *unused)
     }
     return message;
 }
+
+/* `await mail` gives the next message, or None if Python has to see to it. */
+static PyObject *mail_await(PyObject *object)
+{
+    Mail *self = (Mail *)object;
+    PyObject *nothing, *iterator;
+
+    if (self->parked->wakeup.state == AIO_IDLE && !self->lane->rare) {
+        self->parked->taking = 1;
+        return Py_NewRef((PyObject *)self->parked);
+    }
+    nothing = PyTuple_New(0);
+    iterator = nothing ? PyObject_GetIter(nothing) : NULL;
+    Py_XDECREF(nothing);
+    return iterator;
+}
+
+static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **result)
+{
+    Parked *self = (Parked *)object;
+    int again = self->wakeup.state != AIO_IDLE;
+
+    (void)value;
+    if (!self->taking || !self->mail || (again && self->wakeup.error)) {
+        *result = aio_wakeup_next(object);
+        if (*result)
+            return PYGEN_NEXT;
+        self->taking = 0;
+        if (PyErr_Occurred())
+            return PYGEN_ERROR;
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
+    }
+    if (again)
+        aio_wakeup_forget(&self->wakeup);
+    *result = take(self->mail);
+    if (*result == Py_None && !again) {
+        Py_DECREF(*result);
+        *result = aio_wakeup_next(object);
+        return PYGEN_NEXT;
+    }
+    self->taking = 0;
+    if (!*result)
+        return PYGEN_ERROR;
+    if (*result == Py_False)
+        replace(result, Py_NewRef(Py_None));
+    return PYGEN_RETURN;
+}
+
+/* Awaited by itself it is a Wakeup and nothing else. */
+static PyObject *parked_await(PyObject *object)
+{
+    PyObject *awaited = aio_wakeup_await(object);
+
+    if (awaited)
+        ((Parked *)object)->taking = 0;
+    return awaited;
+}
+
+static PyType_Slot parked_slots[] = {
+    {Py_am_await, parked_await},
+    {Py_am_send, parked_send},
+    {Py_tp_doc, "What a task that waits for a message is parked on."},
+    {0, NULL},
+};
+
+static PyType_Spec parked_spec = {
+    .name = "aiordma._ffi._fast.Parked",
+    .basicsize = sizeof(Parked),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = parked_slots,
+};
 
 static PyObject *mail_send(PyObject *object, PyObject *data)
 {
@@ -148,37 +225,49 @@ static PyObject *mail_send(PyObject *object, PyObject *data)
  * A task that was resumed raised SystemExit or KeyboardInterrupt, which end the loop.  Programs run
  * it again to end their tasks, and the rest is for them.
  */
-static void later(Mail *self, PyObject *bits)
+static void later(Mail *self, uint32_t news)
 {
-    PyObject *type, *value, *traceback, *news, *handle = NULL;
+    PyObject *type, *value, *traceback, *handle;
 
     PyErr_Fetch(&type, &value, &traceback);
-    news = PyObject_GetAttrString((PyObject *)self, "news");
-    if (news)
-        handle = PyObject_CallMethod(((Wakeup *)self->parked)->loop, "call_soon", "OO", news, bits);
-    Py_XDECREF(news);
+    handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
+                                 (unsigned int)news);
     Py_XDECREF(handle);
     PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use to anybody */
 }
 
 /* Messages have arrived, operations have ended; nothing else of the program is running. */
-static PyObject *mail_news(PyObject *object, PyObject *bits)
+int aio_mail_news(Mail *self, uint32_t news)
 {
-    Mail *self = (Mail *)object;
-    unsigned long news = PyLong_AsUnsignedLong(bits);
-
     if (news & OPERATED && aio_operations_done(self)) {
-        later(self, bits);
-        return NULL;
+        later(self, news);
+        return -1;
     }
     if (news & WANT_ARRIVAL) {
-        int woken = aio_wake((Wakeup *)self->parked);
+        int woken = aio_wake(&self->parked->wakeup);
 
         if (woken < 0)
-            return NULL;
-        if (!woken)
-            return PyObject_CallMethodObjArgs(self->receiver, name_on_news, bits, NULL);
+            return -1;
+        if (!woken) {
+            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, name_on_news, NULL);
+
+            Py_XDECREF(told);
+            return told ? 0 : -1;
+        }
     }
+    return 0;
+}
+
+static PyObject *mail_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    unsigned int news;
+
+    if (kwargs && PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "Mail takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "I", &news) || aio_mail_news((Mail *)object, news))
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -204,10 +293,7 @@ static PyObject *mail_ended(PyObject *object, PyObject *args)
 
 static PyMethodDef mail_methods[] = {
     {"send", mail_send, METH_O, "Send bytes; see aio_lane_send."},
-    {"take", mail_take, METH_NOARGS,
-     "The next message; None if there is none; False if Python has to look."},
     {"message", mail_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
-    {"news", mail_news, METH_O, "What the sink has noted, for the channel to tell."},
     {"operate", (PyCFunction)(void (*)(void))mail_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
     {"read", (PyCFunction)(void (*)(void))mail_read, METH_FASTCALL,
@@ -231,6 +317,8 @@ static PyType_Slot mail_slots[] = {
     {Py_tp_traverse, mail_traverse},
     {Py_tp_clear, mail_clear},
     {Py_tp_dealloc, mail_dealloc},
+    {Py_tp_call, mail_call}, /* with the news of its sink */
+    {Py_am_await, mail_await},
     {Py_tp_methods, mail_methods},
     {Py_tp_members, mail_members},
     {Py_tp_doc, "The data path of one connection."},
@@ -249,5 +337,7 @@ int aio_add_mail(PyObject *module)
     name_on_news = PyUnicode_InternFromString("on_news");
     if (!name_on_news)
         return -1;
-    return aio_add_type(module, &mail_spec, NULL) ? 0 : -1;
+    parked_type = aio_add_type(module, &parked_spec, aio_wakeup_type);
+    aio_mail_type = parked_type ? aio_add_type(module, &mail_spec, NULL) : NULL;
+    return aio_mail_type ? 0 : -1;
 }

@@ -55,6 +55,20 @@ static PySendResult operation_send(PyObject *object, PyObject *value, PyObject *
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
+/* For who iterates instead, as the interpreter does while it is traced. */
+static PyObject *operation_next(PyObject *object)
+{
+    PyObject *length, *next = aio_wakeup_next(object);
+
+    if (!next && !PyErr_Occurred()) {
+        length = PyLong_FromUnsignedLong(((Operation *)object)->length);
+        if (length)
+            PyErr_SetObject(PyExc_StopIteration, length);
+        Py_XDECREF(length);
+    }
+    return next;
+}
+
 static PyMemberDef operation_members[] = {
     {"opcode", T_UBYTE, offsetof(Operation, opcode), READONLY, "As enum ibv_wr_opcode has it."},
     {NULL, 0, 0, 0, NULL},
@@ -66,6 +80,7 @@ static PyType_Slot operation_slots[] = {
     {Py_tp_dealloc, operation_dealloc},
     {Py_tp_members, operation_members},
     {Py_am_send, operation_send},
+    {Py_tp_iternext, operation_next},
     {Py_tp_doc, "A READ, WRITE or atomic under way; awaited by one task."},
     {0, NULL},
 };
@@ -108,7 +123,7 @@ static Operation *fresh(Mail *self, uint32_t number)
     operation = (Operation *)allocate(aio_operation_type, 0);
     if (!operation)
         return NULL;
-    operation->wakeup.loop = Py_NewRef(((Wakeup *)self->parked)->loop);
+    operation->wakeup.loop = Py_NewRef(self->parked->wakeup.loop);
     replace(&self->operations[number], (PyObject *)operation);
     return operation;
 }

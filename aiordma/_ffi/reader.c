@@ -1,10 +1,13 @@
 /*
  * Reader: what the loop calls when a completion channel is readable, as far as it is simple.
  *
- * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that sinks have
- * news, and nothing else: then their owners are told from here, and nothing is unpacked.
+ * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that one sink has
+ * news, and nothing else: then its owner is told from here, and no line of Python's runs but the
+ * program's.  All else goes the way of verbs/comp_channel.py and loop/pump.py.
  */
 #include "fast.h"
+
+static PyTypeObject *reader_type;
 
 #define INDEX_BITS 24
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
@@ -14,8 +17,20 @@ typedef struct {
     struct ibv_wc *completions;
     int room;
     int (*run)(struct aio_drain *, struct ibv_wc *, int);
-    PyObject *news; /* what is called for a sink, by its index */
+    PyObject *news;  /* what is called for a sink, by its index */
+    PyObject *error; /* what a task raised, for drain() to raise */
+    int left;        /* what was drained, and is left for drain() */
+    char draining;
+    char deferred;
+    char stopped;
+    PyObject *weak;
 } Reader;
+
+/* What the loop calls.  As FdPump, it does not keep alive what it reads. */
+typedef struct {
+    PyObject_HEAD PyObject *reader; /* weak reference */
+    PyObject *slow;                 /* called for whatever is not simple */
+} Readable;
 
 static int reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -39,12 +54,14 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(((Reader *)object)->news);
+    Py_VISIT(((Reader *)object)->error);
     return 0;
 }
 
 static int reader_clear(PyObject *object)
 {
     Py_CLEAR(((Reader *)object)->news);
+    Py_CLEAR(((Reader *)object)->error);
     return 0;
 }
 
@@ -54,6 +71,7 @@ static void reader_dealloc(PyObject *object)
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
+    PyObject_ClearWeakRefs(object);
     reader_clear(object);
     release(object);
     Py_DECREF(type);
@@ -62,46 +80,88 @@ static void reader_dealloc(PyObject *object)
 /* Tell the owner of a sink; nobody, if it was removed. */
 static int tell(Reader *self, uint32_t ready)
 {
-    PyObject *index = PyLong_FromUnsignedLong(ready & INDEX_MASK);
-    PyObject *bits = PyLong_FromUnsignedLong(ready >> INDEX_BITS);
-    PyObject *owner, *done = NULL;
+    PyObject *index = PyLong_FromUnsignedLong(ready & INDEX_MASK), *owner;
+    uint32_t news = ready >> INDEX_BITS;
+    int rc;
 
-    if (index && bits) {
-        owner = PyDict_GetItemWithError(self->news, index);
-        if (owner) {
-            Py_INCREF(owner); /* it may remove itself */
-            done = PyObject_CallFunctionObjArgs(owner, bits, NULL);
-            Py_DECREF(owner);
-        } else if (!PyErr_Occurred()) {
-            done = Py_NewRef(Py_None);
-        }
+    if (!index)
+        return -1;
+    owner = PyDict_GetItemWithError(self->news, index);
+    Py_DECREF(index);
+    if (!owner)
+        return PyErr_Occurred() ? -1 : 0;
+    Py_INCREF(owner); /* it may remove itself */
+    if (Py_IS_TYPE(owner, aio_mail_type)) {
+        rc = aio_mail_news((Mail *)owner, news);
+    } else if (Py_IS_TYPE(owner, aio_stream_calls_type)) {
+        rc = aio_stream_news((StreamCalls *)owner, news);
+    } else {
+        PyObject *bits = PyLong_FromUnsignedLong(news);
+        PyObject *done = bits ? PyObject_CallFunctionObjArgs(owner, bits, NULL) : NULL;
+
+        rc = done ? 0 : -1;
+        Py_XDECREF(bits);
+        Py_XDECREF(done);
     }
-    Py_XDECREF(index);
-    Py_XDECREF(bits);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    Py_DECREF(owner);
+    return rc;
+}
+
+/*
+ * What a drain brought: 0 if all is done, -1 with an exception, else what aio_drain returned.
+ *
+ * Tasks are resumed here; what is not to run among them waits for the end (`draining`).
+ */
+static int drain(Reader *self)
+{
+    int took = self->run(self->drain, self->completions, self->room);
+
+    if (!took)
+        return 0;
+    self->draining = 1;
+    /* With several, one that drains again would overwrite what the others have to hear. */
+    return took == 1 << 16 ? tell(self, self->drain->ready[0]) : took;
 }
 
 static PyObject *reader_drain(PyObject *object, PyObject *unused)
 {
     Reader *self = (Reader *)object;
-    int took = self->run(self->drain, self->completions, self->room);
+    int took;
 
     (void)unused;
-    if (took == 0)
-        Py_RETURN_NONE;
-    /* With several, one that drains again would overwrite what the others have to hear. */
-    if (took != 1 << 16)
-        return PyLong_FromLong(took);
-    if (tell(self, self->drain->ready[0]))
+    if (self->error) {
+        PyObject *error = self->error;
+
+        self->error = NULL;
+        self->left = 0;
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_DECREF(error);
         return NULL;
-    Py_RETURN_NONE;
+    }
+    took = self->left;
+    self->left = 0;
+    if (!took)
+        took = drain(self);
+    if (took < 0)
+        return NULL;
+    if (!took)
+        Py_RETURN_NONE;
+    return PyLong_FromLong(took);
 }
 
 static PyMethodDef reader_methods[] = {
     {"drain", reader_drain, METH_NOARGS,
-     "Drain the channel: None if all is done, or what aio_drain returned, for Python to do."},
+     "Drain the channel, unless that was done already: None if nothing is left, or what aio_drain "
+     "returned, for Python to do."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef reader_members[] = {
+    {"draining", T_BOOL, offsetof(Reader, draining), 0, "Whether tasks are being resumed."},
+    {"deferred", T_BOOL, offsetof(Reader, deferred), 0, "Whether Python has to run something."},
+    {"stopped", T_BOOL, offsetof(Reader, stopped), 0, "Whether the channel is not to be touched."},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Reader, weak), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot reader_slots[] = {
@@ -110,6 +170,7 @@ static PyType_Slot reader_slots[] = {
     {Py_tp_clear, reader_clear},
     {Py_tp_dealloc, reader_dealloc},
     {Py_tp_methods, reader_methods},
+    {Py_tp_members, reader_members},
     {Py_tp_doc, "Drains one completion channel."},
     {0, NULL},
 };
@@ -121,7 +182,113 @@ static PyType_Spec reader_spec = {
     .slots = reader_slots,
 };
 
+/* Readable */
+
+static int readable_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"reader", "slow", NULL};
+    PyObject *reader, *slow, *weak;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, reader_type, &reader, &slow))
+        return -1;
+    weak = PyWeakref_NewRef(reader, NULL);
+    if (!weak)
+        return -1;
+    replace(&((Readable *)object)->reader, weak);
+    replace(&((Readable *)object)->slow, Py_NewRef(slow));
+    return 0;
+}
+
+static int readable_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Readable *)object)->reader);
+    Py_VISIT(((Readable *)object)->slow);
+    return 0;
+}
+
+static int readable_clear(PyObject *object)
+{
+    Py_CLEAR(((Readable *)object)->reader);
+    Py_CLEAR(((Readable *)object)->slow);
+    return 0;
+}
+
+static void readable_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    readable_clear(object);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* Whether all is done; if not, reader->left or ->error is for Python. */
+static int all_done(Reader *reader)
+{
+    int took = drain(reader);
+
+    if (took < 0) {
+        PyObject *type, *traceback;
+
+        PyErr_Fetch(&type, &reader->error, &traceback);
+        PyErr_NormalizeException(&type, &reader->error, &traceback);
+        if (traceback)
+            PyException_SetTraceback(reader->error, traceback);
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        return 0;
+    }
+    reader->left = took;
+    if (took || reader->deferred)
+        return 0;
+    reader->draining = 0;
+    return 1;
+}
+
+static PyObject *readable_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Readable *self = (Readable *)object;
+    Reader *reader = (Reader *)PyWeakref_GetObject(self->reader);
+    PyObject *slow, *result;
+    int done;
+
+    (void)args;
+    (void)kwargs;
+    if ((PyObject *)reader != Py_None && !reader->stopped) {
+        Py_INCREF((PyObject *)reader);
+        done = all_done(reader);
+        Py_DECREF((PyObject *)reader);
+        if (done)
+            Py_RETURN_NONE;
+    }
+    slow = Py_NewRef(self->slow); /* it may take this object off the loop */
+    result = PyObject_CallNoArgs(slow);
+    Py_DECREF(slow);
+    return result;
+}
+
+static PyType_Slot readable_slots[] = {
+    {Py_tp_init, readable_init},
+    {Py_tp_traverse, readable_traverse},
+    {Py_tp_clear, readable_clear},
+    {Py_tp_dealloc, readable_dealloc},
+    {Py_tp_call, readable_call},
+    {Py_tp_doc, "What the loop calls when a completion channel is readable."},
+    {0, NULL},
+};
+
+static PyType_Spec readable_spec = {
+    .name = "aiordma._ffi._fast.Readable",
+    .basicsize = sizeof(Readable),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = readable_slots,
+};
+
 int aio_add_reader(PyObject *module)
 {
-    return aio_add_type(module, &reader_spec, NULL) ? 0 : -1;
+    reader_type = aio_add_type(module, &reader_spec, NULL);
+    return reader_type && aio_add_type(module, &readable_spec, NULL) ? 0 : -1;
 }

@@ -1,42 +1,54 @@
 /* StreamCalls: what Python calls on the data path of a stream.  The work is stream.c's. */
 #include "fast.h"
 
-typedef struct {
-    PyObject_HEAD struct aio_stream *stream; /* kept alive by whoever made this object */
-    ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
-    uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
-    PyObject *attention;
-} StreamCalls;
+#define NEWS_DATA 1 /* as stream.c has it */
+
+PyTypeObject *aio_stream_calls_type;
+
+static PyObject *name_run;
 
 static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamCalls *self = (StreamCalls *)object;
-    static char *names[] = {"stream", "write", "read", "attention", NULL};
+    static char *names[] = {"stream", "write", "read", "attention", "wakeup", NULL};
     unsigned long long stream, write, read;
-    PyObject *attention;
+    PyObject *attention, *wakeup;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKO", names, &stream, &write, &read,
-                                     &attention))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKOO!", names, &stream, &write, &read,
+                                     &attention, aio_wakeup_type, &wakeup))
         return -1;
     self->stream = (struct aio_stream *)(uintptr_t)stream;
     self->write = (ssize_t (*)(struct aio_stream *, const void *, size_t))(uintptr_t)write;
     self->read = (uint32_t (*)(struct aio_stream *, void *, size_t))(uintptr_t)read;
-    Py_INCREF(attention);
-    Py_XDECREF(self->attention);
-    self->attention = attention;
+    replace(&self->attention, Py_NewRef(attention));
+    replace((PyObject **)&self->wakeup, Py_NewRef(wakeup));
     return 0;
 }
 
 static int calls_traverse(PyObject *object, visitproc visit, void *arg)
 {
+    StreamCalls *self = (StreamCalls *)object;
+
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((StreamCalls *)object)->attention);
+    Py_VISIT(self->attention);
+    Py_VISIT((PyObject *)self->wakeup);
+    Py_VISIT(self->push);
+    Py_VISIT(self->context);
+    Py_VISIT(self->other);
+    Py_VISIT(self->failed);
     return 0;
 }
 
 static int calls_clear(PyObject *object)
 {
-    Py_CLEAR(((StreamCalls *)object)->attention);
+    StreamCalls *self = (StreamCalls *)object;
+
+    Py_CLEAR(self->attention);
+    replace((PyObject **)&self->wakeup, NULL);
+    Py_CLEAR(self->push);
+    Py_CLEAR(self->context);
+    Py_CLEAR(self->other);
+    Py_CLEAR(self->failed);
     return 0;
 }
 
@@ -102,16 +114,65 @@ static PyObject *calls_cut(PyObject *object, PyObject *number)
     return cut((StreamCalls *)object, (uint32_t)n);
 }
 
-static PyObject *calls_pull(PyObject *object, PyObject *unused)
+/* data_received() raised: the stream is over, but for what ends the loop.  0, or -1. */
+static int failed(StreamCalls *self)
 {
-    struct aio_stream *s = ((StreamCalls *)object)->stream;
+    PyObject *type, *value, *traceback, *told;
 
-    (void)unused;
-    if (s->waiter)
-        Py_RETURN_NONE;
-    if (!s->plain || !s->readable)
-        return PyBytes_FromStringAndSize(NULL, 0);
-    return cut((StreamCalls *)object, s->readable);
+    if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        return -1;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback)
+        PyException_SetTraceback(value, traceback);
+    told = PyObject_CallFunctionObjArgs(self->failed, value, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
+/* What C has taken, at the end of a drain. */
+int aio_stream_news(StreamCalls *self, uint32_t news)
+{
+    struct aio_stream *s = self->stream;
+    PyObject *data, *done, *push;
+    int rc;
+
+    if (news == NEWS_DATA && s->waiter)
+        return aio_wake(self->wakeup) < 0 ? -1 : 0;
+    if (news != NEWS_DATA || !s->plain || !s->readable) {
+        PyObject *bits = PyLong_FromUnsignedLong(news);
+
+        done = bits ? PyObject_CallFunctionObjArgs(self->other, bits, NULL) : NULL;
+        Py_XDECREF(bits);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    data = cut(self, s->readable);
+    if (!data)
+        return -1;
+    push = Py_NewRef(self->push); /* the protocol may be changed by its own call */
+    done = PyObject_CallMethodObjArgs(self->context, name_run, push, data, NULL);
+    rc = done ? 0 : failed(self);
+    Py_DECREF(push);
+    Py_DECREF(data);
+    Py_XDECREF(done);
+    return rc;
+}
+
+static PyObject *calls_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    unsigned int news;
+
+    if (kwargs && PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "StreamCalls takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "I", &news) || aio_stream_news((StreamCalls *)object, news))
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *calls_ask(PyObject *object, PyObject *number)
@@ -142,11 +203,17 @@ static PyObject *calls_done(PyObject *object, PyObject *unused)
 static PyMethodDef calls_methods[] = {
     {"write", calls_write, METH_O, "Send bytes: None for all of them, or how many have gone."},
     {"cut", calls_cut, METH_O, "The next so many bytes, or None if fewer are there."},
-    {"pull", calls_pull, METH_NOARGS,
-     "What is there; nothing if it is not for data_received; None if a task waits for it."},
     {"ask", calls_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
     {"done", calls_done, METH_NOARGS, "The wait is over."},
     {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef calls_members[] = {
+    {"push", T_OBJECT, offsetof(StreamCalls, push), 0, "The protocol's data_received, or None."},
+    {"context", T_OBJECT, offsetof(StreamCalls, context), 0, "In which it is called."},
+    {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},
+    {"failed", T_OBJECT, offsetof(StreamCalls, failed), 0, "Called with what it raised."},
+    {NULL, 0, 0, 0, NULL},
 };
 
 static PyType_Slot calls_slots[] = {
@@ -154,7 +221,9 @@ static PyType_Slot calls_slots[] = {
     {Py_tp_traverse, calls_traverse},
     {Py_tp_clear, calls_clear},
     {Py_tp_dealloc, calls_dealloc},
+    {Py_tp_call, calls_call}, /* with the news of its sink */
     {Py_tp_methods, calls_methods},
+    {Py_tp_members, calls_members},
     {Py_tp_doc, "The data path of one stream."},
     {0, NULL},
 };
@@ -168,5 +237,9 @@ static PyType_Spec calls_spec = {
 
 int aio_add_stream_calls(PyObject *module)
 {
-    return aio_add_type(module, &calls_spec, NULL) ? 0 : -1;
+    name_run = PyUnicode_InternFromString("run");
+    if (!name_run)
+        return -1;
+    aio_stream_calls_type = aio_add_type(module, &calls_spec, NULL);
+    return aio_stream_calls_type ? 0 : -1;
 }

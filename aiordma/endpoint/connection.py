@@ -130,19 +130,16 @@ class Connection(ConnectionCore):
         Cancellation: no message is lost.
         """
         receiver = self._receiver
-        while True:
+        try:
             # What Python has queued is older than what C has.
-            message = False if receiver.queue else self._mail.take()
-            if message is False or (message is None and receiver.over):
-                self._check_loop()
-                message = receiver.take()
-            if message is not None:
-                return cast("Message", message)
-            try:
-                await receiver.wait()
-            except BaseException:
-                receiver.left()
-                raise
+            message = None if receiver.queue or receiver.over else await self._mail
+        except BaseException:
+            receiver.left()
+            raise
+        if message is None:
+            self._check_loop()
+            message = await receiver.recv()
+        return cast("Message", message)
 
     def __aiter__(self) -> Self:
         return self

@@ -111,7 +111,7 @@ class ConnectionCore:
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
-            self._operations.on_ended, self._mail.news,
+            self._operations.on_ended, self._mail,
         )  # fmt: skip
 
     # Handshake: called by connect and accept

@@ -32,7 +32,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiordma._ffi import ffi, function_address, lib
-from aiordma._ffi.fast import Mail, Wakeup
+from aiordma._ffi.fast import Mail, Parked
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import WANT_ARRIVAL
 from aiordma.endpoint.link import Link
@@ -104,7 +104,7 @@ class Receiver:
         self._on_taken = on_taken
         self.queue: deque[Arrival] = EMPTY
         self.over = False
-        self._parked = Wakeup(link.loop)
+        self._parked = Parked(link.loop)
         self._waiters = Waiters()
         self._c = link.lane.c
         self._head = 0 if config.raw else FRAME_SIZE
@@ -136,8 +136,8 @@ class Receiver:
 
     # From the adapter
 
-    def on_news(self, bits: int) -> None:
-        """Messages have arrived, and no task was parked to be resumed (`Mail.news`)."""
+    def on_news(self) -> None:
+        """Messages have arrived, and no task was parked that C could resume."""
         if self._waiters.line:
             self._waiters.wake()
         else:

@@ -41,13 +41,16 @@ class FdPump:
             consumed would otherwise make the loop spin.
         failed: Called once with the exception when a drain raised; after that the reader is gone.
 
-    Where `drain` or `failed` is a method, its object is not kept alive.
+        quick: Makes what the loop calls instead, from what it is to call where it cannot do all.
+
+    Where `drain` or `failed` is a method, its object is not kept alive; `quick` is not kept.
 
     Must be used from the loop's thread, except `close`.
     """
 
     __slots__ = (
         "__weakref__", "_again", "_drain", "_failed", "_fd", "_loop", "_owner", "_paused",
+        "_quick",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +59,7 @@ class FdPump:
         fd: int,
         drain: Callable[[], bool],
         failed: Callable[[BaseException], None],
+        quick: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
     ) -> None:
         os.set_blocking(fd, False)
         self._loop: asyncio.AbstractEventLoop | None = loop
@@ -70,7 +74,8 @@ class FdPump:
         self._failed = weakly(failed)
         self._again: asyncio.Handle | None = None
         self._paused = False
-        loop.add_reader(fd, self._readable)
+        self._quick = None if quick is None else quick(self._readable)
+        loop.add_reader(fd, self._quick or self._readable)
         fork.guard(self)
 
     @property
@@ -117,7 +122,7 @@ class FdPump:
         """Read again after `pause`."""
         if self._loop is not None and self._paused:
             self._paused = False
-            self._loop.add_reader(self._fd, self._readable)
+            self._loop.add_reader(self._fd, self._quick or self._readable)
             # A drain that had stopped for its budget may have left what raises no new event.
             if self._again is None:
                 self._again = self._loop.call_soon(self._continue)
@@ -131,6 +136,7 @@ class FdPump:
         loop, self._loop = self._loop, None
         if loop is None:
             return
+        self._quick = None  # it refers to this object
         if self._again is not None:
             self._again.cancel()
             self._again = None
@@ -148,4 +154,4 @@ class FdPump:
     def poison_after_fork(self) -> None:
         """In a forked child: forget the loop, whose epoll set is shared with the parent."""
         self._loop = None
-        self._again = None
+        self._again = self._quick = None

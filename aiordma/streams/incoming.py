@@ -69,13 +69,13 @@ class Incoming:
         self._buffered = False
         self._paused = False
         self._stopped = False
-        self.push: Any = None
         self.wakeup = Wakeup(port.loop)
         self.lane = StreamCalls(
             int(ffi.cast("uintptr_t", port.lane)),
             function_address("aio_stream_write"),
             function_address("aio_stream_read"),
             self._attention,
+            self.wakeup,
         )
         self.eof_given = False
 
@@ -108,7 +108,7 @@ class Incoming:
     def _choose(self) -> None:
         lane, protocol = self._lane, self._protocol
         plain = protocol is not None and not self._buffered
-        self.push = protocol.data_received if plain else None
+        self.lane.push = protocol.data_received if plain else None
         lane.plain = plain and not (self._paused or self._stopped)
         lane.stopped = self._stopped
         if not self.waiting:

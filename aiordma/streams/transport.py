@@ -6,8 +6,8 @@ Theory of operation
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
     the loop's same turn, and one that closes or writes never does it in the midst of a drain.
 
-    Most wake-ups bring data and nothing else, and most writes fit: `_on_news` and the first line of
-    `write` deal with those.  Whatever is unusual closes a gate (`_gate`), so that the usual case
+    Most wake-ups bring data and nothing else, and most writes fit: C deals with those
+    (`_ffi/stream_calls.c`).  Whatever is unusual closes a gate (`_gate`), so that the usual case
     has one thing to ask.
 
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
@@ -44,7 +44,7 @@ __all__ = ["RdmaTransport"]
 
 _log = logging.getLogger("aiordma")
 _WARN_AFTER = 5  # calls of write() after the end
-_DATA, _FAILED = 1, 4  # news of stream.c
+_FAILED = 4  # news of stream.c
 
 
 class RdmaTransport(TransportBase):
@@ -66,7 +66,9 @@ class RdmaTransport(TransportBase):
         self._out = Outgoing(port, self._machine)
         self._lane = port.lane
         self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
-        self._pull, self._send = self._in.lane.pull, self._in.lane.write
+        calls = self._in.lane
+        calls.context, calls.other, calls.failed = self._context, self._on_news, self._push_failed
+        self._send = calls.write
         self._watch = Watch(port, config, lambda: self._out.progress, self._force)
         self._end = StreamEnd(port)
         self._protocol: Any = None
@@ -168,23 +170,13 @@ class RdmaTransport(TransportBase):
             self._port.after_drain(self._run)
 
     def _on_news(self, bits: int) -> None:
-        """What C has taken; called at the end of a drain."""
-        if bits == _DATA:
-            data = self._pull()
-            if data is None:
-                self._in.wakeup.wake()
-                return
-            if data:
-                try:
-                    self._context.run(self._in.push, data)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as exc:
-                    self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
-                return
+        """What C has taken and not passed on; called at the end of a drain."""
         if bits & _FAILED:
             self._port.check(self._lane.error)
         self._context.run(self._process)
+
+    def _push_failed(self, exc: BaseException) -> None:
+        self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
 
     # The work
 
@@ -208,7 +200,7 @@ class RdmaTransport(TransportBase):
         if not self._attached and not self._listens_first:
             self._attached = True
             self._machine.begin()
-            self._port.attach(self._on_news)
+            self._port.attach(self._in.lane)
         self._out.control()
         if self._in.deliver():
             self._soon()

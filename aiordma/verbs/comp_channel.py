@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma._ffi.fast import Reader
+from aiordma._ffi.fast import Readable, Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
@@ -147,7 +147,6 @@ class CompletionChannel(Resource):
             self.sinks.news,
         )
         self._deferred: deque[Callable[[], None]] = deque()
-        self._draining = False
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
         self._safety: asyncio.TimerHandle | None = None
@@ -169,7 +168,10 @@ class CompletionChannel(Resource):
         if self._pump is None:
             # Queues that fail say so on the device's own descriptor, not on this one.
             self._unwatch = async_event.watch(self.context)
-            self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
+            self._pump = FdPump(
+                loop, self.fileno(), self._on_readable, self._on_failure,
+                lambda slow: Readable(self._reader, slow),
+            )  # fmt: skip
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
             raise RuntimeError(msg)
@@ -177,7 +179,8 @@ class CompletionChannel(Resource):
     # Completions
 
     def _on_readable(self) -> bool:
-        self._draining = True
+        # Mostly by way of `Readable`, which has drained already, and leaves the rest to this.
+        self._reader.draining = True
         try:
             took = self._reader.drain()
         except Exception as exc:
@@ -188,10 +191,7 @@ class CompletionChannel(Resource):
             raise
         if took is not None:
             return self._dispatch_all(took)
-        # What happens most: one sink had news, and there was nothing else.
-        if self._deferred:
-            self._run_deferred()
-        self._draining = False
+        self._run_deferred()
         return False
 
     def _dispatch_all(self, took: int) -> bool:
@@ -231,8 +231,9 @@ class CompletionChannel(Resource):
         It may run the program's code: what it raises is reported, but for SystemExit and
         KeyboardInterrupt, which end the loop, and then the rest is left to the next turn.
         """
-        if self._draining:
+        if self._reader.draining:
             self._deferred.append(function)
+            self._reader.deferred = True
         else:
             assert self._pump is not None
             assert self._pump.loop is not None
@@ -246,7 +247,7 @@ class CompletionChannel(Resource):
                 except Exception as exc:
                     self._report(exc)
         finally:
-            self._draining = False
+            self._reader.draining = self._reader.deferred = False
             while self._deferred:
                 self.after_drain(self._deferred.popleft())
 
@@ -412,6 +413,7 @@ class CompletionChannel(Resource):
         has to leave the loop before it is closed.
         """
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
+            self._reader.stopped = True
             self._pump.close()
             self._forget_resumed()
             if self._unwatch is not None:

@@ -38,21 +38,22 @@ class Answering:
     def add(self, count: int = 1) -> None:
         """So many more."""
         self.seen += count
-        self._look()
+        self.look()
 
     def fail(self, exc: BaseException) -> None:
         """There will not be more."""
         if not self._done.done():
             self._done.set_exception(exc)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Whether those were all."""
         if self.wanted is not None and self.seen >= self.wanted and not self._done.done():
             self._done.set_result(None)
 
     async def finish(self, wanted: int) -> None:
         """Wait until there were `wanted`; the caller bounds it.  Raises what a task raised."""
         self.wanted = wanted
-        self._look()
+        self.look()
         try:
             await self._done
         finally:

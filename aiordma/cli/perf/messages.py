@@ -30,7 +30,8 @@ from aiordma.verbs.wr import SGE
 
 __all__ = ["MessageClient", "MessageServer"]
 
-_Operation = Callable[[], Awaitable[object]]
+#: With the peer's memory, and the own piece or the number to add.
+_Operation = tuple[Callable[[RemoteRegion, Any], Awaitable[object]], RemoteRegion, Any]
 
 
 def _config(plan: Plan) -> ConnectionConfig:
@@ -75,10 +76,10 @@ class MessageClient:
         conn, remote = self._conns[i], self._lent[i]
         piece = SGE(self._pieces[i].mr, 0, size)
         if self._plan.test == "write":
-            return lambda: conn.write(remote, piece)
+            return conn.write, remote, piece
         if self._plan.test == "read":
-            return lambda: conn.read(remote, piece)
-        return lambda: conn.fetch_add(remote, 1)
+            return conn.read, remote, piece
+        return conn.fetch_add, remote, 1
 
     async def lat(self, size: int, stop: Stop) -> array[int]:
         """One message and its answer at a time, or one operation."""
@@ -88,21 +89,29 @@ class MessageClient:
         clock, stamps = time.perf_counter_ns, array("q")
         now = stop.begin()
         stamps.append(now)
-        while len(stamps) <= stop.most and now < stop.deadline:
+        # Little of its own between two operations: it would be measured, too.
+        most, deadline, note = stop.most, stop.deadline, stamps.append
+        done = 0
+        while done < most and now < deadline:
             await conn.send(payload)
             (await conn.recv()).release()
             now = clock()
-            stamps.append(now)
+            note(now)
+            done += 1
         return stamps
 
     async def _operation_lat(self, operation: _Operation, stop: Stop) -> array[int]:
+        function, remote, local = operation
         clock, stamps = time.perf_counter_ns, array("q")
         now = stop.begin()
         stamps.append(now)
-        while len(stamps) <= stop.most and now < stop.deadline:
-            await operation()
+        most, deadline, note = stop.most, stop.deadline, stamps.append
+        done = 0
+        while done < most and now < deadline:
+            await function(remote, local)
             now = clock()
-            stamps.append(now)
+            note(now)
+            done += 1
         return stamps
 
     async def flow(self, size: int, stop: Stop) -> Flow:
@@ -112,13 +121,18 @@ class MessageClient:
 
         async def repeat(i: int, operation: _Operation) -> None:
             nonlocal sent
+            function, remote, local = operation
             while left[i] > 0 and clock() < stop.deadline:
                 left[i] -= 1
-                await operation()
+                await function(remote, local)
                 sent += 1
 
         async def send(i: int, conn: Connection, payload: bytes) -> None:
-            await repeat(i, lambda: conn.send(payload))
+            nonlocal sent
+            while left[i] > 0 and clock() < stop.deadline:
+                left[i] -= 1
+                await conn.send(payload)
+                sent += 1
             await conn.flush()
 
         payload, work = bytes(size), []
@@ -184,7 +198,9 @@ class MessageServer:
         while True:
             (await conn.recv()).release()
             await conn.send(payload)
-            answering.add()
+            answering.seen += 1
+            if answering.wanted is not None:
+                answering.look()
 
     async def _take_all(self, answering: Answering) -> None:
         async def take(conn: Connection) -> None:
