@@ -127,6 +127,7 @@ struct aio_lane {
     uint64_t sent; /* messages, with those without data */
     uint64_t completed;
     uint32_t send_flags;
+    uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
 
     uint64_t recv_addr;
     uint32_t recv_stride;

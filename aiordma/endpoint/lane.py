@@ -112,11 +112,19 @@ class Lane:
         c.due = max(1, (c.unused + 1) // 2)
         c.chain = min(_CHAIN, max(1, config.recv_depth // 8))
 
-    def bind(self, qp: Any, send: Arena, recv: Arena, flags: int) -> None:
-        """Name the adapter's side: `struct ibv_qp *`, the arenas of the slots, flags of sends."""
+    def bind(self, qp: Any, send: Arena, recv: Arena, flags: int, inline_size: int) -> None:
+        """Name the adapter's side.
+
+        Args:
+            qp: The `struct ibv_qp *`.
+            send: Where the send slots are.
+            recv: Where the receive slots are.
+            flags: Of sends.
+            inline_size: Bytes that go into a work request itself.
+        """
         c = self.c
         c.qp = qp
-        c.send_flags = flags
+        c.send_flags, c.inline_size = flags, inline_size
         c.send_addr, c.send_stride, c.send_key = send.addr, send.slot_size, send.lkey
         c.recv_addr, c.recv_stride, c.recv_key = recv.addr, recv.slot_size, recv.lkey
 

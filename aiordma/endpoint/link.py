@@ -43,6 +43,9 @@ __all__ = ["Link"]
 _RECV = 0x8000
 _READ = 0x4000
 _OPERATE = 0x5000
+# Bytes: of a short message the adapter need not fetch anything.  Each work request of the send queue
+# gets longer by it.
+_INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 
@@ -73,7 +76,8 @@ class Link(AdapterSide):
         super().__init__(cm_id, context, channel, pd, slots.cq, qp)
         self.lane = Lane(config, slots.recv.count, slots.send.count)
         self._flags = _SIGNALED if config.raw else _SIGNALED | _SOLICITED
-        self.lane.bind(self._qp_handle, slots.send, slots.recv, self._flags)
+        inline_size = qp.limits.max_inline_data
+        self.lane.bind(self._qp_handle, slots.send, slots.recv, self._flags, inline_size)
         self._lane = self.lane.c
         # A foreign peer asks for no attention, and what a shared queue is woken by is not one
         # connection's to say.
@@ -114,8 +118,9 @@ class Link(AdapterSide):
                 max_rd_atomic=config.initiator_depth,
             )
             attr = QPInitAttr(
-                send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives
-            )
+                send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives,
+                max_inline_data=0 if context.is_iwarp else _INLINE,
+            )  # fmt: skip
             qp = cm_id.create_qp(pd, attr, tuple(slots.regions))
             undo.pop_all()
         # iWARP writes the answer of a read as if the peer wrote it.
