@@ -129,3 +129,65 @@ async def test_local_ports_end_for_each_listener_by_itself(address: str) -> None
         await closed(ends)
     ports = [end.get_extra_info("sockname")[1] for end in ends[::2]]
     assert sorted(ports[:3]) == sorted(ports[3:]) == [40000, 40001, 40002]
+
+
+MAPPINGS = Path("/proc/sys/vm/max_map_count")
+
+
+def mappings() -> int:
+    """Pieces of memory that this process has mapped."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+class Limit:
+    """How many a process may have."""
+
+    def __init__(self) -> None:
+        self.before = MAPPINGS.read_text()
+
+    def leave(self, count: int) -> None:
+        """So many more than there are now."""
+        MAPPINGS.write_text(str(mappings() + count))
+
+    def lift(self) -> None:
+        """As it was."""
+        MAPPINGS.write_text(self.before)
+
+
+@pytest.fixture
+def limit() -> Iterator[Limit]:
+    """The limit of mappings, which is as before in the end."""
+    one = Limit()
+    yield one
+    one.lift()
+
+
+async def until_refused(listener: Listener, address: str, ends: list[Connection]) -> OSError:
+    """Make connections until one cannot be made; why not."""
+    for _ in range(20):
+        accepting = asyncio.ensure_future(listener.accept())
+        try:
+            ends.append(await aiordma.connect(address, listener.port, config=CONFIG))
+        except OSError as error:
+            accepting.cancel()
+            await asyncio.wait([accepting])
+            return error
+        ends.append(await accepting)
+    raise AssertionError("all could be made")
+
+
+async def test_memory_mappings_end_with_an_error_that_passes(address: str, limit: Limit) -> None:
+    async with aiordma.listen(address, 0, config=CONFIG) as listener:
+        ends = await pairs(listener, address, 3)  # what all of them share is made
+        before, count = mappings(), 4
+        ends += await pairs(listener, address, count)
+        # Of each: the rings of two queues and of the completions, and mostly its slots.
+        assert 3 <= (mappings() - before) / (2 * count) <= 4.5
+        limit.leave(30)
+        error = await until_refused(listener, address, ends)
+        # It depends on the number which of the two ends has too few.
+        if error.errno != errno.ENOMEM:
+            assert "the listener ran out of resources" in str(error)
+        limit.lift()
+        ends += await pairs(listener, address, 1)
+        await closed(ends)
