@@ -12,10 +12,12 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,10 @@ ORDINARY = aiordma.ConnectionConfig(
 )
 #: The same out of a pool, with shared completion queues; enough for 2,000 connections.
 SHARED = replace(LEAN, shared_slots=2000 * LEAN.guaranteed)
-CONFIGS = {"lean": LEAN, "ordinary": ORDINARY, "shared": SHARED}
+#: The settings of docs/sharing.md: each for itself, and out of a pool for 1,000 connections.
+OWN = replace(ORDINARY, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2)
+POOL = replace(OWN, shared_slots=1000 * OWN.guaranteed + 1000)
+CONFIGS = {"lean": LEAN, "ordinary": ORDINARY, "shared": SHARED, "own": OWN, "pool": POOL}
 
 
 @dataclass
@@ -97,15 +102,62 @@ def own_address() -> str:
     raise SystemExit("no RDMA device with an IPv4 address")
 
 
-def run(loop: str, main: Coroutine[Any, Any, list[Row]]) -> list[Row]:
-    """Run on the loop of that name."""
-    factory = None
-    if loop == "uvloop":
+def run(
+    loop: str, main: Coroutine[Any, Any, list[Row]], wakeups: Wakeups | None = None
+) -> list[Row]:
+    """Run on the loop of that name, which counts its wake-ups if asked to."""
+    with asyncio.Runner(loop_factory=loop_factory(loop, wakeups)) as runner:
+        return runner.run(asyncio.wait_for(main, DEADLINE_S))
+
+
+class Wakeups:
+    """How often a descriptor was readable: `count`.
+
+    One wake-up of a loop that has one busy descriptor, as a process of these benches has.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def of(self, kind: type[asyncio.AbstractEventLoop]) -> type[asyncio.AbstractEventLoop]:
+        """A loop of this kind that counts them."""
+        wakeups = self
+
+        class Counting(kind):  # type: ignore[misc, valid-type]
+            def add_reader(self, fd: Any, callback: Callable[..., Any], *args: Any) -> None:
+                def counted() -> None:
+                    wakeups.count += 1
+                    callback(*args)
+
+                super().add_reader(fd, counted)
+
+        return Counting
+
+
+def loop_factory(
+    name: str, wakeups: Wakeups | None = None
+) -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes loops of that name, "asyncio" or "uvloop"."""
+    kind: type[asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
+    if name == "uvloop":
         import uvloop
 
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(asyncio.wait_for(main, DEADLINE_S))
+        kind = uvloop.Loop
+    return kind if wakeups is None else wakeups.of(kind)
+
+
+def apart(
+    measure: Callable[[str, argparse.Namespace], list[Row]], options: argparse.Namespace
+) -> list[Row]:
+    """Measure each of the settings in a process of its own.
+
+    What one leaves of its memory would otherwise be the next one's for nothing.
+    """
+    rows = []
+    for setting in options.settings.split(","):
+        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as process:
+            rows += process.submit(measure, setting, options).result()
+    return rows
 
 
 def publish(title: str, rows: list[Row], where: str | None) -> None:

@@ -1,4 +1,4 @@
-"""What one more idle connection costs: Python memory, resident memory, descriptors, time.
+"""What one more idle connection costs: memory, mappings, descriptors, time.
 
     python -m aiordma.testing.softroce --engine qemu --counted -- \\
         python tests/bench/growth_memory.py
@@ -42,6 +42,11 @@ async def connect_up_to(
     await other.ask(f"wait {count}")
 
 
+def mappings() -> int:
+    """Pieces of memory that this process has mapped; the kernel limits them."""
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
 async def costs(
     address: str, setting: str, loop: str, few: int, many: int, *, trace: bool
 ) -> dict[str, float]:
@@ -55,13 +60,14 @@ async def costs(
                 tracemalloc.start()  # what the first ones allocated is of no interest
             here, there = memory(), await other.ask("memory")
             descriptors = len(os.listdir("/proc/self/fd"))
+            mapped = mappings()
             begun = cpu()["user"] + cpu()["system"]
             await asyncio.sleep(IDLE_S)
             idle = cpu()["user"] + cpu()["system"] - begun
             points.append({
                 "traced here": here["traced"], "traced there": there["traced"],
                 "resident here": here["resident"], "resident there": there["resident"],
-                "descriptors": descriptors, "idle": idle / IDLE_S * 1e6,
+                "descriptors": descriptors, "mappings": mapped, "idle": idle / IDLE_S * 1e6,
             })  # fmt: skip
         for connection in connections:
             connection.abort()
@@ -85,6 +91,7 @@ async def measure(options: argparse.Namespace) -> list[Row]:
         Row("resident memory per connection (KiB), connecting end", plain["resident here"] / 1024),
         Row("resident memory per connection (KiB), accepting end", plain["resident there"] / 1024),
         Row("descriptors per connection, connecting end", plain["descriptors"]),
+        Row("memory mappings per connection, connecting end", plain["mappings"]),
         Row(
             "processor time per idle connection, connecting end", plain["idle"], unit="us a second"
         ),

@@ -5,8 +5,8 @@
 
 Messages of 64 bytes go to an echo in another process, a few at a time, each over the next of all
 connections; the time for both ends, divided by the messages in both directions, is the cost.  Then
-over ten of them alone, while the others are idle.  The "shared" setting takes slots out of a pool
-and has one completion queue for all; "lean" has a small queue and small slots for each.
+over ten of them alone, while the others are idle.  "lean" has a small queue and small slots for
+each; growth_sharing.py has what a pool makes of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--connections", default="1,10,100,1000")
     options.add_argument("--messages", type=int, default=2000, help="for each figure")
-    options.add_argument("--settings", default="lean,shared")
+    options.add_argument("--settings", default="lean")
     given = options.parse_args()
     rows = run(given.loop, measure(given))
     publish(f"cost per message, {given.loop}, beside that at 10 connections", rows, given.json)

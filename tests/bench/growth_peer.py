@@ -1,8 +1,8 @@
 """The other end of the growth benches: accepts, holds, echoes, and tells of itself.
 
 Prints the port.  A line on standard input is a question, answered by a line of JSON:
-`wait n` (for so many connections), `memory` (bytes traced, and resident), `cpu` (seconds),
-`forget` (abort all connections).  Ends with its input.
+`wait n` (for so many connections), `memory` (bytes traced, resident, pinned), `cpu` (seconds),
+`wakeups` (of the loop, if it counts them), `forget` (abort all connections).  Ends with its input.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
-from tests.bench.growth import CONFIGS
+from tests.bench.growth import CONFIGS, Wakeups, loop_factory
 
 
-def resident() -> int:
-    """Resident bytes of this process."""
+def status(name: str) -> int:
+    """Bytes of this process: "VmRSS" for resident ones, "VmPin" for pinned ones."""
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("no VmRSS")
+    raise RuntimeError(f"no {name}")
 
 
 def memory() -> dict[str, float]:
-    """Bytes that Python's allocators hold, and resident ones."""
+    """Bytes that Python's allocators hold, resident ones, and pinned ones."""
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0] if tracemalloc.is_tracing() else 0
-    return {"traced": traced, "resident": resident()}
+    return {"traced": traced, "resident": status("VmRSS"), "pinned": status("VmPin")}
 
 
 def cpu() -> dict[str, float]:
@@ -49,7 +49,7 @@ async def echo(connection: aiordma.Connection) -> None:
             await connection.send(message)
 
 
-async def serve(options: argparse.Namespace) -> None:
+async def serve(options: argparse.Namespace, wakeups: Wakeups) -> None:
     """Accept until the input ends."""
     connections: list[aiordma.Connection] = []
     echoes: list[asyncio.Task[None]] = []
@@ -80,6 +80,8 @@ async def serve(options: argparse.Namespace) -> None:
                 answer |= memory()
             elif command == "cpu":
                 answer |= cpu()
+            elif command == "wakeups":
+                answer["count"] = wakeups.count
             elif command == "forget":
                 while connections:
                     connections.pop().abort()
@@ -99,16 +101,14 @@ def main() -> None:
     options.add_argument("--loop", choices=("asyncio", "uvloop"), default="uvloop")
     options.add_argument("--trace", action="store_true", help="trace Python's memory")
     options.add_argument("--echo", action="store_true")
+    options.add_argument("--wakeups", action="store_true", help="count them")
     given = options.parse_args()
     if given.trace:
         tracemalloc.start()
-    factory = None
-    if given.loop == "uvloop":
-        import uvloop
-
-        factory = uvloop.new_event_loop
+    wakeups = Wakeups()
+    factory = loop_factory(given.loop, wakeups if given.wakeups else None)
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve(given))
+        runner.run(serve(given, wakeups))
 
 
 if __name__ == "__main__":
