@@ -11,17 +11,18 @@ the client acts, its spinning hurts nobody.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 ROUNDS = 5
+WAITS = ("event", "adaptive", "spin")
 TRIPS, WARM_UP = 300, 100
 #: How many messages a bandwidth is taken over, by their size.
 COUNTS = {64: 2000, 65_536: 320, 1 << 20: 32}
 LOOPS = ("uvloop", "asyncio")
-#: Of the curves.
-SIZES = (1, 8, 64, 512, 4096, 32_768, 262_144, 2 << 20, 8 << 20)
-GROWTH_LIMIT_S = 900
+#: Made of one_sided.c by `machine.compile_programs`.
+ONE_SIDED = Path(__file__).resolve().parents[2] / "build" / "bench" / "one_sided"
 #: The GID of RoCE v2 and IPv4.
 GID = "1"
 
@@ -115,6 +116,34 @@ def pyverbs(rounds: int = ROUNDS) -> Job:
     return Job("pyverbs", "numbers", client, server, rounds=1)
 
 
+def one_sided() -> Job:
+    """READ and WRITE with events in C, which perftest has for READ alone; see one_sided.c."""
+    client, server = (
+        (str(ONE_SIDED), role, "{address}", "{port}") for role in ("client", "server")
+    )
+    return Job("one_sided.c", "numbers", client, server)
+
+
+def waits() -> list[Job]:
+    """Each way to wait, for the same tests."""
+    found = []
+    for wait in WAITS:
+        for test, metric, *more in (
+            ("send", "lat"),
+            ("read", "lat"),
+            ("send", "rate", "-t", "128"),
+            ("send", "rate", "-t", "1"),
+        ):
+            # A round trip of two ends that spin takes two ticks of the scheduler.
+            count = 20 if (wait, test, metric) == ("spin", "send", "lat") else 0
+            job = perf(
+                test, metric, 64, "native", "uvloop", *more, "--wait", wait, count=count, rounds=1
+            )
+            name = " ".join(("wait", wait, test, metric, *more[1:]))
+            found.append(replace(job, name=name))
+    return found
+
+
 def programs() -> list[Job]:
     """The programs in C, pyverbs and TCP."""
     trips = ("-s", "64", "-n", str(TRIPS))
@@ -126,6 +155,7 @@ def programs() -> list[Job]:
         *(sized("ib_send_bw", size, "-e") for size in COUNTS),
         *(sized("ib_write_bw", size) for size in COUNTS),
         *(sized("ib_read_bw", size, "-e") for size in COUNTS),
+        one_sided(),
         Job("ibv_rc_pingpong -e", "pingpong", (*pong, "{address}"), pong, "tcp"),
         rstream(64, 1, TRIPS),
         rstream(65_536, 200, 1),
@@ -165,54 +195,15 @@ def ours() -> list[Job]:
     return found
 
 
-def _few(size: int) -> int:
-    """Messages of one point of a curve."""
-    return 100 if size <= 4096 else 30 if size <= 262_144 else 6
-
-
-def curves() -> list[Job]:
-    """Latency and bandwidth over the size, once each."""
-    found = []
-    for size in SIZES:
-        few, more = _few(size), max(8, 3 * _few(size))
-        found += [
-            perftest(
-                "ib_send_lat",
-                "-e",
-                "-s",
-                str(size),
-                "-n",
-                str(few),
-                name=f"curve lat C {size}",
-                rounds=1,
-            ),
-            perftest(
-                "ib_send_bw",
-                "-e",
-                "-s",
-                str(size),
-                "-n",
-                str(more),
-                name=f"curve bw C {size}",
-                rounds=1,
-            ),
-        ]
-        for name, job in (
-            ("lat", perf("send", "lat", size, "connection", "uvloop", count=few, rounds=1)),
-            ("bw", perf("send", "bw", size, "native", "uvloop", count=more, rounds=1)),
-        ):
-            found.append(
-                Job(f"curve {name} aiordma {size}", job.parse, job.client, job.server, rounds=1)
-            )
-    return found
-
-
 def growth() -> list[Job]:
-    """The programs that open many connections; each repeats on its own."""
+    """The programs that open many connections, or register much; each repeats on its own."""
     options = {
-        "connect": ("--rounds", str(ROUNDS)),
+        "connect": ("--rounds", str(ROUNDS), "--settings", "lean,ordinary"),
         "memory": ("--many", "500"),
-        "messages": (),
+        "messages": ("--messages", "1000"),
+        "sharing": (),
+        "queues": (),
+        "registration": (),
     }
     common = ("--json", "-", "--loop", "uvloop")
     return [

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.guest import MARK
-from tests.bench.jobs import Job
+from tests.bench.jobs import ONE_SIDED, Job
 from tests.bench.parse import PARSERS
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "build" / "bench"
+FOLDER = ONE_SIDED.parent
 STALL_S = 300.0
 #: A busy host can make a guest's set-up too slow for its own limits; its clock jumps meanwhile.
 BOOTS = 3
@@ -44,11 +44,17 @@ class Measured:
     failures: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
 
+    def merge(self, other: Measured) -> None:
+        """Take over what another run has found."""
+        self.results |= other.results
+        self.failures += other.failures
+        self.versions = self.versions or other.versions
+
     def add(self, job: Job, line: dict[str, Any]) -> None:
         """Parse what one step has printed."""
         if line["error"]:
-            said = " | ".join(line.get(role, "")[-300:] for role in ("client", "server"))
-            self.failures.append(f"{job.name}: {line['error']}: {said}")
+            said = [line[role][-300:] for role in ("client", "server") if line.get(role)]
+            self.failures.append(": ".join((job.name, line["error"], *said)))
             return
         try:
             figures = PARSERS[job.parse](line["client"])
@@ -68,6 +74,19 @@ def steps(jobs: list[Job], rounds: int | None = None) -> list[dict[str, Any]]:
         for job in jobs
         if number < (job.rounds if rounds is None else min(rounds, job.rounds))
     ]
+
+
+def compile_programs() -> None:
+    """Make the programs in C that belong to the bench.
+
+    Raises:
+        subprocess.CalledProcessError: The compiler refuses; it has said why.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).with_name("one_sided.c")
+    flags = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+    command = ("gcc", *flags, "-o", str(ONE_SIDED), str(source), "-lrdmacm", "-libverbs")
+    subprocess.run(command, check=True)
 
 
 def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
@@ -104,12 +123,24 @@ def run(
     rounds: int | None = None,
     stall_s: float = STALL_S,
 ) -> None:
-    """Run all jobs and add what they found; `raw` gets every line."""
+    """Run all jobs and add what they found; `raw` gets every line.
+
+    Raises:
+        subprocess.CalledProcessError: A program in C cannot be made.
+    """
+    compile_programs()
     left = steps(jobs, rounds)
     by_name = {job.name: job for job in jobs}
     plan = raw.with_suffix(".plan.json")
     began = time.monotonic()
     boots = 0
+
+    def fail(step: dict[str, Any], error: str) -> None:
+        line = {"name": step["name"], "number": step["number"], "error": error}
+        measured.add(by_name[step["name"]], line)
+        with raw.open("a") as kept:
+            kept.write(json.dumps(line) + "\n")
+
     while left:
         boots += 1
         plan.write_text(json.dumps(left))
@@ -125,11 +156,10 @@ def run(
                 text = f"{time.monotonic() - began:6.0f} s  {line['name']} {line['error']}"
                 print(text.rstrip(), flush=True)
         if boots == BOOTS:
-            measured.failures.append("the guest does not start")
+            fail(left[0], "the guest does not start")
             return
         if left and not boots:
-            stalled = left.pop(0)
-            measured.failures.append(f"{stalled['name']}: did not end, or ended the guest")
+            fail(left.pop(0), "did not end, or ended the guest")
 
 
 def read(raw: Path, jobs: list[Job]) -> Measured:

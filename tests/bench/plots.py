@@ -8,21 +8,19 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from tests.bench.goals import Outcome, Results
+from tests.bench.goals import Outcome, Results, sample
+from tests.bench.sweeps import Sweep
 
 # No random names in the files; text stays text.
 mpl.rc("svg", hashsalt="aiordma", fonttype="none")
-_NAMES = {"aiordma": "aiordma, uvloop", "C": "perftest -e"}
 
 
-def curve(results: Results, metric: str, who: str, unit: str) -> list[tuple[int, float]]:
-    """The points of one line, by size."""
-    prefix = f"curve {metric} {who} "
-    return sorted(
-        (int(job.removeprefix(prefix)), values[0])
-        for (job, name), values in results.items()
-        if job.startswith(prefix) and name == unit
+def points(results: Results, curve: Sweep, who: str) -> list[tuple[int, float]]:
+    """The points of one line that were measured."""
+    found = (
+        (point, sample(results, (curve.job_name(who, point), curve.unit))) for point in curve.points
     )
+    return [(point, each.median) for point, each in found if each is not None]
 
 
 def _save(figure: Figure, path: Path) -> None:
@@ -31,20 +29,30 @@ def _save(figure: Figure, path: Path) -> None:
     path.write_text("\n".join(line.rstrip() for line in path.read_text().splitlines()) + "\n")
 
 
-def over_size(results: Results, metric: str, unit: str, label: str, path: Path) -> None:
-    """Both lines over the size of a message, both axes logarithmic."""
+def over(results: Results, curves: Sequence[Sweep], label: str, path: Path) -> None:
+    """Ours and the others' over the size or the depth, both axes logarithmic; theirs are dashed."""
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for who, name in _NAMES.items():
-        points = curve(results, metric, who, unit)
-        sizes, values = [size for size, _ in points], [value for _, value in points]
-        if points:  # an axis of logarithms needs some
-            axes.plot(sizes, values, marker="o", markersize=4, label=name)
+    for number, curve in enumerate(curves):
+        for who, style, name in (
+            ("ours", "-", f"{curve.name}, aiordma"),
+            ("theirs", "--", curve.beside),
+        ):
+            line = points(results, curve, who)
+            if line:  # an axis of logarithms needs some
+                axes.plot(
+                    *zip(*line, strict=True),
+                    style,
+                    color=f"C{number}",
+                    marker="o",
+                    markersize=3,
+                    label=name,
+                )
     if axes.lines:
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.legend()
-    axes.set_xlabel("bytes of a message")
+        axes.legend(fontsize=8)
+    axes.set_xlabel("bytes of a message" if curves[0].over == "size" else "requests under way")
     axes.set_ylabel(label)
     axes.grid(visible=True, which="both", alpha=0.3)
     _save(figure, path)

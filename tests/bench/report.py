@@ -1,6 +1,6 @@
-"""Writes what was measured: docs/benchmarks.json, the pictures, and the tables of the page.
+"""Writes what was measured: docs/benchmarks.json, the pictures, and the tables of the pages.
 
-The page's text is written by hand; only what stands between two markers is replaced.
+The pages' text is written by hand; only what stands between two markers is replaced.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench import jobs, tables
-from tests.bench.goals import Outcome, Sample
+from tests.bench import sweeps
+from tests.bench.goals import Outcome
 from tests.bench.machine import ROOT, Measured
-from tests.bench.tables import Row
+from tests.bench.pages import PAGES
 
 DOCS = ROOT / "docs"
-PAGE = "benchmarks.md"
-FIGURES_HEAD = ("program", "figure", "median", "rounds")
 
 
 def between(text: str, name: str, new: str) -> str:
@@ -34,33 +32,11 @@ def between(text: str, name: str, new: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n\n{new}\n\n{end}", text)
 
 
-def figure_rows(measured: Measured, names: Sequence[str]) -> list[Row]:
-    """All figures of these jobs."""
-    found: list[Row] = []
-    for name in names:
-        for (job, figure), values in measured.results.items():
-            if job == name:
-                sample = Sample(tuple(values))
-                cell = tables.amount(sample, figure)
-                found.append((f"`{job}`", figure, cell, str(len(values))))
-    return found
-
-
-def page(text: str, measured: Measured, rows: Sequence[Outcome]) -> str:
-    """The page with its tables made new."""
-    others = [job.name for job in jobs.programs()]
-    goals = tables.markdown(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows])
-    text = between(text, "goals", goals)
-    for marker, names in (
-        ("aiordma", [job.name for job in jobs.ours()]),
-        ("others", others),
-        ("spinning", [job.name for job in jobs.SPINNING]),
-        ("growth", [job.name for job in jobs.growth()]),
-    ):
-        table = tables.markdown(FIGURES_HEAD, figure_rows(measured, names))
-        text = between(text, marker, table)
-    versions = "\n".join(f"- {name} {value}" for name, value in measured.versions.items())
-    return between(text, "versions", versions)
+def page(text: str, name: str, measured: Measured, rows: Sequence[Outcome]) -> str:
+    """The page of this name with its tables made new."""
+    for marker, make in PAGES[name].items():
+        text = between(text, marker, make(measured, rows))
+    return text
 
 
 def document(measured: Measured, rows: Sequence[Outcome]) -> str:
@@ -94,10 +70,15 @@ def write(measured: Measured, rows: Sequence[Outcome], docs: Path = DOCS) -> Non
     """Write everything."""
     from tests.bench import plots  # matplotlib is there for `make bench` alone
 
-    path = docs / PAGE
-    path.write_text(page(path.read_text(), measured, rows))
+    for name in PAGES:
+        path = docs / name
+        path.write_text(page(path.read_text(), name, measured, rows))
     (docs / "benchmarks.json").write_text(document(measured, rows) + "\n")
     results = measured.results
-    plots.over_size(results, "lat", "us", "half a round trip, us", docs / "benchmarks-latency.svg")
-    plots.over_size(results, "bw", "MiB/s", "bandwidth, MiB/s", docs / "benchmarks-bandwidth.svg")
+    for name, curves, label in (
+        ("latency", [sweeps.LATENCY], "half a round trip, us"),
+        ("bandwidth", sweeps.OVER_SIZE, "bandwidth, MiB/s"),
+        ("depth", sweeps.OVER_DEPTH, f"bandwidth at {sweeps.DEPTH_SIZE:,} bytes, MiB/s"),
+    ):
+        plots.over(results, curves, label, docs / f"benchmarks-{name}.svg")
     plots.ratios(rows, docs / "benchmarks-ratios.svg")

@@ -3,6 +3,8 @@
     python -m tests.bench.run            measure everything, print the goals, write docs/benchmarks*
     python -m tests.bench.run --check    the guarded rows against tests/bench/recorded.json
     --record                             with either: write that file
+    --again                              the tables once more, out of the last run
+    --only TEXT                          jobs with this in their names; prints, writes nothing
 
 All of it runs on one emulated CPU whose clock counts instructions: see machine.py.  The status is 1
 if something could not be measured, or if a checked ratio is outside its band; a goal that is missed
@@ -12,11 +14,15 @@ is a row that says so.
 from __future__ import annotations
 
 import argparse
+import re
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
-from tests.bench import check, goals, jobs, machine, tables
+from tests.bench import check, goals, jobs, machine, sweeps, tables
 from tests.bench.machine import FOLDER, Measured
 
 #: The check takes the middle of so many rounds.
@@ -26,7 +32,13 @@ GROWTH_STALL_S = 1500.0
 
 def everything() -> list[jobs.Job]:
     """All that one guest does."""
-    return [*jobs.ours(), *jobs.programs(), *jobs.SPINNING, *jobs.curves()]
+    return [
+        *jobs.ours(),
+        *jobs.programs(),
+        *jobs.SPINNING,
+        *jobs.waits(),
+        *sweeps.jobs(),
+    ]
 
 
 def outcomes(measured: Measured, rows: Sequence[goals.Goal]) -> list[goals.Outcome]:
@@ -41,24 +53,62 @@ def guarded() -> tuple[list[goals.Goal], list[jobs.Job]]:
     return rows, [job for job in (*jobs.ours(), *jobs.programs()) if job.name in needed]
 
 
+def files(only: str) -> tuple[Path, Path]:
+    """Where the output of the jobs is kept, and that of the programs for growth."""
+    part = f"only-{re.sub(r'[^a-z0-9]+', '-', only.lower())}-" if only else ""
+    return FOLDER / f"{part}bench.jsonl", FOLDER / f"{part}growth.jsonl"
+
+
+def grow(only: str) -> int:
+    """Run the programs for growth, one boot each: 1,000 connections leave traces in the kernel."""
+    for job in jobs.growth():
+        if only in job.name:
+            machine.run([job], Measured(), files(only)[1], stall_s=GROWTH_STALL_S)
+    return 0
+
+
+def kept(only: str = "") -> Measured:
+    """What the last run has found."""
+    measured = Measured()
+    for raw, every in zip(files(only), (everything(), jobs.growth()), strict=True):
+        if raw.exists():
+            measured.merge(machine.read(raw, every))
+        elif not only:
+            measured.failures.append(f"nothing was measured: {raw} is not there")
+    return measured
+
+
+def measure(only: str, rounds: int | None) -> Measured:
+    """Run all jobs whose name has this text in it.
+
+    The programs for growth run beside the others, in guests of their own: what a guest's clock
+    counts does not depend on what else the machine does.  A process of their own has its own
+    Ctrl-C.
+    """
+    for raw in files(only):
+        raw.unlink(missing_ok=True)
+    chosen = [job for job in everything() if only in job.name]
+    words = (sys.executable, "-m", "tests.bench.run", "--growth", "--only", only)
+    with subprocess.Popen(words, cwd=machine.ROOT) as beside:
+        try:
+            if chosen:
+                machine.run(chosen, Measured(), files(only)[0], rounds=rounds)
+        except BaseException:
+            beside.send_signal(signal.SIGINT)
+            raise
+    measured = kept(only)
+    if beside.returncode:
+        measured.failures.append(f"the programs for growth: exit status {beside.returncode}")
+    return measured
+
+
 def bench(*, rounds: int | None, again: bool, record: bool) -> int:
-    """Measure, or read what was measured last; print; write the page."""
+    """Measure, or read what was measured last; print; write the pages."""
     from tests.bench import report
 
-    main, growth = FOLDER / "bench.jsonl", FOLDER / "growth.jsonl"
-    if again:
-        measured = machine.read(main, everything())
-        more = machine.read(growth, jobs.growth())
-        measured.results |= more.results
-        measured.failures += more.failures
-    else:
-        for raw in main, growth:
-            raw.unlink(missing_ok=True)
-        measured = Measured()
-        machine.run(everything(), measured, main, rounds=rounds)
-        # One boot each: 1,000 connections leave traces in the kernel.
-        for job in jobs.growth():
-            machine.run([job], measured, growth, stall_s=GROWTH_STALL_S)
+    measured = kept() if again else measure("", rounds)
+    if not measured.results:
+        return finish(measured)
     rows = outcomes(measured, goals.GOALS)
     print(tables.plain(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows]))
     report.write(measured, rows)
@@ -66,6 +116,16 @@ def bench(*, rounds: int | None, again: bool, record: bool) -> int:
         write_record([row for row in rows if row.goal.guarded], measured)
     missed = sum(row.verdict == "missed" for row in rows)
     print(f"{len(rows)} goals, {missed} missed; the page: docs/benchmarks.md")
+    return finish(measured)
+
+
+def some(only: str, rounds: int | None) -> int:
+    """Measure a part, print its figures, and write no page."""
+    measured = measure(only, rounds)
+    names = list(dict.fromkeys(job for job, _ in measured.results))
+    print(tables.plain(tables.FIGURES_HEAD, tables.figure_rows(measured.results, names)))
+    rows = [row for row in outcomes(measured, goals.GOALS) if row.value is not None]
+    print(tables.plain(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows]))
     return finish(measured)
 
 
@@ -115,11 +175,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="write recorded.json")
     parser.add_argument("--rounds", type=int, help=f"[{jobs.ROUNDS}; {CHECK_ROUNDS} with --check]")
     parser.add_argument("--again", action="store_true", help="report the last run once more")
+    parser.add_argument("--growth", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="only jobs with this text in their name"
+    )
     options = parser.parse_args(words)
     FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if options.check:
         status = guard(rounds=options.rounds or CHECK_ROUNDS, record=options.record)
+    elif options.growth:
+        return grow(options.only)
+    elif options.only:
+        status = some(options.only, options.rounds)
     else:
         status = bench(rounds=options.rounds, again=options.again, record=options.record)
     print(f"took {(time.monotonic() - began) / 60:.1f} minutes")

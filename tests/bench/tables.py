@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.bench.check import Compared
-from tests.bench.goals import Outcome, Sample
+from tests.bench.goals import Outcome, Results, Sample
 
 GOAL_HEAD = ("figure", "beside", "ours", "theirs", "ratio", "goal", "")
 CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
+FIGURES_HEAD = ("program", "figure", "median", "rounds")
 _UNITS = {"us": "us", "MiB/s": "MiB/s", "Mpps": "k/s"}
 
 Row = tuple[str, ...]
@@ -70,3 +71,14 @@ def check_row(row: Compared) -> Row:
 
     change = "-" if row.change is None else f"{row.change:+.1%}"
     return (row.name, number(row.recorded), number(row.now), change, f"{row.band:.0%}", row.verdict)
+
+
+def figure_rows(results: Results, names: Sequence[str]) -> list[Row]:
+    """All figures of these jobs."""
+    found: list[Row] = []
+    for name in names:
+        for (job, figure), values in results.items():
+            if job == name:
+                cell = amount(Sample(tuple(values)), figure)
+                found.append((f"`{job}`", figure, cell, str(len(values))))
+    return found

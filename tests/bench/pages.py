@@ -1,0 +1,250 @@
+"""The tables that stand in the pages of docs/, made of what was measured.
+
+A page has pairs of markers; `PAGES` names them, and what makes the text between.  A figure that was
+not measured is a dash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+from tests.bench import growth_queues, growth_sharing, jobs, sweeps, tables
+from tests.bench.goals import CONNECTS, MEMORY, MESSAGES, Outcome, Results, sample
+from tests.bench.growth_registration import SIZES, title
+from tests.bench.machine import Measured
+from tests.bench.tables import Row, markdown
+from tests.bench.tenfold import tenfold_table
+
+Maker = Callable[[Measured, Sequence[Outcome]], str]
+
+
+def text(value: float | None) -> str:
+    """A number with the digits that mean something."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def ratio(ours: float | None, theirs: float | None) -> str:
+    """Ours over theirs."""
+    return "-" if ours is None or not theirs else f"{ours / theirs:.2f}"
+
+
+def median(results: Results, job: str, figure: str) -> float | None:
+    """The middle of all rounds."""
+    found = sample(results, (job, figure))
+    return None if found is None else found.median
+
+
+def grown(results: Results, job: str, figure: str, side: str = "ours") -> float | None:
+    """A figure of a program for growth."""
+    return median(results, f"growth {job}", f"{figure}, {side}")
+
+
+# docs/benchmarks.md
+
+
+def goals(_: Measured, rows: Sequence[Outcome]) -> str:
+    """The goals."""
+    return markdown(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows])
+
+
+def figures(names: Sequence[str]) -> Maker:
+    """All figures of these jobs."""
+
+    def make(measured: Measured, _: Sequence[Outcome]) -> str:
+        return markdown(tables.FIGURES_HEAD, tables.figure_rows(measured.results, names))
+
+    return make
+
+
+def swept(curves: Sequence[sweeps.Sweep]) -> Maker:
+    """Ours and the ratio to the other's, for curves over the same points."""
+
+    def make(measured: Measured, _: Sequence[Outcome]) -> str:
+        head = ["bytes" if curves[0].over == "size" else "depth"]
+        for curve in curves:
+            head += [f"{curve.name}, {curve.unit}", f"/ {curve.beside}"]
+        rows: list[Row] = []
+        for point in curves[0].points:
+            cells = [f"{point:,}"]
+            for curve in curves:
+                ours, theirs = (
+                    median(measured.results, curve.job_name(who, point), curve.unit)
+                    for who in ("ours", "theirs")
+                )
+                cells += [text(ours), ratio(ours, theirs)]
+            rows.append(tuple(cells))
+        return markdown(tuple(head), rows)
+
+    return make
+
+
+def versions(measured: Measured, _: Sequence[Outcome]) -> str:
+    """A list of them."""
+    return "\n".join(f"- {name} {value}" for name, value in measured.versions.items())
+
+
+# docs/perf.md
+
+
+def waits(measured: Measured, _: Sequence[Outcome]) -> str:
+    """What each way to wait gives."""
+    shown = (
+        ("send lat", "us"),
+        ("read lat", "us"),
+        ("send rate 128", "k/s"),
+        ("send rate 1", "k/s"),
+    )
+    head = ("`--wait`", *(f"`{test}`, {unit}" for test, unit in shown))
+    rows: list[Row] = []
+    for wait in jobs.WAITS:
+        cells = [f"`{wait}`"]
+        for test, unit in shown:
+            name = "us" if unit == "us" else "Mpps"
+            value = median(measured.results, f"wait {wait} {test}", name)
+            cells.append(text(value if value is None or unit == "us" else value * 1000))
+        rows.append(tuple(cells))
+    return markdown(head, rows)
+
+
+# docs/growth.md
+
+SPENT = "processor time per idle connection, connecting end"
+MAPPINGS = "memory mappings per connection, connecting end"
+LIMITS = ("max_qp", "max_mr", "max_cq")
+
+
+def connects(measured: Measured, _: Sequence[Outcome]) -> str:
+    """Connections a second."""
+    rows: list[Row] = []
+    for name, more, goal in (
+        ("small slots", "", ">= 0.5"),
+        ("default settings", " (ordinary settings)", ""),
+    ):
+        ours, theirs = (
+            grown(measured.results, "connect", CONNECTS + more, side) for side in ("ours", "theirs")
+        )
+        rows.append((name, text(ours), text(theirs), ratio(ours, theirs), goal))
+    return markdown(("", "ours", "cmtime", "ratio", "goal"), rows)
+
+
+_EACH = "memory per connection (KiB)"
+IDLE = (
+    ("Python memory, connecting end", f"{MEMORY}, connecting end", "KiB"),
+    ("Python memory, accepting end", f"{MEMORY}, accepting end", "KiB"),
+    ("resident memory, connecting end", f"resident {_EACH}, connecting end", "KiB"),
+    ("resident memory, accepting end", f"resident {_EACH}, accepting end", "KiB"),
+    ("processor time without PING", SPENT, "us a second"),
+    ("descriptors", "descriptors per connection, connecting end", ""),
+    ("memory mappings", MAPPINGS, ""),
+)
+
+
+def idle(measured: Measured, _: Sequence[Outcome]) -> str:
+    """One idle connection more."""
+    rows: list[Row] = [
+        (name, f"{text(grown(measured.results, 'memory', figure))} {unit}".rstrip())
+        for name, figure, unit in IDLE
+    ]
+    return markdown(("an idle connection, small slots", ""), rows)
+
+
+def messages(measured: Measured, _: Sequence[Outcome]) -> str:
+    """A message among many connections."""
+    rows: list[Row] = []
+    name = MESSAGES.replace("1,000", "{:,}")
+    for count in (1, 10, 100, 1000):
+        each = name.format(count)
+        every = grown(measured.results, "messages", each)
+        ten = grown(measured.results, "messages", f"{each}, 10 of them used")
+        base = grown(measured.results, "messages", each, "theirs")
+        rows.append(
+            (f"{count:,}", text(every), "" if count <= 10 else text(ten), ratio(every, base))
+        )
+    return markdown(("connections", "all of them used, us", "ten of them used, us", "/ 10"), rows)
+
+
+def shared(job: str, program: ModuleType, what: Sequence[str], said: str) -> Maker:
+    """The same with and without sharing, by the number of connections.
+
+    Args:
+        job: The program's name.
+        program: Its module.
+        what: Its figures, as they are called among many connections.
+        said: What stands above the names of the settings.
+    """
+
+    def make(measured: Measured, _: Sequence[Outcome]) -> str:
+        rows: list[Row] = []
+        for count in program.COUNTS:
+            for setting in program.SETTINGS:
+                cells = [f"{count:,}", setting]
+                for figure in what:
+                    # Where there are few, the few are all.
+                    few = count == program.FEW
+                    named = figure.replace(f"{program.FEW} busy", "all busy") if few else figure
+                    name = program.name(setting, count, named)
+                    cells.append(text(grown(measured.results, job, name)))
+                rows.append(tuple(cells))
+        return markdown((program.COUNTED, said, *what), rows)
+
+    return make
+
+
+_BUSY = ("10 busy, us", "10 busy, wake-ups", "all busy, us", "all busy, wake-ups")
+
+
+def registration(measured: Measured, _: Sequence[Outcome]) -> str:
+    """Registering, and the cache."""
+    rows: list[Row] = []
+    for size in SIZES:
+        name = title(size)
+        named = (f"registering {name}", f"deregistering {name}")
+        cached = (f"cache {what}, {name}, beside registering it" for what in ("hit", "miss"))
+        values = (grown(measured.results, "registration", each) for each in (*named, *cached))
+        rows.append((name, *(text(value) for value in values)))
+    return markdown(("", "register", "deregister", "hit", "miss"), rows)
+
+
+def tenfold(measured: Measured, _: Sequence[Outcome]) -> str:
+    """The curve carried on."""
+    results = measured.results
+    return tenfold_table(
+        python_kib=grown(results, "memory", MEMORY),
+        idle_us=grown(results, "memory", SPENT),
+        rate=grown(results, "connect", CONNECTS),
+        mappings=grown(results, "memory", MAPPINGS),
+        limits={name: grown(results, "registration", f"rxe0: {name}") for name in LIMITS},
+    )
+
+
+PAGES: Mapping[str, Mapping[str, Maker]] = {
+    "benchmarks.md": {
+        "goals": goals,
+        "latency": swept([sweeps.LATENCY]),
+        "sizes": swept(sweeps.OVER_SIZE),
+        "depths": swept(sweeps.OVER_DEPTH),
+        "aiordma": figures([job.name for job in jobs.ours()]),
+        "others": figures([job.name for job in jobs.programs()]),
+        "spinning": figures([job.name for job in jobs.SPINNING]),
+        "growth": figures(["growth connect", "growth memory", "growth messages"]),
+        "versions": versions,
+    },
+    "growth.md": {
+        "idle": idle,
+        "connects": connects,
+        "messages": messages,
+        "sharing": shared(
+            "sharing",
+            growth_sharing,
+            ("pinned KiB, idle", "resident KiB, idle", *_BUSY),
+            "slots and queues",
+        ),
+        "queues": shared("queues", growth_queues, ("resident KiB", *_BUSY), "shared"),
+        "registration": registration,
+        "tenfold": tenfold,
+    },
+    "perf.md": {"waits": waits},
+}

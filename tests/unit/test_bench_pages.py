@@ -1,0 +1,137 @@
+"""The tables of docs/ that `make bench` writes, on made-up figures and on none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aiordma
+from tests.bench import growth_queues, growth_sharing, jobs, pages, report, run, sweeps, tenfold
+from tests.bench.goals import GOALS, judge
+from tests.bench.machine import Measured
+from tests.bench.pages import PAGES
+
+
+def measured(**figures: float) -> Measured:
+    """One round of each figure; its name is that of the job, a bar, and its own."""
+    results = {tuple(name.split("|")): [value] for name, value in figures.items()}
+    return Measured(results)  # type: ignore[arg-type]
+
+
+def table(maker: pages.Maker, **figures: float) -> list[list[str]]:
+    """The cells of the rows below the head."""
+    lines = maker(measured(**figures), []).splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_has_its_markers_and_takes_what_was_not_measured(name: str) -> None:
+    rows = [judge(goal, {}) for goal in GOALS]
+    text = (report.DOCS / name).read_text()
+    made = report.page(text, name, Measured(), rows)
+    assert report.page(made, name, Measured(), rows) == made
+    assert made.count("<!-- bench:") == text.count("<!-- bench:") == len(PAGES[name])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(None, "-"), (0.0123, "0.0123"), (99.4, "99.4"), (679.6, "680"), (1e4, "10,000")]
+)  # fmt: skip
+def test_numbers_have_the_digits_that_mean_something(value: float | None, said: str) -> None:
+    assert pages.text(value) == said
+
+
+def test_a_sweep_stands_beside_the_other_program() -> None:
+    curve = sweeps.OVER_DEPTH[0]
+    ours, theirs = (f"{curve.job_name(who, 16)}|MiB/s" for who in ("ours", "theirs"))
+    rows = table(PAGES["benchmarks.md"]["depths"], **{ours: 30.0, theirs: 40.0})
+    assert [row[:3] for row in rows if row[0] == "16"] == [["16", "30", "0.75"]]
+    assert [row[1:3] for row in rows if row[0] == "1"] == [["-", "-"]]
+    assert [row[0] for row in rows] == [str(depth) for depth in sweeps.DEPTHS]
+
+
+def test_sweeps_go_from_one_byte_to_eight_mebibytes_and_to_a_depth_of_256() -> None:
+    assert (sweeps.SIZES[0], sweeps.SIZES[-1]) == (1, 8 << 20)
+    assert (sweeps.DEPTHS[0], sweeps.DEPTHS[-1]) == (1, 256)
+    words = [job.client for job in sweeps.OVER_DEPTH[1].jobs()]
+    assert all("-t" in command for command in words)
+
+
+def test_ways_to_wait() -> None:
+    name = "wait spin send rate 128|Mpps"
+    rows = table(PAGES["perf.md"]["waits"], **{name: 0.0185, "wait spin send lat|us": 3955.9})
+    assert rows[-1] == ["`spin`", "3,956", "-", "18.5", "-"]
+    named = {job.name for job in jobs.waits()}
+    assert {"wait spin send rate 128", "wait event read lat"} <= named
+
+
+def test_messages_among_many() -> None:
+    name = "growth messages|cost per message at {} connections, {}"
+    figures = {
+        name.format("1,000", "ours"): 108.0,
+        name.format("1,000", "theirs"): 100.0,
+        "growth messages|cost per message at 1,000 connections, 10 of them used, ours": 104.0,
+    }
+    rows = table(PAGES["growth.md"]["messages"], **figures)
+    assert rows[-1] == ["1,000", "108", "104", "1.08"]
+
+
+@pytest.mark.parametrize(
+    ("job", "program"), [("sharing", growth_sharing), ("queues", growth_queues)]
+)
+def test_few_that_are_busy_are_all_where_there_are_few(job: str, program: Any) -> None:
+    first = program.SETTINGS[0]
+    at_few = program.name(first, program.FEW, "all busy, us")
+    at_many = program.name(first, 1000, "10 busy, us")
+    figures = {f"growth {job}|{at_few}, ours": 107.0, f"growth {job}|{at_many}, ours": 108.0}
+    rows = table(PAGES["growth.md"][job], **figures)
+    assert rows[0].count("107") == 2
+    assert next(row for row in rows if row[0] == "1,000").count("108") == 1
+
+
+def test_registration() -> None:
+    figures = {"growth registration|cache hit, 64 MiB, beside registering it, ours": 42.0}
+    rows = table(PAGES["growth.md"]["registration"], **figures)
+    assert rows[-1] == ["64 MiB", "-", "-", "42", "-"]
+    assert rows[0][0] == "4 KiB"
+
+
+# Ten times as many
+
+
+def test_what_an_idle_connection_pins() -> None:
+    # As tests/device/test_many.py measures it.
+    assert tenfold.pinned(aiordma.ConnectionConfig()) == 2_330_624
+    few = {"slot_size": 4096, "recv_depth": 32, "send_depth": 16, "rendezvous_window": 2}
+    assert tenfold.pinned(aiordma.ConnectionConfig(**few)) == 233_472  # type: ignore[arg-type]
+    pool = aiordma.ConnectionConfig(shared_slots=9600, **few)  # type: ignore[arg-type]
+    assert tenfold.pinned(pool) == 53_248
+
+
+def test_what_is_above_its_limit_is_marked() -> None:
+    figures = {
+        "growth memory|memory mappings per connection, connecting end, ours": 4.0,
+        "growth memory|processor time per idle connection, connecting end, ours": 21.0,
+        "growth connect|connections a second, 100 at once, ours": 130.0,
+        "growth registration|rxe0: max_mr, ours": 250_000.0,
+    }
+    rows = {row[0]: row[1:] for row in table(PAGES["growth.md"]["tenfold"], **figures)}
+    assert rows["memory mappings"][:3] == ["4,000", "40,000", "**400,000**"]
+    assert rows["local ports towards one listener"][:3] == ["1,000", "10,000", "**100,000**"]
+    assert rows["memory regions"][2:] == ["100,000", "250,000 (`max_mr`)"]
+    assert rows["memory regions, pool, all idle"][2] == "**300,000**"
+    assert rows["looking at queues, each second"][:3] == ["21 ms", "210 ms", "**2.1 s**"]
+    assert rows["connecting, both ends together"][:3] == ["7.69 s", "76.9 s", "13 min"]
+    assert rows["Python memory"][0] == "-"
+    assert rows["pinned, default settings"][0] == "2.33 GB"
+
+
+# Parts of a run
+
+
+def test_a_part_of_a_run_keeps_its_output_apart() -> None:
+    whole, part = run.files(""), run.files("Growth sharing")
+    assert not set(whole) & set(part)
+    assert not set(part) & set(run.files("growth queues"))
+    assert all(path.parent == whole[0].parent for path in part)
