@@ -16,6 +16,7 @@ from tests.bench.jobs import LOOPS
 Results = Mapping[tuple[str, str], list[float]]
 PYVERBS = "pyverbs, event-driven"
 CONNECTS = "connections a second, 100 at once"
+CONNECTS_APIECE = "connections a second"
 MEMORY = "Python memory per idle connection (KiB)"
 MESSAGES = "cost per message at 1,000 connections"
 
@@ -216,6 +217,8 @@ def _beside_pyverbs() -> list[Goal]:
             job = f"aiordma {name} bw {size} native uvloop"
             add(f"{name.upper()} bandwidth, {text}", job, "MiB/s", f"{name} {size}")
     add("message rate, 64 B, depth 128", "aiordma send rate 64 native uvloop", "Mpps", "send 64")
+    ours, theirs = ("growth connect", f"{CONNECTS}, ours"), ("pyverbs connect", CONNECTS_APIECE)
+    found.append(Goal(CONNECTS, PYVERBS, ours, theirs, 1, "higher", strict=True))
     return found
 
 

@@ -107,13 +107,13 @@ def tcp(form: str, loop: str) -> Job:
     return Job(f"TCP {form} {loop}", "numbers", client, server, "tcp")
 
 
-def pyverbs(rounds: int = ROUNDS) -> Job:
-    """The script, which repeats on its own: it needs half a minute to start."""
-    program = ("/usr/bin/python3", "-m", "tests.bench.pyverbs_peer")
+def pyverbs(name: str, module: str, rounds: int = ROUNDS) -> Job:
+    """A script, which repeats on its own: it needs half a minute to start."""
+    program = ("/usr/bin/python3", "-m", f"tests.bench.{module}")
     client, server = (
         (*program, role, "{address}", "{port}", str(rounds)) for role in ("client", "server")
     )
-    return Job("pyverbs", "numbers", client, server, rounds=1)
+    return Job(name, "numbers", client, server, rounds=1)
 
 
 def one_sided() -> Job:
@@ -160,7 +160,8 @@ def programs() -> list[Job]:
         rstream(64, 1, TRIPS),
         rstream(65_536, 200, 1),
         *(tcp(form, loop) for form in ("streams", "protocol") for loop in LOOPS),
-        pyverbs(),
+        pyverbs("pyverbs", "pyverbs_peer"),
+        pyverbs("pyverbs connect", "pyverbs_connect"),
     ]
 
 

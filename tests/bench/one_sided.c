@@ -43,8 +43,7 @@ static struct rdma_cm_id *expect(enum rdma_cm_event_type wanted, struct place *p
 
     check(rdma_get_cm_event(events, &event) == 0, "rdma_get_cm_event");
     if (event->event != wanted) {
-        fprintf(stderr, "%s came, not %s\n", rdma_event_str(event->event),
-                rdma_event_str(wanted));
+        fprintf(stderr, "%s came, not %s\n", rdma_event_str(event->event), rdma_event_str(wanted));
         exit(1);
     }
     if (place) {
@@ -60,7 +59,10 @@ static void make_queue_pair(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr attr = {
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = 16, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1,
+        .cap = {.max_send_wr = 16,
+                .max_recv_wr = 1,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
                 .max_inline_data = SIZE},
     };
 
@@ -97,9 +99,12 @@ static double latency(struct ibv_qp *qp, enum ibv_wr_opcode opcode, int flags, s
 {
     struct ibv_sge piece = {(uintptr_t)memory, SIZE, region->lkey};
     struct ibv_send_wr *bad, request = {
-        .sg_list = &piece, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED | flags,
-        .wr.rdma = {at.address, at.key},
-    };
+                                 .sg_list = &piece,
+                                 .num_sge = 1,
+                                 .opcode = opcode,
+                                 .send_flags = IBV_SEND_SIGNALED | flags,
+                                 .wr.rdma = {at.address, at.key},
+                             };
     struct timespec begun, ended;
 
     for (int i = 0; i < WARM_UP + TRIPS; i++) {
@@ -133,8 +138,8 @@ static void serve(struct rdma_cm_id *listener, struct sockaddr *at)
 
 static void call(struct rdma_cm_id *id, struct sockaddr *at)
 {
-    struct rdma_conn_param param = {.responder_resources = 1, .initiator_depth = 1,
-                                    .retry_count = 6, .rnr_retry_count = 6};
+    struct rdma_conn_param param = {
+        .responder_resources = 1, .initiator_depth = 1, .retry_count = 6, .rnr_retry_count = 6};
     struct place place;
     double read, write, inlined;
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiordma
-from tests.bench import growth_queues, growth_sharing, jobs, pages, report, run, sweeps, tenfold
+from tests.bench import (
+    growth_queues,
+    growth_sharing,
+    jobs,
+    machine,
+    pages,
+    report,
+    run,
+    sweeps,
+    tenfold,
+)
 from tests.bench.goals import GOALS, judge
 from tests.bench.machine import Measured
 from tests.bench.pages import PAGES
@@ -135,3 +147,10 @@ def test_a_part_of_a_run_keeps_its_output_apart() -> None:
     assert not set(whole) & set(part)
     assert not set(part) & set(run.files("growth queues"))
     assert all(path.parent == whole[0].parent for path in part)
+
+
+def test_the_program_in_c_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "one_sided"
+    monkeypatch.setattr(machine, "ONE_SIDED", program)
+    machine.compile_programs()
+    assert subprocess.run([program], check=False, timeout=30).returncode == 2
