@@ -12,7 +12,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -146,20 +146,6 @@ def loop_factory(
     return kind if wakeups is None else wakeups.of(kind)
 
 
-def apart(
-    measure: Callable[[str, argparse.Namespace], list[Row]], options: argparse.Namespace
-) -> list[Row]:
-    """Measure each of the settings in a process of its own.
-
-    What one leaves of its memory would otherwise be the next one's for nothing.
-    """
-    rows = []
-    for setting in options.settings.split(","):
-        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as process:
-            rows += process.submit(measure, setting, options).result()
-    return rows
-
-
 def publish(title: str, rows: list[Row], where: str | None) -> None:
     """Print the table, or the JSON."""
     versions = {
@@ -189,6 +175,43 @@ def publish(title: str, rows: list[Row], where: str | None) -> None:
             goal + mark,
         )
     Console(width=110).print(table)
+
+
+#: Takes the name of a setting, the numbers of connections and what counts wake-ups.
+OneSetting = Callable[[str, argparse.Namespace, list[int], Wakeups], Coroutine[Any, Any, list[Row]]]
+
+
+def _counted(one: OneSetting, setting: str, options: argparse.Namespace) -> list[Row]:
+    counts = sorted(int(count) for count in options.connections.split(","))
+    wakeups = Wakeups()
+    return run(options.loop, one(setting, options, counts, wakeups), wakeups)
+
+
+def compare(
+    one: OneSetting, title: str, description: str | None, settings: Sequence[str], messages: int
+) -> None:
+    """What a program does that compares settings: parse, measure, print.
+
+    Each setting has a process of its own: what one leaves of its memory would otherwise be the next
+    one's for nothing.
+
+    Args:
+        one: Measures a setting.
+        title: Of the table.
+        description: Of the program.
+        settings: Their names.
+        messages: How many, for each figure, at least.
+    """
+    options = parser(description)
+    options.add_argument("--connections", default="10,100,1000")
+    options.add_argument("--messages", type=int, default=messages, help="for each figure, at least")
+    options.add_argument("--settings", default=",".join(settings))
+    given = options.parse_args()
+    rows: list[Row] = []
+    for setting in given.settings.split(","):
+        with ProcessPoolExecutor(1, mp_context=get_context("fork")) as process:
+            rows += process.submit(_counted, one, setting, given).result()
+    publish(f"{title}, {given.loop}", rows, given.json)
 
 
 class Peer:

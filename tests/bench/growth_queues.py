@@ -38,7 +38,7 @@ from aiordma.verbs import (
     WorkCompletion,
 )
 from aiordma.verbs.resource import Resource
-from tests.bench.growth import LIMIT_S, Row, Wakeups, apart, own_address, parser, publish, run
+from tests.bench.growth import LIMIT_S, Row, Wakeups, compare, own_address
 from tests.bench.growth_peer import memory
 from tests.native_ends import listening
 
@@ -258,22 +258,5 @@ async def one_setting(
     return rows
 
 
-def measure(setting: str, options: argparse.Namespace) -> list[Row]:
-    """All figures of a setting, on a loop that counts its wake-ups."""
-    counts = sorted(int(count) for count in options.connections.split(","))
-    wakeups = Wakeups()
-    return run(options.loop, one_setting(setting, options, counts, wakeups), wakeups)
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    options = parser(__doc__)
-    options.add_argument("--connections", default=",".join(map(str, COUNTS)))
-    options.add_argument("--messages", type=int, default=2000, help="for each figure, at least")
-    options.add_argument("--settings", default=",".join(SETTINGS))
-    given = options.parse_args()
-    publish(f"queue pairs alone, {given.loop}", apart(measure, given), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    compare(one_setting, "queue pairs alone", __doc__, SETTINGS, 2000)

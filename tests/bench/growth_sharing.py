@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
-from tests.bench.growth import Peer, Row, Wakeups, apart, own_address, parser, peer, publish, run
+from tests.bench.growth import Peer, Row, Wakeups, compare, own_address, peer
 from tests.bench.growth_memory import connect_up_to
 from tests.bench.growth_peer import memory
 
@@ -92,22 +92,5 @@ async def one_setting(
     return rows
 
 
-def measure(setting: str, options: argparse.Namespace) -> list[Row]:
-    """All figures of a setting, on a loop that counts its wake-ups."""
-    counts = sorted(int(count) for count in options.connections.split(","))
-    wakeups = Wakeups()
-    return run(options.loop, one_setting(setting, options, counts, wakeups), wakeups)
-
-
-def main() -> None:
-    """Parse, measure, print."""
-    options = parser(__doc__)
-    options.add_argument("--connections", default=",".join(map(str, COUNTS)))
-    options.add_argument("--messages", type=int, default=1000, help="for each figure, at least")
-    options.add_argument("--settings", default=",".join(SETTINGS))
-    given = options.parse_args()
-    publish(f"own queues and slots, or a pool, {given.loop}", apart(measure, given), given.json)
-
-
 if __name__ == "__main__":
-    main()
+    compare(one_setting, "own queues and slots, or a pool", __doc__, SETTINGS, 1000)
