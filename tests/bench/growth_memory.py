@@ -17,13 +17,14 @@ import argparse
 import asyncio
 import os
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
 from tests.bench.growth import CONFIGS, Peer, Row, own_address, parser, peer, publish, run
-from tests.bench.growth_peer import cpu, memory
+from tests.bench.growth_peer import memory
 
 GOAL_KIB = 16
 AT_ONCE = 50
@@ -61,9 +62,9 @@ async def costs(
             here, there = memory(), await other.ask("memory")
             descriptors = len(os.listdir("/proc/self/fd"))
             mapped = mappings()
-            begun = cpu()["user"] + cpu()["system"]
+            begun = time.process_time()
             await asyncio.sleep(IDLE_S)
-            idle = cpu()["user"] + cpu()["system"] - begun
+            idle = time.process_time() - begun
             points.append({
                 "traced here": here["traced"], "traced there": there["traced"],
                 "resident here": here["resident"], "resident there": there["resident"],

@@ -1,7 +1,7 @@
 """The other end of the growth benches: accepts, holds, echoes, and tells of itself.
 
 Prints the port.  A line on standard input is a question, answered by a line of JSON:
-`wait n` (for so many connections), `memory` (bytes traced, resident, pinned), `cpu` (seconds),
+`wait n` (for so many connections), `memory` (bytes traced, resident, pinned),
 `wakeups` (of the loop, if it counts them), `forget` (abort all connections).  Ends with its input.
 """
 
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import gc
 import json
-import resource
 import sys
 import tracemalloc
 from pathlib import Path
@@ -34,12 +33,6 @@ def memory() -> dict[str, float]:
     gc.collect()
     traced = tracemalloc.get_traced_memory()[0] if tracemalloc.is_tracing() else 0
     return {"traced": traced, "resident": status("VmRSS"), "pinned": status("VmPin")}
-
-
-def cpu() -> dict[str, float]:
-    """Seconds of this process."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return {"user": usage.ru_utime, "system": usage.ru_stime}
 
 
 async def echo(connection: aiordma.Connection) -> None:
@@ -78,8 +71,6 @@ async def serve(options: argparse.Namespace, wakeups: Wakeups) -> None:
                     await arrived.wait()
             elif command == "memory":
                 answer |= memory()
-            elif command == "cpu":
-                answer |= cpu()
             elif command == "wakeups":
                 answer["count"] = wakeups.count
             elif command == "forget":

@@ -61,8 +61,8 @@ def _few(size: int) -> int:
 
 
 def _more(size: int) -> int:
-    """Messages of a bandwidth; as many, up to 16, come before."""
-    return 3 * _few(size) if size <= 262_144 else 8 if size <= 2 << 20 else 4
+    """Messages of a bandwidth, five at least for perftest; as many, up to 16, come before."""
+    return 3 * _few(size) if size <= 262_144 else 8 if size <= 2 << 20 else 5
 
 
 def _bandwidth(test: str) -> Sweep:

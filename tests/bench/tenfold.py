@@ -59,6 +59,11 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
+def adapters(name: str, limit: float | None) -> str:
+    """A limit of the adapter."""
+    return f"`{name}`" if limit is None else f"{limit:,.0f} (`{name}`)"
+
+
 def tenfold_table(
     *,
     python_kib: float | None,
@@ -89,7 +94,7 @@ def tenfold_table(
         ("memory mappings", mappings, count, MAPPINGS, f"{MAPPINGS:,} by default"),
         ("local ports towards one listener", 1, count, LOCAL_PORTS, ports),
         *(
-            (name, each, count, limits[limit], f"{limits[limit] or 0:,.0f} (`{limit}`)")
+            (name, each, count, limits[limit], adapters(limit, limits[limit]))
             for name, each, limit in (
                 ("queue pairs", 1, "max_qp"),
                 ("completion queues", 1, "max_cq"),
