@@ -185,8 +185,9 @@ def shared(job: str, program: ModuleType, what: Sequence[str], said: str) -> Mak
                     # Where there are few, the few are all.
                     few = count == program.FEW
                     named = figure.replace(f"{program.FEW} busy", "all busy") if few else figure
-                    name = program.name(setting, count, named)
-                    cells.append(text(grown(measured.results, job, name)))
+                    value = grown(measured.results, job, program.name(setting, count, named))
+                    # What all share is too large a part of the memory of a few.
+                    cells.append("" if few and "resident" in figure else text(value))
                 rows.append(tuple(cells))
         return markdown((program.COUNTED, said, *what), rows)
 
