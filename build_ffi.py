@@ -23,7 +23,7 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
-C_FILES = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c")
+C_FILES = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c", "connecting.c")
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)

@@ -20,6 +20,7 @@ Rules of this folder
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +95,7 @@ def load_error() -> Exception | None:
     return None
 
 
+@functools.cache
 def function_address(name: str) -> int:
     """Address of a function of the compiled module, for C that calls it without cffi."""
     loaded = _load()
@@ -143,12 +145,16 @@ class _FFI:
     # value for ever. A property on the class wins over the __dict__.
     @property
     def errno(self) -> int:
-        value: int = _load().ffi.errno
+        value: int = self._real.errno
         return value
 
     @errno.setter
     def errno(self, value: int) -> None:
-        _load().ffi.errno = value
+        self._real.errno = value
+
+    @functools.cached_property
+    def _real(self) -> Any:
+        return _load().ffi  # kept: to ask the import system costs as much as a C call
 
     def __dir__(self) -> list[str]:
         return dir(_load().ffi)

@@ -572,6 +572,21 @@ class _Lib:
     def aio_stream_reach(self, s: CData, sub: int, /) -> int: ...
     def aio_stream_retire(self, s: CData, /) -> int: ...
     def aio_stream_drop(self, s: CData, /) -> None: ...
+    def aio_qp_advance(
+        self,
+        id: CData,
+        qp: CData,
+        first: int,
+        last: int,
+        access: int,
+        timeout: int,
+        retry_count: int,
+        rnr_retry_count: int,
+        min_rnr_timer: int,
+        max_dest_rd_atomic: int,
+        max_rd_atomic: int,
+        /,
+    ) -> int: ...
 
 ffi: Final[_FFI]
 lib: Final[_Lib]

@@ -298,3 +298,8 @@ int aio_stream_used(struct aio_stream *s, uint32_t slot);
 uint32_t aio_stream_reach(const struct aio_stream *s, uint32_t sub);
 uint32_t aio_stream_retire(struct aio_stream *s);
 void aio_stream_drop(struct aio_stream *s);
+
+/* connecting.c */
+int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, int last, int access,
+                   int timeout, int retry_count, int rnr_retry_count, int min_rnr_timer,
+                   int max_dest_rd_atomic, int max_rd_atomic);

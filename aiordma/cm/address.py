@@ -7,6 +7,7 @@ import errno
 import functools
 import ipaddress
 import socket
+import struct
 from typing import Any
 
 from aiordma._ffi import ffi
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 Address = tuple[str, int]
+_IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as any sockaddr
+_AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
 
 
@@ -119,13 +122,11 @@ def is_local(address: Address) -> bool:
 
 def from_sockaddr(pointer: Any) -> Address | None:
     """(host, port) of a `struct sockaddr *`; None if it holds no IP address."""
-    if pointer == ffi.NULL:
+    if not pointer:
         return None
-    family = ffi.cast("struct sockaddr *", pointer).sa_family
-    if family == socket.AF_INET:
-        sin = ffi.cast("struct sockaddr_in *", pointer)
-        raw = ffi.buffer(ffi.addressof(sin, "sin_addr"), 4)
-        return socket.inet_ntop(socket.AF_INET, raw), socket.ntohs(sin.sin_port)
+    family, port, address = _IPV4.unpack(ffi.buffer(pointer, _IPV4.size))
+    if family == _AF_INET:
+        return socket.inet_ntop(_AF_INET, address), socket.ntohs(port)
     if family == socket.AF_INET6:
         sin6 = ffi.cast("struct sockaddr_in6 *", pointer)
         ip6 = ipaddress.IPv6Address(bytes(ffi.buffer(ffi.addressof(sin6, "sin6_addr"), 16)))

@@ -18,10 +18,9 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.datagram import Datagrams
 from aiordma.cm.enums import EventType
-from aiordma.cm.identifier import Stage
+from aiordma.cm.identifier import _RTS, Stage
 from aiordma.cm.options import Options
 from aiordma.errors import ConnectTimeoutError, RdmaError, cm_error, os_error
-from aiordma.verbs.enums import QPState
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.qp_attr import check_init
@@ -31,6 +30,10 @@ __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
 _FIRST_PATIENCE_S = 0.1
+_ADDR_RESOLVED = frozenset({EventType.ADDR_RESOLVED})
+_ROUTE_RESOLVED = frozenset({EventType.ROUTE_RESOLVED})
+_ESTABLISHED = frozenset({EventType.ESTABLISHED})
+_DISCONNECTED = frozenset({EventType.DISCONNECTED})
 _IBACM = "/run/ibacm.sock"
 # What iWARP returns from the call and InfiniBand reports by an event.
 _REFUSED_IN_THE_CALL = {
@@ -174,7 +177,7 @@ class ConnectionId(Options, Datagrams):
         try:
             # The kernel's own limit answers with an event; ours is for an event that got lost.  It
             # is that of all tries: a loop that is late must not ask again for what is resolved.
-            await self._step(call, frozenset({EventType.ADDR_RESOLVED}), left + 1.0)
+            await self._step(call, _ADDR_RESOLVED, left + 1.0)
         finally:
             self._trying = False
 
@@ -199,8 +202,7 @@ class ConnectionId(Options, Datagrams):
         def call() -> None:
             check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
 
-        answers = frozenset({EventType.ROUTE_RESOLVED})
-        await self._step(call, answers, timeout + 1.0, in_thread=_route_call_can_block())
+        await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=_route_call_can_block())
         self.stage = Stage.ROUTE_RESOLVED
 
     # Queue pair
@@ -293,10 +295,9 @@ class ConnectionId(Options, Datagrams):
             check_minus_one(lib.rdma_connect(handle, c_param), "rdma_connect")
 
         self.stage = Stage.CONNECTING
-        answers = frozenset({EventType.ESTABLISHED})
         try:
             # Software iWARP opens its TCP connection inside the call.
-            return await self._step(call, answers, timeout, in_thread=self.context.is_iwarp)
+            return await self._step(call, _ESTABLISHED, timeout, in_thread=self.context.is_iwarp)
         except BaseException as exc:
             if self.stage is Stage.CONNECTING:
                 self.stage = Stage.FAILED
@@ -339,8 +340,7 @@ class ConnectionId(Options, Datagrams):
         if qp is not None:
             msg = "a connection is served by the id's own queue pair"
             raise ValueError(msg)
-        answers = frozenset({EventType.ESTABLISHED})
-        return await self._step(lambda: self._accept(param, private_data), answers, timeout)
+        return await self._step(lambda: self._accept(param, private_data), _ESTABLISHED, timeout)
 
     def _accept(self, param: ConnectionParameter | None, private_data: bytes) -> None:
         self._need("rdma_accept", Stage.REQUESTED)
@@ -350,8 +350,7 @@ class ConnectionId(Options, Datagrams):
         assert self.context is not None
         if not self.context.is_iwarp:
             policy = self.policy.granting(c_param.responder_resources, c_param.initiator_depth)
-            for state in (QPState.INIT, QPState.RTR, QPState.RTS):
-                self._move(state, policy)
+            self._move(_RTS, policy)
         if lib.rdma_accept(self._require(), c_param):
             code = ffi.errno
             self.stage = Stage.FAILED
@@ -407,9 +406,8 @@ class ConnectionId(Options, Datagrams):
         if self.stage is Stage.DISCONNECTED:
             return
         self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED)
-        answers = frozenset({EventType.DISCONNECTED})
         try:
-            await self._step(self.start_disconnect, answers, timeout)
+            await self._step(self.start_disconnect, _DISCONNECTED, timeout)
         except TimeoutError:
             self.stage = Stage.DISCONNECTED
 

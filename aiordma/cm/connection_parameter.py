@@ -134,12 +134,13 @@ class ConnectionParameter:
         param = ffi.new("struct rdma_conn_param *")
         param.private_data = data
         param.private_data_len = len(private_data)
-        param.responder_resources = self.responder_resources
+        param.responder_resources = self._depth(self._responder_resources)
         # The kernel refuses more than the device can start; the getter keeps what was asked.
-        param.initiator_depth = min(self.initiator_depth, limits.max_qp_init_rd_atom, 255)
+        depth = self._depth(self._initiator_depth)
+        param.initiator_depth = min(depth, limits.max_qp_init_rd_atom, 255)
         param.flow_control = self.flow_control
-        param.retry_count = self.retry_count
-        param.rnr_retry_count = self.rnr_retry_count
+        param.retry_count = self._retry_count
+        param.rnr_retry_count = self._rnr_retry_count
         param.qp_num = qp_num
         return param, data
 

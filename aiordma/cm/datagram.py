@@ -68,7 +68,8 @@ class Datagrams(Multicast):
 
     def _start_qp(self, qp: QueuePair) -> None:
         """First transitions of the id's new queue pair: for datagrams all that it needs."""
-        self._move(QPState.INIT)  # port, partition, and the Q_Key of the port space
+        # Port, partition, and the Q_Key of the port space.
+        self._move(int(QPState.INIT), self.policy)
         if not self.is_datagram:
             return
         qp.modify(QPAttrMask.STATE, qp_state=QPState.RTR)

@@ -7,12 +7,13 @@ import time
 from typing import Any
 
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.verbs.context import Context, PortAttributes
+from aiordma.verbs.context import Context
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["describe"]
 
 _FRESH_S = 1.0
+_NO_GID = bytes(16)
 # Devices of software have no driver that sysfs could name.
 _SOFTWARE = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
@@ -32,29 +33,30 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
         OSError: The device is gone.
     """
     number = cm_id.port_num
-    port = _port(context, number)
+    names = _of_the_port(context, number).copy()
     gid = cm_id.local_gid
-    if not any(gid):  # iWARP connects without one
-        gid = context.query_gid(number).gid
-    return {
-        "device": context.name,
-        "port": number,
-        "gid": gid,
-        "link_layer": port.link_layer.name,
-        "transport": context.transport.name,
-        "mtu": port.active_mtu.in_bytes,
-        "qpn": qp.num,
-        "provider": _provider(context),
-        "backend": "rdma",
-    }
+    # iWARP connects without one
+    names["gid"] = context.query_gid(number).gid if gid == _NO_GID else gid
+    names["qpn"] = qp.num
+    return names
 
 
-def _port(context: Context, number: int) -> PortAttributes:
-    """What the port said within the last second: many connections are made at a time."""
+def _of_the_port(context: Context, number: int) -> dict[str, Any]:
+    """What was so within the last second: many connections are made at a time."""
     now = time.monotonic()
-    asked: tuple[float, PortAttributes] | None = context._kept.get(("port", number))
+    asked: tuple[float, dict[str, Any]] | None = context._kept.get(("port", number))
     if asked is None or now - asked[0] > _FRESH_S:
-        asked = context._kept[("port", number)] = now, context.query_port(number)
+        port = context.query_port(number)
+        names = {
+            "device": context.name,
+            "port": number,
+            "link_layer": port.link_layer.name,
+            "transport": context.transport.name,
+            "mtu": port.active_mtu.in_bytes,
+            "provider": _provider(context),
+            "backend": "rdma",
+        }
+        asked = context._kept[("port", number)] = now, names
     return asked[1]
 
 

@@ -32,9 +32,10 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
+from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
 
 __all__ = ["EventChannel"]
 
@@ -70,9 +71,10 @@ class EventChannel(Resource):
     def __init__(self) -> None:
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._event = ffi.new("struct aio_cm_event *")
-        self._ids: weakref.WeakValueDictionary[int, ConnectionId] = weakref.WeakValueDictionary()
+        self._ids: WeakTable[ConnectionId] = WeakTable()
         self._tokens = itertools.count(1)
-        self._iterators: weakref.WeakSet[_EventIterator] = weakref.WeakSet()
+        # Made with the first iterator: to go through an empty one takes as long as the rest.
+        self._iterators: weakref.WeakSet[_EventIterator] | None = None
         self._waiters: deque[asyncio.Future[ConnectionEvent]] = deque()
         self._kept: deque[ConnectionEvent] = deque()
         self._pump: FdPump | None = None
@@ -127,14 +129,15 @@ class EventChannel(Resource):
             if code:
                 raise os_error(-code, "rdma_get_cm_event")
             self._dispatch(self._event)
-            if self._state.value != "open":
+            if self._state is not ResourceState.OPEN:
                 return False
         return True
 
     def _dispatch(self, raw: Any) -> None:
         number: int = raw.type
         kind = _KINDS.get(number) or EventType(number)
-        private_data = bytes(ffi.buffer(raw.private_data, raw.private_data_len))
+        size: int = raw.private_data_len
+        private_data = bytes(ffi.buffer(raw.private_data, size)) if size else b""
         listener = None
         if kind == EventType.CONNECT_REQUEST:
             listener = self._ids.get(raw.listen_token)
@@ -181,8 +184,9 @@ class EventChannel(Resource):
         reaper.submit(refuse)
 
     def _publish(self, event: ConnectionEvent, *, taken: bool) -> None:
-        for iterator in self._iterators:
-            iterator._put(event)
+        if self._iterators is not None:
+            for iterator in self._iterators:
+                iterator._put(event)
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
@@ -204,7 +208,7 @@ class EventChannel(Resource):
 
     def _on_failure(self, exc: BaseException) -> None:
         self._report(exc)
-        for connection_id in list(self._ids.values()):
+        for connection_id in self._ids.values():
             connection_id._fail(exc)
             # Whoever listens to the id learns that nothing will come any more.
             connection_id._on_event(
@@ -284,6 +288,8 @@ class EventChannel(Resource):
         iterator = _EventIterator(self)
         while self._kept:
             iterator._put(self._kept.popleft())
+        if self._iterators is None:
+            self._iterators = weakref.WeakSet()
         self._iterators.add(iterator)
         return iterator
 
@@ -308,12 +314,12 @@ class EventChannel(Resource):
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_exception(exc)
-        for iterator in self._iterators:
+        for iterator in self._iterators or ():
             iterator._end()
 
     def _on_close(self) -> None:
         closed = ResourceClosedError("the event channel was closed")
-        for connection_id in list(self._ids.values()):
+        for connection_id in self._ids.values():
             connection_id._fail(closed)
         self._fail_readers(closed)
         # Ids that are still open keep the descriptor; a reader without readers would only spin

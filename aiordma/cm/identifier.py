@@ -38,9 +38,9 @@ from aiordma.errors import (
 )
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import QPState
+from aiordma.verbs.enums import Access, QPState
 from aiordma.verbs.qp import QueuePair
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
 
 if TYPE_CHECKING:
     from aiordma.cm.event_channel import EventChannel
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["Identifier", "Stage"]
 
 _log = logging.getLogger("aiordma")
+_INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
+_DEFAULT_POLICY = QPPolicy()
 # Events that tell of something beside the step under way and never end it.
 _ASIDE = frozenset({
     EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST,
@@ -85,12 +87,18 @@ class Stage(Enum):
     FAILED = "failed"
 
 
+_WITHOUT_PEER = (
+    Stage.IDLE, Stage.BOUND, Stage.LISTENING, Stage.ADDRESS_RESOLVED, Stage.ROUTE_RESOLVED,
+    Stage.CONNECTING, Stage.FAILED,
+)  # fmt: skip
+
+
 class Identifier(Resource):
     """The C id, its events and its properties; arguments and attributes as `ConnectionId`."""
 
     __slots__ = (
-        "_channel", "_context", "_sink", "_token", "_trying", "_unacked", "_waiter", "policy",
-        "port_space", "qp", "stage",
+        "_access", "_channel", "_context", "_sink", "_token", "_trying", "_unacked", "_waiter",
+        "policy", "port_space", "qp", "stage",
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
@@ -100,7 +108,7 @@ class Identifier(Resource):
         if not isinstance(port_space, PortSpace):
             msg = f"not a port space: {port_space!r}"
             raise TypeError(msg)
-        if port_space not in list(PortSpace):
+        if port_space is not PortSpace.TCP and port_space not in list(PortSpace):
             msg = f"not a port space: {port_space!r}"
             raise ValueError(msg)
         out = ffi.new("struct rdma_cm_id **")
@@ -113,11 +121,12 @@ class Identifier(Resource):
     ) -> None:
         self._channel = channel
         self._context: Context | None = None
+        self._access: Access | None = None  # rights of the queue pair, once it has any from here
         self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self._unacked = 0
         self._trying = False  # a time-out is not the last word: another try follows
-        self.policy = QPPolicy()
+        self.policy = _DEFAULT_POLICY
         self.port_space = port_space
         self.qp: QueuePair | None = None
         self.stage = stage
@@ -142,9 +151,10 @@ class Identifier(Resource):
     @property
     def context(self) -> Context | None:
         """The device it is bound to; None before."""
-        handle = self._require()
-        if self._context is None and handle.verbs != ffi.NULL:
-            self._context = Context.borrow(handle.verbs)
+        if self._context is None or self._state is not ResourceState.OPEN:
+            handle = self._require()
+            if self._context is None and handle.verbs != ffi.NULL:
+                self._context = Context.borrow(handle.verbs)
         return self._context
 
     @property
@@ -160,11 +170,7 @@ class Identifier(Resource):
     @property
     def destination(self) -> Address | None:
         """(address, port) of the peer, None while it is not connected."""
-        connected = (
-            Stage.REQUESTED, Stage.ACCEPTED, Stage.CONNECTED, Stage.DISCONNECTED,
-            Stage.SERVICE_RESOLVED, Stage.ANSWERED,
-        )  # fmt: skip
-        if self.stage not in connected:
+        if self.stage in _WITHOUT_PEER:
             return None
         return from_sockaddr(lib.rdma_get_peer_addr(self._require()))
 
@@ -234,9 +240,7 @@ class Identifier(Resource):
         """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
         try:
             assert self.qp is not None
-            self._move(QPState.INIT)  # access rights follow the depths that the peer granted
-            self._move(QPState.RTR)
-            self._move(QPState.RTS)
+            self._move(_RTS, self.policy)
             check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
         except OSError as exc:
             event.type = EventType.CONNECT_ERROR
@@ -324,9 +328,16 @@ class Identifier(Resource):
         if self.stage not in stages:
             raise os_error(errno.EINVAL, verb, detail=f"(the connection id is {self.stage.value})")
 
-    def _move(self, state: QPState, policy: QPPolicy | None = None) -> None:
+    def _move(self, last: int, policy: QPPolicy) -> None:
+        """Take the queue pair from INIT, or to it, as far as `last`.
+
+        Through INIT once more where the rights are the connection manager's to say: they follow
+        the depths that the peer has granted.
+        """
         assert self.qp is not None
-        advance(self._require(), self.qp, state, policy or self.policy)
+        ready = last != _INIT and self._access is not None and self._access == policy.access
+        advance(self._require(), self.qp, _RTR if ready else _INIT, last, policy)
+        self._access = policy.access
 
     def migrate(self, channel: EventChannel) -> None:
         """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).
@@ -359,7 +370,7 @@ class Identifier(Resource):
             channel._kick_soon(home)
         check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
         old, self._channel = self._channel, channel
-        old._ids.pop(self._token, None)
+        old._ids.pop(self._token)
         channel._retain(self)
         self._parents = (channel,)
         old._let_go(self)
@@ -386,7 +397,7 @@ class Identifier(Resource):
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _on_close(self) -> None:
-        self._channel._ids.pop(self._token, None)
+        self._channel._ids.pop(self._token)
         self._sink = None
         self._fail(ResourceClosedError("the connection id was closed"))
 

@@ -81,7 +81,8 @@ class Multicast(Identifier):
     @property
     def is_datagram(self) -> bool:
         """Whether its port space is one of datagrams."""
-        return self.port_space in (PortSpace.UDP, PortSpace.IPOIB)
+        space = self.port_space
+        return space is not PortSpace.TCP and space in (PortSpace.UDP, PortSpace.IPOIB)
 
     def _need_datagrams(self, verb: str) -> None:
         self._require()

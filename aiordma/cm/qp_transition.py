@@ -9,24 +9,18 @@ is applied is decided here.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from aiordma._ffi import ffi, lib
-from aiordma._ffi.check import check_minus_one
-from aiordma.verbs.enums import Access, QPAttrMask, QPState
+from aiordma._ffi import lib
+from aiordma.errors import os_error
+from aiordma.verbs.enums import Access
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["QPPolicy", "advance"]
 
-# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
-_ACCESS = int(QPAttrMask.ACCESS_FLAGS)
-_TIMEOUT = int(QPAttrMask.TIMEOUT)
-_RETRY_CNT = int(QPAttrMask.RETRY_CNT)
-_RNR_RETRY = int(QPAttrMask.RNR_RETRY)
-_MIN_RNR_TIMER = int(QPAttrMask.MIN_RNR_TIMER)
-_MAX_DEST_RD_ATOMIC = int(QPAttrMask.MAX_DEST_RD_ATOMIC)
-_MAX_QP_RD_ATOMIC = int(QPAttrMask.MAX_QP_RD_ATOMIC)
+_NOT_PROPOSED = 4096  # as connecting.c has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,40 +54,42 @@ class QPPolicy:
         The connection manager proposes what the request asked for.  An end that started more
         reads than it announced would break its connection: the peer serves no more than that.
         """
-        return replace(
-            self,
-            max_dest_rd_atomic=_lower(self.max_dest_rd_atomic, responder_resources),
-            max_rd_atomic=_lower(self.max_rd_atomic, initiator_depth),
-        )
+        return _granting(self, responder_resources, initiator_depth)
+
+
+@functools.lru_cache(64)  # the connections of a program have few
+def _granting(policy: QPPolicy, responder_resources: int, initiator_depth: int) -> QPPolicy:
+    return replace(
+        policy,
+        max_dest_rd_atomic=_lower(policy.max_dest_rd_atomic, responder_resources),
+        max_rd_atomic=_lower(policy.max_rd_atomic, initiator_depth),
+    )
 
 
 def _lower(bound: int | None, value: int) -> int:
     return value if bound is None else min(bound, value)
 
 
-def advance(id_handle: Any, qp: QueuePair, state: QPState, policy: QPPolicy) -> None:
-    """Move `qp` to `state` with the connection's attributes.
+@functools.lru_cache(64)
+def _numbers(policy: QPPolicy) -> tuple[int, ...]:
+    """A policy as C takes it."""
+    values = (
+        policy.access, policy.ack_timeout, policy.max_retry_count, policy.max_rnr_retry_count,
+        policy.min_rnr_timer, policy.max_dest_rd_atomic, policy.max_rd_atomic,
+    )  # fmt: skip
+    return tuple(-1 if value is None else int(value) for value in values)
+
+
+def advance(id_handle: Any, qp: QueuePair, first: int, last: int, policy: QPPolicy) -> None:
+    """Move `qp` through the states `first` to `last` with the connection's attributes.
 
     Raises:
         OSError: The connection manager or the device refused.
     """
-    attr = ffi.new("struct ibv_qp_attr *")
-    mask = ffi.new("int *")
-    attr.qp_state = int(state)
-    check_minus_one(lib.rdma_init_qp_attr(id_handle, attr, mask), "rdma_init_qp_attr")
-    wanted: int = mask[0]
-    if wanted & _ACCESS and policy.access is not None:
-        attr.qp_access_flags = int(policy.access)
-    if wanted & _TIMEOUT and policy.ack_timeout is not None:
-        attr.timeout = policy.ack_timeout
-    if wanted & _RETRY_CNT and policy.max_retry_count is not None:
-        attr.retry_cnt = min(attr.retry_cnt, policy.max_retry_count)
-    if wanted & _RNR_RETRY and policy.max_rnr_retry_count is not None:
-        attr.rnr_retry = min(attr.rnr_retry, policy.max_rnr_retry_count)
-    if wanted & _MIN_RNR_TIMER and policy.min_rnr_timer is not None:
-        attr.min_rnr_timer = policy.min_rnr_timer
-    if wanted & _MAX_DEST_RD_ATOMIC and policy.max_dest_rd_atomic is not None:
-        attr.max_dest_rd_atomic = min(attr.max_dest_rd_atomic, policy.max_dest_rd_atomic)
-    if wanted & _MAX_QP_RD_ATOMIC and policy.max_rd_atomic is not None:
-        attr.max_rd_atomic = min(attr.max_rd_atomic, policy.max_rd_atomic)
-    qp._modify(attr, wanted)
+    code = lib.aio_qp_advance(id_handle, qp._require(), first, last, *_numbers(policy))
+    if code > 0:
+        qp._limit_reads(code - 1)
+    elif code < 0:
+        if -code > _NOT_PROPOSED:
+            raise os_error(-code - _NOT_PROPOSED, "rdma_init_qp_attr")
+        raise os_error(-code, "ibv_modify_qp")

@@ -140,7 +140,8 @@ class ConnectionConfig:
     @property
     def receives(self) -> int:
         """Receives at most."""
-        return self.recv_depth + self.control_depth
+        # Not by way of control_depth: each connection asks several times.
+        return self.recv_depth + (0 if self.raw else CONTROL_SLOTS + self.rendezvous_window)
 
     @property
     def sends(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Awaitable, Callable, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
@@ -16,7 +17,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, parse_refusal
 from aiordma.errors import ConnectionRejectedError, ProtocolError
 
-__all__ = ["Opening", "connect", "connection_parameter", "hello_of"]
+__all__ = ["Opening", "connect", "connection_parameter", "hello_bytes"]
 
 T = TypeVar("T")
 _REQUEST_ROOM = 56  # private data of a connection request on InfiniBand and RoCE
@@ -41,14 +42,26 @@ class Opening(Generic[T]):
         await self._opened.__aexit__(*exc_info)
 
 
-def connection_parameter(config: ConnectionConfig) -> ConnectionParameter:
-    """Depths and retries as the configuration says, 0 included."""
+@functools.lru_cache(64)
+def connection_parameter(
+    config: ConnectionConfig, responder_resources: int = 255, initiator_depth: int = 255
+) -> ConnectionParameter:
+    """Depths, at most those given, and retries as the configuration says, 0 included.
+
+    Connections of a kind share them; so nobody changes them.
+    """
     return ConnectionParameter.exact(
-        responder_resources=config.responder_resources,
-        initiator_depth=config.initiator_depth,
+        responder_resources=min(config.responder_resources, responder_resources),
+        initiator_depth=min(config.initiator_depth, initiator_depth),
         retry_count=config.retry_count,
         rnr_retry_count=config.rnr_retry_count,
     )
+
+
+@functools.lru_cache(64)
+def hello_bytes(config: ConnectionConfig, private_data: bytes, window: int, room: int) -> bytes:
+    """The same as private data of at most `room` bytes."""
+    return hello_of(config, private_data, window).pack(room)
 
 
 def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None = None) -> Hello:
@@ -163,12 +176,14 @@ async def _one(
         link = await Link.open(cm_id, config)
         link.at_close(release)
         connection = Connection(link, config)
-        hello = None if config.raw else hello_of(config, private_data, connection._window)
-        data = private_data if hello is None else hello.pack(_REQUEST_ROOM)
+        data = private_data
+        if not config.raw:
+            data = hello_bytes(config, private_data, connection._window, _REQUEST_ROOM)
         parameter = connection_parameter(config)
-        event = await cm_id.connect(parameter, private_data=data, timeout=limit)
+        # Who dials has a limit for all of it.
+        event = await cm_id.connect(parameter, private_data=data, timeout=None)
         theirs = None
-        if hello is not None:
+        if not config.raw:
             theirs = Hello.parse(event.private_data)
             if theirs is None:
                 text = "the listener does not speak aiordma's message protocol; use raw=True"

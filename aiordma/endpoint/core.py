@@ -17,6 +17,7 @@ import errno
 from dataclasses import dataclass
 from typing import Any
 
+from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig
@@ -121,12 +122,17 @@ class ConnectionCore:
         """Data messages that the peer may send at first."""
         return self._receiver.window.size
 
-    def _meet(self, hello: Hello | None, reads: int) -> None:
-        """The peer's numbers are known; from now on messages may be sent."""
+    def _meet(
+        self,
+        hello: Hello | None,
+        reads: int,
+        ends: tuple[Address | None, Address | None] | None = None,
+    ) -> None:
+        """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
         link, config = self._link, self.config
         self._names = link.describe()
-        self._names["peername"] = link.cm_id.destination
-        self._names["sockname"] = link.cm_id.source
+        ends = ends or (link.cm_id.destination, link.cm_id.source)
+        self._names["peername"], self._names["sockname"] = ends
         if hello is None:
             self._sender.credits = _UNLIMITED
             return

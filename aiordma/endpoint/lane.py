@@ -42,7 +42,8 @@ class FreeSlots:
         self._c = c
         self._slots = ffi.new("uint16_t[]", most)
         c.free = self._slots
-        self.extend(range(present))
+        self._slots[0:present] = range(present)
+        c.n_free = present
 
     def __len__(self) -> int:
         return int(self._c.n_free)

@@ -13,7 +13,7 @@ Theory of operation
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -48,6 +48,21 @@ _OPERATE = 0x5000
 _INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
+_LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
+
+@functools.lru_cache(64)
+def _policy(config: ConnectionConfig) -> QPPolicy:
+    """What the queue pairs of a configuration apply; they share it."""
+    return QPPolicy(
+        access=Access(0),
+        ack_timeout=config.ack_timeout,
+        max_retry_count=config.retry_count,
+        max_rnr_retry_count=config.rnr_retry_count,
+        min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
+        max_dest_rd_atomic=config.responder_resources,
+        max_rd_atomic=config.initiator_depth,
+    )
 
 
 class Link(AdapterSide):
@@ -102,31 +117,26 @@ class Link(AdapterSide):
         context = cm_id.context
         assert context is not None
         channel, release = shared_completions(context)
-        with contextlib.ExitStack() as undo:
-            undo.callback(release)
+        pd: ProtectionDomain | None = None
+        slots: Slots | None = None
+        try:
             pd = ProtectionDomain(context)
-            undo.callback(pd.close)
             slots = await Slots.open(pd, channel, config)
-            undo.callback(slots.abandon)
-            cm_id.policy = QPPolicy(
-                access=Access(0),
-                ack_timeout=config.ack_timeout,
-                max_retry_count=config.retry_count,
-                max_rnr_retry_count=config.rnr_retry_count,
-                min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
-                max_dest_rd_atomic=config.responder_resources,
-                max_rd_atomic=config.initiator_depth,
-            )
+            cm_id.policy = _policy(config)
             attr = QPInitAttr(
                 send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives,
                 max_inline_data=0 if context.is_iwarp else _INLINE,
             )  # fmt: skip
             qp = cm_id.create_qp(pd, attr, tuple(slots.regions))
-            undo.pop_all()
+        except BaseException:
+            if slots is not None:
+                slots.abandon()
+            if pd is not None:
+                pd.close()
+            release()
+            raise
         # iWARP writes the answer of a read as if the peer wrote it.
-        lands = Access.LOCAL_WRITE
-        if context.is_iwarp:
-            lands |= Access.REMOTE_WRITE
+        lands = _LANDS_ON_IWARP if context.is_iwarp else Access.LOCAL_WRITE
         pool = BufferPool(pd, config.receive_buffer_size // 4, lands)
         link = cls(cm_id, context, channel, pd, slots, qp, pool, config)
         link.at_close(release)
@@ -250,7 +260,10 @@ class Link(AdapterSide):
     def post_recv(self, slots: Iterable[int]) -> None:
         """Post receive slots; those that follow one another in one registration, in one chain."""
         arena = self.recv
-        for key, chain in itertools.groupby(slots, arena.key):
+        chains: Iterable[tuple[int, Iterable[int]]] = ((arena.lkey, slots),)
+        if not arena.whole:
+            chains = itertools.groupby(slots, arena.key)
+        for key, chain in chains:
             if self.closed or self.failure is not None:
                 return
             numbers = ffi.new("uint16_t[]", list(chain))

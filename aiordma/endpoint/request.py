@@ -11,7 +11,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.connect import connection_parameter, hello_of
+from aiordma.endpoint.connect import connection_parameter, hello_bytes
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.link import Link
@@ -123,21 +123,19 @@ class ConnectRequest:
             self._refuse(RefusalReason.RESOURCES)
             raise
         # Not more than the client wants, and serves.
-        parameter = connection_parameter(config)
-        parameter.responder_resources = min(
-            config.responder_resources, self._event.responder_resources
+        parameter = connection_parameter(
+            config, self._event.responder_resources, self._event.initiator_depth
         )
-        parameter.initiator_depth = min(config.initiator_depth, self._event.initiator_depth)
         try:
             # Before the answer: the client's first messages may come with its confirmation.
-            connection._meet(self.hello, self._event.initiator_depth)
+            ends = self.peername, self.sockname
+            connection._meet(self.hello, self._event.initiator_depth, ends)
             if self.hello is None:
-                await self._cm_id.accept(parameter, private_data=private_data)
+                await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
             else:
                 greeting = connection._await_greeting()
-                hello = hello_of(config, private_data, connection._window)
-                data = hello.pack(_REPLY_ROOM)
-                await self._cm_id.accept(parameter, private_data=data)
+                data = hello_bytes(config, private_data, connection._window, _REPLY_ROOM)
+                await self._cm_id.accept(parameter, private_data=data, timeout=None)
                 await greeting
         except BaseException:
             connection.abort()

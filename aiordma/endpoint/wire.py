@@ -90,9 +90,9 @@ def _protocol_error(text: str) -> ProtocolError:
     return ProtocolError(errno.EPROTO, text)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Hello:
-    """What each side tells the other when they connect.
+    """What each side tells the other when they connect; not changed.
 
     Attributes:
         recv_depth: Data messages that the peer may send before it gets credits back.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable
 
-from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
@@ -28,6 +26,9 @@ class Arena:
         addr: Address of slot 0.
         lkey: Local key of the slab.
     """
+
+    #: Whether all slots lie in one registration.
+    whole = True
 
     __slots__ = ("addr", "count", "lkey", "mr", "slot_size", "view")
 
@@ -86,8 +87,7 @@ def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
     """
     size = sum(count * slot_size for count, slot_size in shapes)
-    slab = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    mr = MemoryRegion(pd, slab, Access.LOCAL_WRITE)
+    mr = MemoryRegion.slab(pd, size)
     made = []
     start = 0
     for count, slot_size in shapes:

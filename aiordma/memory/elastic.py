@@ -59,6 +59,8 @@ class ElasticArena(Arena):
         unpin: The opposite.
     """
 
+    whole = False
+
     __slots__ = ("_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "pin", "unpin")
 
     def __init__(

@@ -19,7 +19,6 @@ import asyncio
 import errno
 import itertools
 import logging
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.errors import device_error, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import AsyncEventType
 
@@ -66,7 +66,7 @@ class Queue(Protocol):
 
 
 _tokens = itertools.count(1)
-_queues: weakref.WeakValueDictionary[int, Queue] = weakref.WeakValueDictionary()
+_queues: WeakTable[Queue] = WeakTable()
 
 
 def next_token() -> int:
@@ -163,7 +163,7 @@ def _tell_queue(token: int, event: AsyncEvent) -> None:
 
 
 def _tell_all_queues(event: AsyncEvent) -> None:
-    for queue in list(_queues.values()):
+    for queue in _queues.values():
         if queue._device is event.context:
             _tell(queue, event)
 

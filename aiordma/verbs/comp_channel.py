@@ -39,6 +39,7 @@ from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.waiters import Waiters
+from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
@@ -128,7 +129,7 @@ class CompletionChannel(Resource):
         #: Completions that the safety poll found first: far more than zero means that the kernel
         #: loses events.
         self.lost_events = 0
-        self._cqs: weakref.WeakValueDictionary[int, CompletionQueue] = weakref.WeakValueDictionary()
+        self._cqs: WeakTable[CompletionQueue] = WeakTable()
         self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
         self._bytes = memoryview(ffi.buffer(self._wcs))
         # A field of a C struct keeps nothing alive; the attribute does.
@@ -289,7 +290,7 @@ class CompletionChannel(Resource):
                 sink.fail(exc)
             except Exception as failed:
                 self._report(failed)
-        for cq in list(self._cqs.values()):
+        for cq in self._cqs.values():
             cq._fail(exc)
         self._waiters.fail(exc)
 

@@ -21,7 +21,7 @@ from aiordma.verbs.enums import (
     PortState,
     TransportType,
 )
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
 
 __all__ = ["Context", "DeviceAttributes", "GidEntry", "ODPCaps", "PortAttributes"]
 
@@ -142,9 +142,8 @@ class Context(Resource):
     @property
     def transport(self) -> TransportType:
         """InfiniBand (RoCE too) or iWARP."""
-        handle = self._require()
-        if self._transport is None:
-            self._transport = TransportType(handle.device.transport_type)
+        if self._transport is None or self._state is not ResourceState.OPEN:
+            self._transport = TransportType(self._require().device.transport_type)
         return self._transport
 
     @property

@@ -33,7 +33,13 @@ from aiordma.verbs.resource import Resource
 
 __all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of"]
 
-_REMOTE_WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
+# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+_REMOTE_WRITES = int(Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
+_ZERO_BASED = int(Access.ZERO_BASED)
+_ON_DEMAND = int(Access.ON_DEMAND)
+_LOCAL = Access.LOCAL_WRITE
+_LOCAL_BITS = int(_LOCAL)
+_HUGETLB = int(Access.HUGETLB)
 _EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
 _ADDRESSES = 1 << 64
 _MAX_SGE_LENGTH = (1 << 32) - 1
@@ -143,7 +149,7 @@ class MemoryRegion(Resource):
         pd._retain()
         try:
             handle = call()
-            if handle == ffi.NULL:
+            if not handle:
                 raise _refusal(ffi.errno, verb, pd.context, access, length)
             self.lkey = int(handle.lkey)
             self.rkey = int(handle.rkey)
@@ -151,6 +157,24 @@ class MemoryRegion(Resource):
             super().__init__(handle, (pd,))
         finally:
             pd._let_go()
+
+    @classmethod
+    def slab(cls, pd: ProtectionDomain, size: int) -> Self:
+        """Fresh page-aligned zeroed memory for this side alone, not looked at any further.
+
+        Raises:
+            OSError: As the class.
+        """
+        self = cls.__new__(cls)
+        memory = ffi.from_buffer(_fresh(size, _LOCAL))
+        self._keep = memory
+        self._view = memoryview(ffi.buffer(memory, size))
+        where = int(ffi.cast("uintptr_t", memory))
+        self._register(
+            pd, "ibv_reg_mr", _LOCAL, where, size,
+            lambda: lib.ibv_reg_mr_iova(pd._handle, memory, size, where, _LOCAL_BITS),
+        )  # fmt: skip
+        return self
 
     @classmethod
     async def register(
@@ -371,21 +395,22 @@ def _fresh(size: int, access: Access) -> mmap.mmap:
     if size <= 0:
         msg = f"a memory region needs at least one byte, not {size}"
         raise ValueError(msg)
-    if access & Access.HUGETLB:
+    if int(access) & _HUGETLB:
         msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
         raise ValueError(msg)
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:
-    if access & _REMOTE_WRITES and not access & Access.LOCAL_WRITE:
+    rights = int(access)
+    if rights & _REMOTE_WRITES and not rights & _LOCAL_BITS:
         msg = "remote write and atomic access need LOCAL_WRITE, too"
         raise ValueError(msg)
-    if access & Access.ZERO_BASED:
+    if rights & _ZERO_BASED:
         # Soft-RoCE refuses it, software iWARP takes and ignores it.
         msg = "register with iova=0 instead of ZERO_BASED"
         raise ValueError(msg)
-    if access & Access.ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
+    if rights & _ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
         raise _unsupported(verb, context, "on-demand paging (ODP)")
 
 

@@ -83,13 +83,17 @@ class QueuePair(Requests, Groups):
         c_attr.sq_sig_all = int(attr.sq_sig_all)
         token = next_token()
         c_attr.qp_context = ffi.cast("void *", token)
+        sizes = (
+            attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
+            attr.max_inline_data,
+        )  # fmt: skip
+        if not 0 <= min(sizes) <= max(sizes) < 1 << 31:
+            for name, size in zip(_NAMES, sizes, strict=True):
+                if not 0 <= size < 1 << 31:
+                    msg = f"{name} is out of range: {size}"
+                    raise ValueError(msg)
+        c_attr.cap = sizes
         cap = c_attr.cap
-        for name in _NAMES:
-            value = getattr(attr, name)
-            if not 0 <= value < 1 << 31:
-                msg = f"{name} is out of range: {value}"
-                raise ValueError(msg)
-            setattr(cap, name, value)
         if attr.srq is not None:
             c_attr.srq = attr.srq._require()
             cap.max_recv_wr = cap.max_recv_sge = 0
@@ -106,7 +110,11 @@ class QueuePair(Requests, Groups):
         except BaseException:
             send_cq._unpromise(attr.max_send_wr)
             raise
-        self.limits = QPLimits(*(getattr(cap, name) for name in _NAMES))
+        given = (
+            cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge,
+            cap.max_inline_data,
+        )  # fmt: skip
+        self.limits = QPLimits.of(pd.context, given)
         self.pd = pd
         self.num = int(handle.qp_num)
         self._init = attr
@@ -128,8 +136,9 @@ class QueuePair(Requests, Groups):
         self._drains = False
         shared = () if attr.srq is None else (attr.srq,)
         super().__init__(handle, (*uses, pd, send_cq, recv_cq, *shared))
-        for cq in {send_cq, recv_cq}:
-            cq._enter(self)
+        send_cq._enter(self)
+        if recv_cq is not send_cq:
+            recv_cq._enter(self)
         if attr.srq is not None:
             self._last_receive = threading.Event()
             attr.srq._takers[self.num] = self
@@ -173,16 +182,21 @@ class QueuePair(Requests, Groups):
 
     def _modify(self, attr: Any, mask: int) -> None:
         check_errno(lib.ibv_modify_qp(self._require(), attr, mask), "ibv_modify_qp")
-        if mask & _READ_DEPTH and self._init.qp_type != QPType.UD:
+        if mask & _READ_DEPTH:
+            self._limit_reads(int(attr.max_rd_atomic))
+        if mask & _STATE and attr.qp_state == _ERR:
+            self._enter_error()
+
+    def _limit_reads(self, depth: int) -> None:
+        """So many own reads and atomics may be under way from now on."""
+        if self._init.qp_type != QPType.UD:
             self._rules = WRRules.of(
                 self.pd.context,
                 self.limits,
                 self._init.qp_type,
                 all_signaled=self._init.sq_sig_all,
-                read_depth=int(attr.max_rd_atomic),
+                read_depth=depth,
             )
-        if mask & _STATE and attr.qp_state == _ERR:
-            self._enter_error()
 
     def _enter_error(self) -> None:
         self._in_error = True

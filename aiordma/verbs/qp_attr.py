@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from aiordma.errors import os_error
 from aiordma.verbs.ah import AHAttributes
+from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import MTU, Access, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
@@ -70,6 +71,11 @@ def check_init(pd: object, attr: object) -> None:
         msg = "the shared receive queue belongs to another protection domain"
         raise ValueError(msg)
     device = pd.context.attributes
+    if (
+        max(attr.max_send_wr, attr.max_recv_wr) <= device.max_qp_wr
+        and max(attr.max_send_sge, attr.max_recv_sge) <= device.max_sge
+    ):
+        return
     for names, limit in (
         (("max_send_wr", "max_recv_wr"), device.max_qp_wr),
         (("max_send_sge", "max_recv_sge"), device.max_sge),
@@ -89,6 +95,19 @@ class QPLimits:
     max_send_sge: int
     max_recv_sge: int
     max_inline_data: int
+
+    @classmethod
+    def of(cls, context: Context, given: tuple[int, ...]) -> QPLimits:
+        """Those of a queue pair; the ones of a device that are equal are one object.
+
+        Args:
+            context: The device.
+            given: What it gave, in the order of the attributes.
+        """
+        limits: QPLimits | None = context._kept.get((QPLimits, given))
+        if limits is None:
+            limits = context._kept[(QPLimits, given)] = cls(*given)
+        return limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,17 +100,28 @@ class Resource:
         self._ending: Future[None] | None = None
         self._outcome: OSError | bool | None = None  # of the destroy, when it is done
         self._parents: tuple[Resource, ...] = ()
-        try:
-            for parent in dict.fromkeys(parents):
-                parent._retain(self)
-                self._parents += (parent,)
-        except BaseException:
-            # A parent was closed meanwhile: the fresh C object has no right to be.
-            self._finish()
-            raise
-        self._state = ResourceState.OPEN
-        if not self._parents:
+        if not parents:
+            self._state = ResourceState.OPEN
             fork.guard(self)  # those that were made from it are found through it
+            return
+        own, me = id(self), weakref.ref(self)
+        held: list[Resource] = []
+        with _lock:
+            for parent in parents:
+                if parent._state is not ResourceState.OPEN:
+                    break
+                if own not in parent._made:  # it may be named twice
+                    parent._children += 1
+                    parent._made[own] = me
+                    held.append(parent)
+            else:
+                self._parents = tuple(held)
+                self._state = ResourceState.OPEN
+                return
+        # A parent was closed meanwhile: the fresh C object has no right to be.
+        self._parents = tuple(held)
+        self._finish()
+        parent._refuse()
 
     @property
     def closed(self) -> bool:

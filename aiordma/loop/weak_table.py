@@ -1,0 +1,57 @@
+"""WeakTable: from a number to an object that the table does not keep alive.
+
+Theory of operation
+    `weakref.WeakValueDictionary` makes a reference of its own kind, in Python, for each entry.  The
+    plain kind is made in C, and an object has one of it, whoever asks.  It tells nobody when the
+    object goes, so that dead entries stay until as many again have come; then they are taken out
+    together.
+
+    Entries may be added and taken out in any thread.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Generic, TypeVar
+
+__all__ = ["WeakTable"]
+
+T = TypeVar("T")
+_FEW = 64
+
+
+class WeakTable(Generic[T]):
+    """Objects by number."""
+
+    __slots__ = ("_entries", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._entries: dict[int, weakref.ref[T]] = {}
+        self._sweep_at = _FEW
+
+    def __len__(self) -> int:
+        """Entries, dead ones included."""
+        return len(self._entries)
+
+    def __setitem__(self, number: int, thing: T) -> None:
+        entries = self._entries
+        if len(entries) >= self._sweep_at:
+            for known, reference in list(entries.items()):
+                if reference() is None:
+                    entries.pop(known, None)
+            self._sweep_at = 2 * len(entries) + _FEW
+        entries[number] = weakref.ref(thing)
+
+    def get(self, number: int) -> T | None:
+        """The object with that number, if it still lives."""
+        reference = self._entries.get(number)
+        return None if reference is None else reference()
+
+    def pop(self, number: int) -> None:
+        """Forget a number, if it is known."""
+        self._entries.pop(number, None)
+
+    def values(self) -> list[T]:
+        """All that live."""
+        found = (reference() for reference in list(self._entries.values()))
+        return [thing for thing in found if thing is not None]
