@@ -116,6 +116,7 @@ class ConnectionId(Options, Datagrams):
         if self.is_datagram:
             self._need_datagrams("rdma_listen")
         self._channel._attach()
+        self._channel._expect_requests()
         code = lib.rdma_listen(self._require(), backlog if backlog > 0 else 50)
         check_minus_one(code, "rdma_listen")
         self.stage = Stage.LISTENING

@@ -40,10 +40,12 @@ from aiordma.verbs.resource import Resource, ResourceState
 __all__ = ["EventChannel"]
 
 _log = logging.getLogger("aiordma")
-# Events that a wake-up may take before other tasks have a turn.  Fewer would hold the loop for a
-# shorter time where 200 connects are made at once, but a listener that reads its requests more
-# slowly than they come has the kernel refuse some: interop/test_cmtime.py and test_ucmatose.py.
-_BUDGET = 64
+# Events that a wake-up may take before other tasks have a turn.  A channel with a listener takes
+# many: where its requests are read more slowly than they come, the kernel refuses some
+# (interop/test_cmtime.py and test_ucmatose.py).  One without holds the loop for a shorter time
+# where many connects are made at once: each event is the next step of one.
+_BUDGET = 8
+_BUDGET_OF_A_LISTENER = 64
 _MAX_KEPT = 4096
 _KINDS = {int(kind): kind for kind in EventType}
 # Before a connection is asked for there is nothing that two ends could have agreed on.
@@ -64,8 +66,8 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_event", "_ids", "_iterators", "_kept", "_kicking", "_pump", "_tokens", "_unacked",
-        "_waiters",
+        "_budget", "_event", "_ids", "_iterators", "_kept", "_kicking", "_pump", "_tokens",
+        "_unacked", "_waiters",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -80,6 +82,7 @@ class EventChannel(Resource):
         self._pump: FdPump | None = None
         self._unacked = 0
         self._kicking = False
+        self._budget = _BUDGET
         super().__init__(handle)
 
     def fileno(self) -> int:
@@ -99,6 +102,10 @@ class EventChannel(Resource):
         elif self._pump.loop is not loop:
             msg = "the event channel belongs to another event loop"
             raise RuntimeError(msg)
+
+    def _expect_requests(self) -> None:
+        """One of its ids is about to listen."""
+        self._budget = _BUDGET_OF_A_LISTENER
 
     def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look for events in the loop's next round, once for all who ask before that."""
@@ -120,7 +127,7 @@ class EventChannel(Resource):
     # Dispatch
 
     def _on_readable(self) -> bool:
-        for _ in range(_BUDGET):
+        for _ in range(self._budget):
             code = lib.aio_cm_next(self._require(), self._event)
             if code == -errno.EAGAIN:
                 return False
