@@ -142,10 +142,11 @@ class ConnectionId(Options, Datagrams):
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
-        deadline = asyncio.get_running_loop().time() + timeout
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         patience = _FIRST_PATIENCE_S
         while True:
-            left = max(0.001, deadline - asyncio.get_running_loop().time())
+            left = max(0.001, deadline - loop.time())
             last = left <= patience
             try:
                 await self._resolve_addr(c_src, c_dst, min(left, patience), left, last=last)

@@ -94,7 +94,7 @@ class EventChannel(Resource):
         """Events handed out by `get_event` and not acknowledged."""
         return self._unacked
 
-    def _attach(self) -> None:
+    def _attach(self) -> asyncio.AbstractEventLoop:
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
         if self._pump is None:
@@ -102,6 +102,7 @@ class EventChannel(Resource):
         elif self._pump.loop is not loop:
             msg = "the event channel belongs to another event loop"
             raise RuntimeError(msg)
+        return loop
 
     def _expect_requests(self) -> None:
         """One of its ids is about to listen."""

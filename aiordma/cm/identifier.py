@@ -278,8 +278,7 @@ class Identifier(Resource):
         if self._waiter is not None:
             msg = "another step of this connection id is under way"
             raise ResourceBusyError(errno.EBUSY, msg)
-        self._channel._attach()
-        future: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[ConnectionEvent] = self._channel._attach().create_future()
         self._waiter = (answers, future)
         timer: asyncio.TimerHandle | None = None
         try:

@@ -217,6 +217,8 @@ async def _elastic(
     pd: ProtectionDomain, most: int, base: int, slot_size: int, share: Share
 ) -> ElasticArena:
     chunk = min(max(4, (most - base) // _STEPS), max(1, _INLINE // slot_size))
+    if base * slot_size <= _INLINE:
+        return ElasticArena(pd, most, base, chunk, slot_size, share)
     return await call_blocking(
         lambda: ElasticArena(pd, most, base, chunk, slot_size, share), undo=ElasticArena.close
     )
