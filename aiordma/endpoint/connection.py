@@ -131,8 +131,7 @@ class Connection(ConnectionCore):
         """
         receiver = self._receiver
         try:
-            # What Python has queued is older than what C has.
-            message = None if receiver.queue or receiver.over else await self._mail
+            message = await self._mail
         except BaseException:
             receiver.left()
             raise

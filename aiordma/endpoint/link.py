@@ -43,8 +43,8 @@ __all__ = ["Link"]
 _RECV = 0x8000
 _READ = 0x4000
 _OPERATE = 0x5000
-# Bytes: of a short message the adapter need not fetch anything.  Each work request of the send queue
-# gets longer by it.
+# Bytes: of a short message the adapter need not fetch anything.  Each work request of the send
+# queue gets longer by it.
 _INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)

@@ -161,6 +161,7 @@ class Receiver:
         if self.queue is EMPTY:
             self.queue = deque()
         self.queue.append(arrival)
+        self._c.rare = True  # what comes into the ring from now on is younger
 
     def on_frame(self, slot: int, record: WCRecord) -> None:
         """A receive completed, and was not plain."""
@@ -306,7 +307,7 @@ class Receiver:
                 self._on_taken(arrival.fetched)
             elif arrival.slot is not None:
                 self._keep(message)
-        self._c.rare = bool(self._lingering or self._waiters.line)
+        self._c.rare = bool(queue or self.over or self._lingering or self._waiters.line)
         if message is None:
             if self._ended is not None and not queue:
                 raise self._ended()
@@ -346,13 +347,13 @@ class Receiver:
     def end(self, ended: Callable[[], BaseException]) -> None:
         """The peer has ended its stream: after the queued messages `recv` raises `ended()`."""
         self._ended = ended
-        self.over = True
+        self.over = self._c.rare = True
         self._wake_all()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """Broken or closed: after the messages that are there `recv` raises `failure()`."""
         self._failure = failure
-        self.over = True
+        self.over = self._c.rare = True
         self._collect()
         arrived = len(self.queue)
         while any(arrival.message is None for arrival in self.queue):
