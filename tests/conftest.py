@@ -1,13 +1,16 @@
-"""What every test shares: the choice of the event loop."""
+"""What every test shares: the choice of the event loop, and assertions that show their values."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pytest
+import pytest
+
+# pytest shows the values of what a test module asserts, and has to be asked for helper modules.
+# Not "tests": that is imported by now, as the package of this file.
+_HELPERS = ("conformance", "device", "interop", "native_ends", "runner", "seeds", "unit")
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in _HELPERS))
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

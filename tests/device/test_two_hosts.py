@@ -7,12 +7,16 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from aiordma.cm import ConnectionId, EventChannel
+from aiordma.verbs import SGE, RecvWR, SendWR, WCStatus
+from tests.device.oracle import polled
+from tests.native_ends import End, close_all, joined, listening
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
@@ -20,8 +24,8 @@ Pair = tuple[Connection, Connection]
 CONFIG = ConnectionConfig(keepalive_s=2, idle_timeout_s=8, close_timeout_s=3)
 
 
-def tc(*words: str) -> None:
-    for card in ("veth0", "veth1"):
+def tc(*words: str, cards: Sequence[str] = ("veth0", "veth1")) -> None:
+    for card in cards:
         subprocess.run(["tc", "qdisc", words[0], "dev", card, "root", *words[1:]], check=True)
 
 
@@ -134,3 +138,32 @@ async def test_a_wire_that_heals_in_time_costs_nothing(ends: Pair) -> None:
     assert not exchanging.done()
     tc("change", "netem", "limit", "100000", "loss", "0%")
     await exchanging
+
+
+async def test_a_send_that_is_flushed_may_have_arrived(address: str, wire: None) -> None:
+    """What was lost is the acknowledgement."""
+    with (
+        EventChannel() as at_server,
+        EventChannel() as at_client,
+        listening(at_server, address) as listener,
+        ConnectionId(at_client) as cm_id,
+    ):
+        port = listener.source_port
+        await cm_id.resolve_addr((address, port), (os.environ["AIORDMA_SOFTROCE_ADDR2"], 0))
+        await cm_id.resolve_route()
+        client = End(cm_id).build()
+        server = await joined(cm_id, listener, lambda request: End(request).build())
+        try:
+            target, source = client.region(16), server.region(bytearray(range(16)))
+            client.qp.post_recv(RecvWR(wr_id=1, sg_list=[SGE(target, 0, 16)]))
+            tc("change", "netem", "limit", "100000", "loss", "100%", cards=["veth1"])
+            server.qp.post_send(SendWR(wr_id=2, sg_list=[SGE(source, 0, 16)]))
+            (received,) = await polled(client.cq, 1)
+            assert (received.wr_id, received.ok) == (1, True)
+            assert bytes(target.view) == bytes(range(16))
+            server.qp.to_error()
+            (sent,) = await polled(server.cq, 1)
+            assert (sent.wr_id, sent.status) == (2, WCStatus.WR_FLUSH_ERR)
+        finally:
+            tc("change", "netem", "limit", "100000", "loss", "0%")
+            await close_all(client, server)
