@@ -78,6 +78,8 @@ def run_command(stage: Stage, options: Sequence[str], *, show: bool) -> str:
     """Run the command of a stage and return what went wrong, or an empty text."""
     command = [*stage.command, *(options if stage.pytest else ())]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **stage.env}
+    # Whatever the user's habit: a guest, and each program that it starts, is slow to compile.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
     with (ROOT / stage.log).open("wb") as log:
         process = subprocess.Popen(

@@ -12,6 +12,8 @@ REPORTS = Path("build/test")
 
 #: Marks of tests that need more than one device on one host in ordinary time.
 _SPECIAL = "not virtual_time and not two_hosts and not qemu"
+#: What runs on both loops on each device; the rest runs on one, another one for each device.
+_OF_THE_LOOP = "not slow and not one_loop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +113,21 @@ UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
 ALL_TESTS = "tests/device"
 
+#: Two run at a time, in this order: what everything waits for, what needs no kernel while that is
+#: built, and then the longest first, so that both lanes end together.
 STAGES: tuple[Stage, ...] = (
     Stage(
         "kernel",
         "the User-Mode Linux kernel builds (once), boots and runs a command",
         (sys.executable, "-m", "aiordma.testing.softroce", *UML, "--", "true"),
         limit_s=1800,
+        report=False,
+    ),
+    Stage(
+        "collect",
+        "every file of tests imports; compiled here, because in a guest it takes minutes",
+        (sys.executable, "-m", "pytest", "-qq", "--co", "-p", "no:cacheprovider", "tests"),
+        limit_s=300,
         report=False,
     ),
     Stage(
@@ -140,7 +151,39 @@ STAGES: tuple[Stage, ...] = (
         ALL_TESTS,
         *("-m", f"smoke and not siw and {_SPECIAL}", "--timeout=400"),
         limit_s=900,
-        after="",
+        after="collect",
+    ),
+    _device(
+        "device-rxe-asyncio",
+        "the real stack on Soft-RoCE, asyncio's own loop",
+        RXE,
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
+        limit_s=1200,
+    ),
+    _device(
+        "device-siw-uvloop",
+        "everything on software iWARP, uvloop",
+        (*UML, "--device", "siw"),
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", _SPECIAL),
+        limit_s=1200,
+    ),
+    _device(
+        "device-rxe-uvloop",
+        "the same on uvloop, without what is long or not of the loop",
+        RXE,
+        ALL_TESTS,
+        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and {_OF_THE_LOOP}"),
+        limit_s=900,
+    ),
+    _device(
+        "device-siw-asyncio",
+        "software iWARP, asyncio's own loop, without what is long or not of the loop",
+        (*UML, "--device", "siw"),
+        ALL_TESTS,
+        *("--loop=asyncio", "-m", f"{_SPECIAL} and {_OF_THE_LOOP}"),
+        limit_s=900,
     ),
     _local("runner-qemu", "the qemu engine itself", "tests/runner", *("-m", "qemu"), limit_s=1200),
     _local(
@@ -152,20 +195,20 @@ STAGES: tuple[Stage, ...] = (
         after="kernel",
     ),
     _device(
-        "device-rxe-asyncio",
-        "the real stack on Soft-RoCE, asyncio's own loop",
-        RXE,
-        ALL_TESTS,
-        *("--loop=asyncio", "-m", f"{_SPECIAL} and not siw"),
-        limit_s=1200,
+        "interop-siw",
+        "those that know iWARP, on uvloop",
+        (*UML, "--device", "siw"),
+        "tests/interop",
+        "--loop=uvloop",
+        limit_s=600,
     ),
     _device(
-        "device-rxe-uvloop",
-        "the same on uvloop, without the tests that take a minute each",
+        "interop-rxe",
+        "programs of rdma-core, and pyverbs, as peers",
         RXE,
-        ALL_TESTS,
-        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and not slow"),
-        limit_s=900,
+        "tests/interop",
+        "--loop=asyncio",
+        limit_s=600,
     ),
     _device(
         "virtual-time-asyncio",
@@ -184,27 +227,11 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
     ),
     _device(
-        "device-siw-asyncio",
-        "software iWARP, asyncio's own loop, without the tests that take a minute each",
-        (*UML, "--device", "siw"),
-        ALL_TESTS,
-        *("--loop=asyncio", "-m", f"{_SPECIAL} and not slow"),
-        limit_s=900,
-    ),
-    _device(
-        "device-siw-uvloop",
-        "everything on software iWARP, uvloop",
-        (*UML, "--device", "siw"),
-        ALL_TESTS,
-        *("--loop=uvloop", "-m", _SPECIAL),
-        limit_s=1200,
-    ),
-    _device(
-        "seeds-rxe",
-        "what the documents of jVerbs state, row by row, on Soft-RoCE",
+        "conformance",
+        "CPython's own tests of asyncio's streams, TLS and sendfile, over RDMA",
         RXE,
-        "tests/seeds",
-        "--loop=asyncio",
+        "tests/conformance",
+        *("--loop=asyncio", "--timeout=100"),
         limit_s=600,
     ),
     _device(
@@ -216,26 +243,10 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
     ),
     _device(
-        "conformance",
-        "CPython's own tests of asyncio's streams, TLS and sendfile, over RDMA",
+        "seeds-rxe",
+        "what the documents of jVerbs state, row by row, on Soft-RoCE",
         RXE,
-        "tests/conformance",
-        *("--loop=asyncio", "--timeout=100"),
-        limit_s=600,
-    ),
-    _device(
-        "two-hosts",
-        "a link on which packets get lost, doubled and late",
-        (*RXE, "--hosts", "2", "--virtual-time"),
-        ALL_TESTS,
-        *("-m", "two_hosts", *_VIRTUAL),
-        limit_s=600,
-    ),
-    _device(
-        "interop-rxe",
-        "programs of rdma-core, and pyverbs, as peers",
-        RXE,
-        "tests/interop",
+        "tests/seeds",
         "--loop=asyncio",
         limit_s=600,
     ),
@@ -248,11 +259,11 @@ STAGES: tuple[Stage, ...] = (
         limit_s=600,
     ),
     _device(
-        "interop-siw",
-        "those that know iWARP, on uvloop",
-        (*UML, "--device", "siw"),
-        "tests/interop",
-        "--loop=uvloop",
+        "two-hosts",
+        "a link on which packets get lost, doubled and late",
+        (*RXE, "--hosts", "2", "--virtual-time"),
+        ALL_TESTS,
+        *("-m", "two_hosts", *_VIRTUAL),
         limit_s=600,
     ),
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-from collections.abc import AsyncIterator
+import traceback
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -61,6 +63,28 @@ def warm(device_is_there: None) -> None:
                 pass
 
     asyncio.run(once())
+    # What was imported will not be garbage. After every test all garbage is looked for, and to
+    # look through the modules, too, takes longer than many tests.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_traces() -> Iterator[None]:
+    """A loop in debug mode notes two frames of where each handle and future was made, not ten.
+
+    Ten took more time than many a test itself.  What the debug mode checks is checked.
+    """
+    extract = traceback.StackSummary.extract
+
+    def brief(frames: Any, *, lookup_lines: bool = True, **options: Any) -> traceback.StackSummary:
+        if not lookup_lines:  # asyncio and uvloop, for their debug mode
+            options["limit"] = 2
+        return extract(frames, lookup_lines=lookup_lines, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traceback.StackSummary, "extract", brief)
+        yield
 
 
 @pytest.fixture(autouse=True)

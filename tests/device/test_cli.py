@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 LIMIT_S = 60
 WITHOUT_CLICK = "import sys; sys.modules['click'] = None; from aiordma.cli.__main__ import main; "

@@ -34,6 +34,7 @@ async def test_private_data_both_ways(address: str) -> None:
 
 
 @pytest.mark.smoke
+@pytest.mark.one_loop
 async def test_every_length_of_a_refusal_arrives_exactly(address: str, is_siw: bool) -> None:
     rng = random.Random(148)
     lengths = [1, 2, 147, 148] if is_siw else range(1, 149)

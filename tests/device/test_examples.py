@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 60

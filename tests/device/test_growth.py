@@ -22,7 +22,7 @@ from aiordma.loop.workers import WorkerPool
 from aiordma.verbs import MemoryRegion
 from aiordma.verbs.context import Context
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 MOST_BYTES = 16 * 1024
 CONFIG = ConnectionConfig(slot_size=256, recv_depth=8, send_depth=8)

@@ -26,7 +26,7 @@ import aiordma
 from aiordma.verbs import SGE, MemoryRegion, RecvWR, WorkCompletion
 from tests.device.fan import Fan, fan
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 SEED = int(os.environ.get("AIORDMA_TEST_SEED", "20240817"))
 CONNECTIONS = 200

@@ -26,7 +26,7 @@ from aiordma.verbs import (
 from aiordma.verbs import mr as mr_module
 from tests.device.ends import ALL, Ends, connected
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 RO = Access.REMOTE_READ
 GIB = 1 << 30

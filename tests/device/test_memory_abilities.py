@@ -18,7 +18,7 @@ from aiordma.verbs import (
 )
 from tests.device.ends import ALL, Ends
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 RO = Access.REMOTE_READ
 GIB = 1 << 30

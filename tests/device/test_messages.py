@@ -221,6 +221,7 @@ async def test_both_sides_close_at_once(address: str) -> None:
             await asyncio.gather(client.close(), server.close())
 
 
+@pytest.mark.one_loop
 async def test_a_hundred_connections_one_after_the_other(address: str) -> None:
     async with aiordma.listen(address, 0) as listener:
         for number in range(100):

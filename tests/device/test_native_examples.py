@@ -7,7 +7,7 @@ import pytest
 from tests.device.oracle import adapter_objects
 from tests.seeds.programs import PORT, running
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 
 @pytest.mark.smoke

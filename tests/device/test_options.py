@@ -20,7 +20,7 @@ from aiordma.verbs.rnr_timer import RNR_TIMERS_MS
 from tests.device.closing import End, Hall
 from tests.device.meeting import meet, part, qp_of
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 NOBODY = "10.80.0.77"
 

@@ -26,7 +26,7 @@ from tests.device.posting import (
     still_works,
 )
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
 
 

@@ -24,7 +24,7 @@ from tests.device.ends import Ends
 from tests.device.oracle import until
 from tests.device.posting import DEPTH, NO_FLAGS, completions, numbers, posting_ends
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
 
 # Executing

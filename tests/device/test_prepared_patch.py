@@ -16,7 +16,7 @@ from aiordma.verbs import (
 from tests.device.ends import Ends
 from tests.device.posting import DEPTH, completions, numbers, posting_ends
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
 
 # Patching

@@ -15,7 +15,7 @@ from aiordma.memory.budget import SlotBudget
 from aiordma.verbs import AsyncEvent, AsyncEventType, async_event
 from tests.device.oracle import until
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 CONFIG = aiordma.ConnectionConfig(
     slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2, one_sided_depth=4,

@@ -25,7 +25,7 @@ from tests.device.posting import (
     sends,
 )
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
 
 

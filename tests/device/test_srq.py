@@ -29,7 +29,7 @@ from aiordma.verbs.resource import Resource
 from tests.device.fan import Fan, fan
 from tests.device.oracle import adapter_objects, polled, until
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 
 def receives(made: Fan, numbers: range, size: int = 1024) -> list[RecvWR]:

@@ -212,6 +212,8 @@ def misbehave(peer: Peer, rng: Random) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 async def test_hostile_peers(scene: Scene, part: int) -> None:
+    # What asyncio's debug mode notes of each handle would take minutes here.
+    asyncio.get_running_loop().set_debug(False)
     print(f"seed {SEED}; AIORDMA_TEST_SEED changes it")
     ends: Counter[str] = Counter()
 

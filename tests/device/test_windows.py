@@ -20,7 +20,7 @@ from aiordma.verbs import (
 from tests.device.ends import Ends, connected
 from tests.device.windows import DATA, OPENABLE, READ, TYPES, WRITE, make, refused
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 
 @pytest.fixture(params=TYPES, ids=lambda kind: kind.name)

@@ -16,7 +16,7 @@ from aiordma.verbs.resource import Resource
 from tests.device.ends import Ends, connected
 from tests.device.windows import DATA, OPENABLE, TYPES, make, refused
 
-pytestmark = pytest.mark.device
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 
 @pytest.fixture(params=TYPES, ids=lambda kind: kind.name)

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.device.conftest import address, clean, device_is_there, is_siw, warm
+from tests.device.conftest import address, clean, device_is_there, is_siw, short_traces, warm
 from tests.seeds.ends import Pair, connected
 
-__all__ = ["address", "clean", "device_is_there", "is_siw", "pair", "warm"]
+__all__ = ["address", "clean", "device_is_there", "is_siw", "pair", "short_traces", "warm"]
 
 
 @pytest.fixture
