@@ -17,7 +17,8 @@ typedef struct {
     struct ibv_wc *completions;
     int room;
     int (*run)(struct aio_drain *, struct ibv_wc *, int);
-    PyObject *news;  /* what is called for a sink, by its index */
+    PyObject **owners; /* what is called for a sink, by its index */
+    uint32_t n_owners;
     PyObject *error; /* what a task raised, for drain() to raise */
     int left;        /* what was drained, and is left for drain() */
     char draining;
@@ -35,33 +36,63 @@ typedef struct {
 static int reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Reader *self = (Reader *)object;
-    static char *names[] = {"drain", "completions", "room", "run", "news", NULL};
+    static char *names[] = {"drain", "completions", "room", "run", NULL};
     unsigned long long drain, completions, run;
-    PyObject *news, *before = self->news;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKiKO!", names, &drain, &completions,
-                                     &self->room, &run, &PyDict_Type, &news))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKiK", names, &drain, &completions, &self->room,
+                                     &run))
         return -1;
     self->drain = (struct aio_drain *)(uintptr_t)drain;
     self->completions = (struct ibv_wc *)(uintptr_t)completions;
     self->run = (int (*)(struct aio_drain *, struct ibv_wc *, int))(uintptr_t)run;
-    self->news = Py_NewRef(news);
-    Py_XDECREF(before);
     return 0;
+}
+
+/* own(index, owner): whom to tell of a sink's news; None for nobody. */
+static PyObject *reader_own(PyObject *object, PyObject *args)
+{
+    Reader *self = (Reader *)object;
+    unsigned int index;
+    PyObject *owner;
+
+    if (!PyArg_ParseTuple(args, "IO", &index, &owner))
+        return NULL;
+    if (index > INDEX_MASK) {
+        PyErr_SetString(PyExc_ValueError, "no such index");
+        return NULL;
+    }
+    if (index >= self->n_owners) {
+        uint32_t count = index + 1 > 2 * self->n_owners ? index + 1 : 2 * self->n_owners;
+        PyObject **larger = PyMem_Realloc(self->owners, count * sizeof(PyObject *));
+
+        if (!larger)
+            return PyErr_NoMemory();
+        memset(larger + self->n_owners, 0, (count - self->n_owners) * sizeof(PyObject *));
+        self->owners = larger;
+        self->n_owners = count;
+    }
+    replace(&self->owners[index], owner == Py_None ? NULL : Py_NewRef(owner));
+    Py_RETURN_NONE;
 }
 
 static int reader_traverse(PyObject *object, visitproc visit, void *arg)
 {
+    Reader *self = (Reader *)object;
+
     Py_VISIT(Py_TYPE(object));
-    Py_VISIT(((Reader *)object)->news);
-    Py_VISIT(((Reader *)object)->error);
+    Py_VISIT(self->error);
+    for (uint32_t i = 0; i < self->n_owners; i++)
+        Py_VISIT(self->owners[i]);
     return 0;
 }
 
 static int reader_clear(PyObject *object)
 {
-    Py_CLEAR(((Reader *)object)->news);
-    Py_CLEAR(((Reader *)object)->error);
+    Reader *self = (Reader *)object;
+
+    Py_CLEAR(self->error);
+    for (uint32_t i = 0; i < self->n_owners; i++)
+        Py_CLEAR(self->owners[i]);
     return 0;
 }
 
@@ -73,6 +104,7 @@ static void reader_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     PyObject_ClearWeakRefs(object);
     reader_clear(object);
+    PyMem_Free(((Reader *)object)->owners);
     release(object);
     Py_DECREF(type);
 }
@@ -80,16 +112,12 @@ static void reader_dealloc(PyObject *object)
 /* Tell the owner of a sink; nobody, if it was removed. */
 static int tell(Reader *self, uint32_t ready)
 {
-    PyObject *index = PyLong_FromUnsignedLong(ready & INDEX_MASK), *owner;
-    uint32_t news = ready >> INDEX_BITS;
+    uint32_t index = ready & INDEX_MASK, news = ready >> INDEX_BITS;
+    PyObject *owner = index < self->n_owners ? self->owners[index] : NULL;
     int rc;
 
-    if (!index)
-        return -1;
-    owner = PyDict_GetItemWithError(self->news, index);
-    Py_DECREF(index);
     if (!owner)
-        return PyErr_Occurred() ? -1 : 0;
+        return 0;
     Py_INCREF(owner); /* it may remove itself */
     if (Py_IS_TYPE(owner, aio_mail_type)) {
         rc = aio_mail_news((Mail *)owner, news);
@@ -149,7 +177,18 @@ static PyObject *reader_drain(PyObject *object, PyObject *unused)
     return PyLong_FromLong(took);
 }
 
+static PyObject *reader_tell(PyObject *object, PyObject *ready)
+{
+    unsigned long item = PyLong_AsUnsignedLong(ready);
+
+    if ((item == (unsigned long)-1 && PyErr_Occurred()) || tell((Reader *)object, (uint32_t)item))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef reader_methods[] = {
+    {"own", reader_own, METH_VARARGS, "Whom to tell of the news of a sink: its index, a function."},
+    {"tell", reader_tell, METH_O, "Tell of an item of aio_drain.ready."},
     {"drain", reader_drain, METH_NOARGS,
      "Drain the channel, unless that was done already: None if nothing is left, or what aio_drain "
      "returned, for Python to do."},

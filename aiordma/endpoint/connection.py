@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
@@ -129,16 +129,15 @@ class Connection(ConnectionCore):
 
         Cancellation: no message is lost.
         """
-        receiver = self._receiver
         try:
-            message = await self._mail
+            message: Message | None = await self._mail
         except BaseException:
-            receiver.left()
+            self._receiver.left()
             raise
         if message is None:
             self._check_loop()
-            message = await receiver.recv()
-        return cast("Message", message)
+            message = await self._receiver.recv()
+        return message
 
     def __aiter__(self) -> Self:
         return self

@@ -73,7 +73,7 @@ class Link(AdapterSide):
 
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
-        "_on_read", "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane", "news",
+        "_on_read", "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane",
         "pool", "recv", "send",
     )  # fmt: skip
 
@@ -156,9 +156,8 @@ class Link(AdapterSide):
         self._on_sent = on_sent
         self._on_read = on_read
         self._on_ended = on_ended
-        self.news = on_news
         self._begin(on_failed)
-        self._channel.sinks.add(self._base, ffi.cast("struct aio_sink *", self._lane), self)
+        self._channel.sinks.add(self._base, ffi.cast("struct aio_sink *", self._lane), on_news)
         self.post_recv(range(self.recv.count))
 
     # Completions

@@ -69,12 +69,11 @@ class StreamPort(AdapterSide):
         ring: Where the peer's bytes land; a piece of it is a `bytes` object, copied once.
         send: Where own bytes lie while they are sent.
         lane: The `struct aio_stream`.
-        news: Called with what C has taken.
     """
 
     __slots__ = (
         "_attached", "_config", "_iwarp", "_keep", "_on_sent", "_on_word", "_probing", "_regions",
-        "_words_view", "lane", "news", "ring", "send",
+        "_words_view", "lane", "ring", "send",
     )  # fmt: skip
 
     def __init__(
@@ -210,8 +209,7 @@ class StreamPort(AdapterSide):
         if not self._attached and not self.closed and self.failure is None:
             self._attached = True
             sink = ffi.cast("struct aio_sink *", self.lane)
-            self.news = news
-            self._channel.sinks.add(self._base, sink, self)
+            self._channel.sinks.add(self._base, sink, news)
 
     def _detach(self) -> None:
         """Nothing is posted any more, and all that completes is Python's."""

@@ -145,8 +145,8 @@ class CompletionChannel(Resource):
             int(ffi.cast("uintptr_t", self._wcs)),
             _BUDGET,
             function_address("aio_drain"),
-            self.sinks.news,
         )
+        self.sinks.reader = self._reader
         self._deferred: deque[Callable[[], None]] = deque()
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -214,7 +214,7 @@ class CompletionChannel(Resource):
             self._dispatch(records[position : position + length], cq)
             position += length
         for index in ready:
-            self.after_drain(functools.partial(self.sinks.tell, index))
+            self.after_drain(functools.partial(self._reader.tell, index))
         self._run_deferred()
         if error:
             raise os_error(error, "ibv_get_cq_event")
@@ -313,7 +313,7 @@ class CompletionChannel(Resource):
             total += len(records) + len(ready)
             self._dispatch(records, cq)
             for index in ready:
-                self.after_drain(functools.partial(self.sinks.tell, index))
+                self.after_drain(functools.partial(self._reader.tell, index))
             if cq.closed or not took & _LOOK:
                 break
         return total

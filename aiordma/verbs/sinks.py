@@ -14,22 +14,16 @@ Theory of operation
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from aiordma._ffi import ffi
+from aiordma._ffi.fast import Reader
 from aiordma.loop.slots import INDEX_BITS
 
-__all__ = ["SinkOwner", "Sinks"]
+__all__ = ["Sinks"]
 
 _FIRST = 64
 _INDEX_MASK = (1 << INDEX_BITS) - 1
-
-
-class SinkOwner(Protocol):
-    """Whose completions a sink takes."""
-
-    def news(self, bits: int, /) -> None:
-        """What it has noted; the program's code may run."""
 
 
 class Sinks:
@@ -40,26 +34,26 @@ class Sinks:
         budget: How many completions a drain takes at most.
 
     Attributes:
-        ready: Who has news after a drain, for `tell`; C fills it.
-        news: What is called then, by the index of the entry.
+        ready: Who has news after a drain, for `Reader.tell`; C fills it.
+        reader: Tells of it; set before the first `add`.
     """
 
-    __slots__ = ("_drain", "_sinks", "news", "ready")
+    __slots__ = ("_drain", "_sinks", "reader", "ready")
 
     def __init__(self, drain: Any, budget: int) -> None:
         self._drain = drain
+        self.reader: Reader
         self._sinks = ffi.new("struct aio_sink *[]", _FIRST)
-        self.news: dict[int, Callable[[int], None]] = {}
         self.ready = ffi.new("uint32_t[]", budget)
         drain.sinks, drain.n_sinks, drain.ready = self._sinks, _FIRST, self.ready
 
-    def add(self, wr_id: int, sink: Any, owner: SinkOwner) -> None:
+    def add(self, wr_id: int, sink: Any, news: Callable[[int], None]) -> None:
         """Hand an entry's completions to a sink.
 
         Args:
             wr_id: The entry's id, with sub-index 0.
             sink: Its `struct aio_sink *`, which has to live until `remove`.
-            owner: Who is told of its news.
+            news: Called with what it has noted; the program's code may run.
         """
         index = wr_id & _INDEX_MASK
         count = len(self._sinks)
@@ -70,15 +64,10 @@ class Sinks:
             self._drain.n_sinks = len(larger)
         sink.id = wr_id
         self._sinks[index] = sink
-        self.news[index] = owner.news
+        self.reader.own(index, news)
 
     def remove(self, wr_id: int) -> None:
         """Give the entry of `wr_id` all its completions from now on."""
         index = wr_id & _INDEX_MASK
         self._sinks[index] = ffi.NULL
-        self.news.pop(index, None)
-
-    def tell(self, ready: int) -> None:
-        """Pass on the news of an item of `ready`, unless the sink was removed."""
-        if (news := self.news.get(ready & _INDEX_MASK)) is not None:
-            news(ready >> INDEX_BITS)
+        self.reader.own(index, None)
