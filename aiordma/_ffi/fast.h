@@ -41,7 +41,8 @@ typedef struct {
     uint32_t access;
     uint32_t uses;
     char closing;
-    PyObject *pd; /* to compare; the region keeps it alive */
+    PyObject *pd;     /* to compare; the region keeps it alive */
+    PyObject *region; /* whose this is */
 } Registration;
 
 int aio_registration_leave(Registration *self); /* one use less; whether the region waits for it */
@@ -128,7 +129,7 @@ static inline void replace(PyObject **place, PyObject *object)
 int aio_add_wakeup(PyObject *module);
 int aio_add_registration(PyObject *module);
 int aio_add_operation(PyObject *module);
-int aio_add_transfer(void);
+int aio_add_transfer(PyObject *module);
 int aio_add_message(PyObject *module);
 int aio_add_mail(PyObject *module);
 int aio_add_reader(PyObject *module);
@@ -143,7 +144,7 @@ PyObject *aio_wakeup_await(PyObject *self);
 PyObject *aio_wakeup_next(PyObject *self);
 
 /* operation.c, for mail.c and transfer.c */
-PyObject *aio_post(Mail *self, long number, struct aio_operation *request, PyObject *region,
+PyObject *aio_post(Mail *self, long number, struct aio_operation *request,
                    Registration *registration);
 PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_end_operation(Mail *self, PyObject *args);

@@ -133,7 +133,7 @@ static Operation *fresh(Mail *self, uint32_t number)
  *
  * The operation; None if there is no room, or Python has to look why not; or errno of the post.
  */
-PyObject *aio_post(Mail *self, long number, struct aio_operation *request, PyObject *region,
+PyObject *aio_post(Mail *self, long number, struct aio_operation *request,
                    Registration *registration)
 {
     struct aio_lane *lane = self->lane;
@@ -158,7 +158,7 @@ PyObject *aio_post(Mail *self, long number, struct aio_operation *request, PyObj
         return PyLong_FromLong(code);
     if (any)
         lane->n_operations_free--;
-    operation->region = Py_NewRef(region);
+    operation->region = Py_NewRef(registration->region);
     replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
     registration->uses++;
     operation->opcode = (unsigned char)request->opcode;
@@ -195,7 +195,7 @@ PyObject *aio_post_operation(Mail *self, PyObject *const *args, Py_ssize_t count
         result = NULL;
     } else {
         request.lkey = ((Registration *)registration)->lkey;
-        result = aio_post(self, number, &request, args[8], (Registration *)registration);
+        result = aio_post(self, number, &request, (Registration *)registration);
     }
     Py_DECREF(registration);
     return result;

@@ -287,15 +287,14 @@ static int all_done(Reader *reader)
     return 1;
 }
 
-static PyObject *readable_call(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *readable_run(PyObject *object, PyObject *unused)
 {
     Readable *self = (Readable *)object;
     Reader *reader = (Reader *)PyWeakref_GetObject(self->reader);
     PyObject *slow, *result;
     int done;
 
-    (void)args;
-    (void)kwargs;
+    (void)unused;
     if ((PyObject *)reader != Py_None && !reader->stopped) {
         Py_INCREF((PyObject *)reader);
         done = all_done(reader);
@@ -309,12 +308,18 @@ static PyObject *readable_call(PyObject *object, PyObject *args, PyObject *kwarg
     return result;
 }
 
+/* A method, which is called without the tuple of arguments that a call of the object takes. */
+static PyMethodDef readable_methods[] = {
+    {"run", readable_run, METH_NOARGS, "The channel is readable."},
+    {NULL, NULL, 0, NULL},
+};
+
 static PyType_Slot readable_slots[] = {
     {Py_tp_init, readable_init},
     {Py_tp_traverse, readable_traverse},
     {Py_tp_clear, readable_clear},
     {Py_tp_dealloc, readable_dealloc},
-    {Py_tp_call, readable_call},
+    {Py_tp_methods, readable_methods},
     {Py_tp_doc, "What the loop calls when a completion channel is readable."},
     {0, NULL},
 };

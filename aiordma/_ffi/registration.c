@@ -13,17 +13,19 @@ PyTypeObject *aio_registration_type;
 static int registration_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Registration *self = (Registration *)object;
-    static char *names[] = {"addr", "lkey", "access", "pd", NULL};
+    static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
     unsigned long long addr;
     unsigned int lkey, access;
-    PyObject *pd;
+    PyObject *pd, *region;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIO", names, &addr, &lkey, &access, &pd))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
+                                     &region))
         return -1;
     self->addr = addr;
     self->lkey = lkey;
     self->access = access;
-    self->pd = pd;
+    self->pd = pd; /* both without a reference: the region has this object, and goes first */
+    self->region = region;
     return 0;
 }
 

@@ -9,11 +9,46 @@
 
 #define LARGEST (1u << 20) /* bytes of one request; endpoint/one_sided.py has it, too */
 
-static PyObject *name_mr, *name_offset, *name_length, *name_registration, *name_addr, *name_rkey,
-    *name_rights, *name_value;
+/*
+ * What a piece of registered memory (SGE) is to C: kept in the piece, which never changes, from its
+ * first use on.
+ */
+typedef struct {
+    PyObject_HEAD Registration *registration;
+    uint64_t start;
+    uint32_t length;
+} Piece;
 
-int aio_add_transfer(void)
+static PyTypeObject *piece_type;
+static PyObject *name_piece, *name_mr, *name_offset, *name_length, *name_registration, *name_addr,
+    *name_rkey, *name_rights, *name_value;
+
+static void piece_dealloc(PyObject *object)
 {
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    Py_XDECREF((PyObject *)((Piece *)object)->registration);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot piece_slots[] = {
+    {Py_tp_dealloc, piece_dealloc},
+    {Py_tp_doc, "A piece of registered memory, checked."},
+    {0, NULL},
+};
+
+static PyType_Spec piece_spec = {
+    .name = "aiordma._ffi._fast.Piece",
+    .basicsize = sizeof(Piece),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = piece_slots,
+};
+
+int aio_add_transfer(PyObject *module)
+{
+    name_piece = PyUnicode_InternFromString("_piece");
     name_mr = PyUnicode_InternFromString("mr");
     name_offset = PyUnicode_InternFromString("offset");
     name_length = PyUnicode_InternFromString("length");
@@ -22,10 +57,11 @@ int aio_add_transfer(void)
     name_rkey = PyUnicode_InternFromString("rkey");
     name_rights = PyUnicode_InternFromString("rights");
     name_value = PyUnicode_InternFromString("_value_");
-    return name_mr && name_offset && name_length && name_registration && name_addr && name_rkey &&
-                   name_rights && name_value
-               ? 0
-               : -1;
+    if (!name_piece || !name_mr || !name_offset || !name_length || !name_registration ||
+        !name_addr || !name_rkey || !name_rights || !name_value)
+        return -1;
+    piece_type = aio_add_type(module, &piece_spec, NULL);
+    return piece_type ? 0 : -1;
 }
 
 static int number_of(PyObject *object, PyObject *name, uint64_t *number)
@@ -62,34 +98,53 @@ static int know(Mail *self, PyObject *remote)
     return rc;
 }
 
-/* Post, if `region` and the piece of it will do; NULL without an exception if they will not. */
-static PyObject *post(Mail *self, PyObject *region, PyObject *piece, PyObject *offset,
-                      enum ibv_wr_opcode opcode)
+/* Put it together from what the piece says; NULL, perhaps with an exception, if it is not plain. */
+static PyObject *make_piece(PyObject *sge)
 {
+    PyObject *region = PyObject_GetAttr(sge, name_mr);
+    PyObject *found = region ? PyObject_GetAttr(region, name_registration) : NULL, *made = NULL;
+    uint64_t start, length;
+
+    if (found && Py_IS_TYPE(found, aio_registration_type) && !number_of(sge, name_offset, &start) &&
+        !number_of(sge, name_length, &length) && length && length <= LARGEST) {
+        allocfunc allocate = (allocfunc)PyType_GetSlot(piece_type, Py_tp_alloc);
+
+        made = allocate(piece_type, 0);
+        if (made) {
+            ((Piece *)made)->registration = (Registration *)Py_NewRef(found);
+            ((Piece *)made)->start = start;
+            ((Piece *)made)->length = (uint32_t)length;
+            if (PyObject_GenericSetAttr(sge, name_piece, made))
+                replace(&made, NULL);
+        }
+    }
+    Py_XDECREF(region);
+    Py_XDECREF(found);
+    return made;
+}
+
+/* Post, if the piece and the peer's memory will do; NULL, perhaps with an exception, if not. */
+static PyObject *post(Mail *self, const Piece *piece, PyObject *offset, enum ibv_wr_opcode opcode)
+{
+    Registration *registration = piece->registration;
     int reads = opcode == IBV_WR_RDMA_READ;
     uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-    PyObject *found = PyObject_GetAttr(region, name_registration), *result = NULL;
-    Registration *registration = (Registration *)found;
-    uint64_t start, length, skip = PyLong_AsUnsignedLongLong(offset);
+    uint64_t skip = PyLong_AsUnsignedLongLong(offset);
+    struct aio_operation request = {
+        .opcode = opcode,
+        .addr = registration->addr + piece->start,
+        .length = piece->length,
+        .lkey = registration->lkey,
+        .remote_addr = self->known_addr + skip,
+        .rkey = (uint32_t)self->known_rkey,
+    };
 
-    if (found && Py_IS_TYPE(found, aio_registration_type) && registration->pd == self->pd &&
-        (!reads || registration->access & IBV_ACCESS_LOCAL_WRITE) && !PyErr_Occurred() &&
-        !number_of(piece, name_offset, &start) && !number_of(piece, name_length, &length) &&
-        length && length <= LARGEST && self->known_rights & right &&
-        length <= self->known_length && skip <= self->known_length - length) {
-        struct aio_operation request = {
-            .opcode = opcode,
-            .addr = registration->addr + start,
-            .length = (uint32_t)length,
-            .lkey = registration->lkey,
-            .remote_addr = self->known_addr + skip,
-            .rkey = (uint32_t)self->known_rkey,
-        };
-
-        result = aio_post(self, -1, &request, region, registration);
-    }
-    Py_XDECREF(found);
-    return result;
+    if (registration->pd != self->pd || !(self->known_rights & right) ||
+        (reads && !(registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
+        piece->length > self->known_length || skip > self->known_length - piece->length ||
+        (skip == (uint64_t)-1 && PyErr_Occurred()))
+        return NULL;
+    return aio_post(self, -1, &request, registration);
 }
 
 /*
@@ -100,7 +155,7 @@ static PyObject *post(Mail *self, PyObject *region, PyObject *piece, PyObject *o
 PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
                        enum ibv_wr_opcode opcode)
 {
-    PyObject *region, *result;
+    PyObject *piece, *result;
 
     if (count != 3) {
         PyErr_SetString(PyExc_TypeError, "a transfer takes 3 arguments");
@@ -111,9 +166,15 @@ PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    region = PyObject_GetAttr(args[1], name_mr);
-    result = region ? post(self, region, args[1], args[2], opcode) : NULL;
-    Py_XDECREF(region);
+    piece = PyObject_GetAttr(args[1], name_piece);
+    if (piece == Py_None) {
+        Py_DECREF(piece);
+        piece = make_piece(args[1]);
+    }
+    result = piece && Py_IS_TYPE(piece, piece_type)
+                 ? post(self, (Piece *)piece, args[2], opcode)
+                 : NULL;
+    Py_XDECREF(piece);
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;
     Py_XDECREF(result);

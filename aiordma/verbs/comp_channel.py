@@ -171,7 +171,7 @@ class CompletionChannel(Resource):
             self._unwatch = async_event.watch(self.context)
             self._pump = FdPump(
                 loop, self.fileno(), self._on_readable, self._on_failure,
-                lambda slow: Readable(self._reader, slow),
+                lambda slow: Readable(self._reader, slow).run,
             )  # fmt: skip
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"

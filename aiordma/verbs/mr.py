@@ -153,7 +153,7 @@ class MemoryRegion(Resource):
                 raise _refusal(ffi.errno, verb, pd.context, access, length)
             self.lkey = int(handle.lkey)
             self.rkey = int(handle.rkey)
-            self._registration = Registration(addr, self.lkey, int(access), pd)
+            self._registration = Registration(addr, self.lkey, int(access), pd, self)
             super().__init__(handle, (pd,))
         finally:
             pd._let_go()

@@ -74,6 +74,8 @@ class SGE:
     mr: MemoryRegion
     offset: int = 0
     length: int | None = None
+    # What C makes of it at its first READ or WRITE (_ffi/transfer.c).
+    _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         length = self.mr.length - self.offset if self.length is None else self.length
