@@ -147,18 +147,35 @@ static void aio_cq_release(struct aio_cq *own)
     __atomic_store_n(&own->hands, AIO_FREE, __ATOMIC_RELEASE);
 }
 
-/* Before ibv_destroy_cq, in whatever thread: the drain keeps off it from now on. */
-static void aio_cq_retire(struct aio_cq *own)
+/*
+ * Acknowledge the events that are owed, and `more`.  To acknowledge takes a lock and wakes whoever
+ * destroys the queue, so that the drain owes them until there are AIO_OWED.
+ */
+#define AIO_OWED 32
+
+static void aio_cq_ack(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
+{
+    more += __atomic_exchange_n(&own->owed, 0, __ATOMIC_SEQ_CST);
+    if (more)
+        ibv_ack_cq_events(cq, more);
+}
+
+/*
+ * Before ibv_destroy_cq, in whatever thread: the drain keeps off it from now on, and owes it nothing:
+ * what it owes after this it acknowledges at once.
+ */
+static void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own)
 {
     for (;;) {
         int expected = AIO_FREE;
 
-        if (__atomic_compare_exchange_n(&own->hands, &expected, AIO_RETIRED, 0, __ATOMIC_ACQUIRE,
-                                        __ATOMIC_RELAXED) ||
+        if (__atomic_compare_exchange_n(&own->hands, &expected, AIO_RETIRED, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST) ||
             expected == AIO_RETIRED)
-            return;
+            break;
         sched_yield(); /* a drain takes microseconds */
     }
+    aio_cq_ack(cq, own, 0);
 }
 
 /* Completions that one CQ may take before the next has its turn. */
@@ -222,15 +239,31 @@ static void aio_drain_admit(struct aio_drain *d)
     }
 }
 
-/* Take entry i out of d->pending and acknowledge its event. */
-static void aio_drain_settle(struct aio_drain *d, int i)
+/* Take entry i out of d->pending; its event is still to be acknowledged. */
+static struct ibv_cq *aio_drain_remove(struct aio_drain *d, int i)
 {
     struct ibv_cq *cq = d->pending[i];
 
     ((struct aio_cq *)cq->cq_context)->pending = 0;
     d->n_pending--;
     memmove(&d->pending[i], &d->pending[i + 1], (d->n_pending - i) * sizeof(cq));
-    ibv_ack_cq_events(cq, 1);
+    return cq;
+}
+
+/*
+ * The first of d->pending is done.
+ *
+ * Once the event is counted as owed, the thread that destroys the queue may acknowledge it and free
+ * the queue.  Not `own`, as long as the interpreter lock is held, which the caller does.
+ */
+static void aio_drain_settle(struct aio_drain *d)
+{
+    struct ibv_cq *cq = aio_drain_remove(d, 0);
+    struct aio_cq *own = cq->cq_context;
+
+    if (__atomic_add_fetch(&own->owed, 1, __ATOMIC_SEQ_CST) >= AIO_OWED ||
+        __atomic_load_n(&own->hands, __ATOMIC_SEQ_CST) == AIO_RETIRED)
+        aio_cq_ack(cq, own, 0);
 }
 
 /* Put the news of the sinks beside their indices. */
@@ -295,7 +328,7 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
         if (empty < 0 && !d->error)
             d->error = -empty;
         if (empty) {
-            aio_drain_settle(d, 0);
+            aio_drain_settle(d);
             continue;
         }
         memmove(&d->pending[0], &d->pending[1], (d->n_pending - 1) * sizeof(cq));
@@ -327,8 +360,11 @@ static int aio_sweep(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out,
 static void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq)
 {
     for (int i = d->n_pending - 1; i >= 0; i--) {
-        if (!cq || d->pending[i] == cq)
-            aio_drain_settle(d, i);
+        if (!cq || d->pending[i] == cq) {
+            struct ibv_cq *left = aio_drain_remove(d, i);
+
+            aio_cq_ack(left, left->cq_context, 1);
+        }
     }
 }
 

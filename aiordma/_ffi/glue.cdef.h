@@ -29,6 +29,7 @@ struct aio_cq {
     int armed;     /* how it was armed last: 1 for every completion, 2 for those */
     int pending;   /* in aio_drain.pending */
     int hands;     /* who may touch the queue; see aio_cq_retire */
+    uint32_t owed; /* events that were seen to, and are not acknowledged */
 };
 
 struct aio_segment {
@@ -59,7 +60,7 @@ struct aio_drain {
     int n_ready;
 };
 
-void aio_cq_retire(struct aio_cq *own);
+void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own);
 int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap);
 int aio_sweep(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out, int cap);
 void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq);

@@ -431,7 +431,7 @@ class CompletionQueue(Resource):
         self._waiters.wake_all()
 
     def _destroy(self, handle: Any) -> None:
-        lib.aio_cq_retire(self._aio)
+        lib.aio_cq_retire(handle, self._aio)
         check_errno(lib.ibv_destroy_cq(handle), "ibv_destroy_cq")
 
     def __repr__(self) -> str:
