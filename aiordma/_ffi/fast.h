@@ -112,6 +112,7 @@ typedef struct {
     PyObject *context; /* in which it is called */
     PyObject *other;   /* called with the news that are not plain */
     PyObject *failed;  /* called with what data_received raised */
+    PyObject *rest;    /* called with data that were not plain, and how many bytes have gone */
 } StreamCalls;
 
 int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */

@@ -188,7 +188,7 @@ static void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own)
  * after it has found nothing: the descriptor stays readable while there is another event, so that
  * the next turn of the loop takes it.  Where a second one is found, all are taken, each time.
  */
-#define AIO_SPARE 16
+#define AIO_SPARE 64
 
 static void aio_drain_admit(struct aio_drain *d)
 {

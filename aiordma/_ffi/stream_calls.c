@@ -36,6 +36,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->context);
     Py_VISIT(self->other);
     Py_VISIT(self->failed);
+    Py_VISIT(self->rest);
     return 0;
 }
 
@@ -49,6 +50,7 @@ static int calls_clear(PyObject *object)
     Py_CLEAR(self->context);
     Py_CLEAR(self->other);
     Py_CLEAR(self->failed);
+    Py_CLEAR(self->rest);
     return 0;
 }
 
@@ -66,16 +68,20 @@ static void calls_dealloc(PyObject *object)
 static PyObject *calls_write(PyObject *object, PyObject *data)
 {
     StreamCalls *self = (StreamCalls *)object;
-    Py_ssize_t size;
-    ssize_t sent;
+    PyObject *number, *result;
+    ssize_t sent = 0;
 
-    if (!PyBytes_CheckExact(data))
-        return PyLong_FromLong(0);
-    size = PyBytes_Size(data);
-    sent = self->write(self->stream, PyBytes_AsString(data), (size_t)size);
-    if (sent == size && size)
-        Py_RETURN_NONE;
-    return PyLong_FromSsize_t(sent);
+    if (PyBytes_CheckExact(data)) {
+        Py_ssize_t size = PyBytes_Size(data);
+
+        sent = self->write(self->stream, PyBytes_AsString(data), (size_t)size);
+        if (sent == size && size)
+            Py_RETURN_NONE;
+    }
+    number = PyLong_FromSsize_t(sent);
+    result = number ? PyObject_CallFunctionObjArgs(self->rest, data, number, NULL) : NULL;
+    Py_XDECREF(number);
+    return result;
 }
 
 /* The next `n` bytes, which are there. */
@@ -201,7 +207,7 @@ static PyObject *calls_done(PyObject *object, PyObject *unused)
 }
 
 static PyMethodDef calls_methods[] = {
-    {"write", calls_write, METH_O, "Send bytes: None for all of them, or how many have gone."},
+    {"write", calls_write, METH_O, "As RdmaTransport.write."},
     {"cut", calls_cut, METH_O, "The next so many bytes, or None if fewer are there."},
     {"ask", calls_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
     {"done", calls_done, METH_NOARGS, "The wait is over."},
@@ -213,6 +219,7 @@ static PyMemberDef calls_members[] = {
     {"context", T_OBJECT, offsetof(StreamCalls, context), 0, "In which it is called."},
     {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},
     {"failed", T_OBJECT, offsetof(StreamCalls, failed), 0, "Called with what it raised."},
+    {"rest", T_OBJECT, offsetof(StreamCalls, rest), 0, "Called with data that were not plain."},
     {NULL, 0, 0, 0, NULL},
 };
 

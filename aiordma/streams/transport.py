@@ -68,7 +68,9 @@ class RdmaTransport(TransportBase):
         self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
         calls = self._in.lane
         calls.context, calls.other, calls.failed = self._context, self._on_news, self._push_failed
-        self._send = calls.write
+        calls.rest = self._write
+        if type(self).write is RdmaTransport.write:
+            self.write = calls.write  # type: ignore[assignment]  # a call of Python less
         self._watch = Watch(port, config, lambda: self._out.progress, self._force)
         self._end = StreamEnd(port)
         self._protocol: Any = None
@@ -276,8 +278,7 @@ class RdmaTransport(TransportBase):
             TypeError: `data` is not bytes-like.
             RuntimeError: After `write_eof()`.
         """
-        if (sent := self._send(data)) is not None:
-            self._write(data, sent)
+        self._in.lane.write(data)
 
     def _write(self, data: Any, sent: int) -> None:
         """What was not plain: `sent` bytes have gone."""

@@ -90,14 +90,14 @@ class MessageClient:
         now = stop.begin()
         stamps.append(now)
         # Little of its own between two operations: it would be measured, too.
-        most, deadline, note = stop.most, stop.deadline, stamps.append
-        done = 0
-        while done < most and now < deadline:
+        deadline, note = stop.deadline, stamps.append
+        for _ in range(stop.most):
             await conn.send(payload)
             (await conn.recv()).release()
             now = clock()
             note(now)
-            done += 1
+            if now >= deadline:
+                break
         return stamps
 
     async def _operation_lat(self, operation: _Operation, stop: Stop) -> array[int]:
@@ -105,13 +105,13 @@ class MessageClient:
         clock, stamps = time.perf_counter_ns, array("q")
         now = stop.begin()
         stamps.append(now)
-        most, deadline, note = stop.most, stop.deadline, stamps.append
-        done = 0
-        while done < most and now < deadline:
+        deadline, note = stop.deadline, stamps.append
+        for _ in range(stop.most):
             await function(remote, local)
             now = clock()
             note(now)
-            done += 1
+            if now >= deadline:
+                break
         return stamps
 
     async def flow(self, size: int, stop: Stop) -> Flow:

@@ -168,10 +168,12 @@ class _Answerer(asyncio.Protocol):
             if ended(data):
                 self._transport.write(ALL_HERE)
             return
-        self._seen += len(data)
-        if self._seen >= len(payload):
-            self._seen -= len(payload)
-            self._transport.write(payload)
+        seen = self._seen + len(data)
+        if seen < len(payload):
+            self._seen = seen
+            return
+        self._seen = seen - len(payload)
+        self._transport.write(payload)
 
 
 class ProtocolServer:
