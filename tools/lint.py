@@ -20,7 +20,10 @@ MAX_LINES = 450
 FFI = Path("aiordma/_ffi")
 # The C files that people write: parts of the module that cffi writes, and modules of their own.
 PARTS = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c")
-MODULES = ("lane.c", "mail.c", "mail_message.c", "reader.c", "wakeup.c")
+MODULES = (
+    "fast.c", "mail.c", "operation.c", "reader.c", "received.c", "registration.c",
+    "stream_calls.c", "transfer.c", "wakeup.c",
+)  # fmt: skip
 C_FILES = tuple(FFI / name for name in (*PARTS, *MODULES))
 
 

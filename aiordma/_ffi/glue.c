@@ -161,8 +161,8 @@ static void aio_cq_ack(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
 }
 
 /*
- * Before ibv_destroy_cq, in whatever thread: the drain keeps off it from now on, and owes it nothing:
- * what it owes after this it acknowledges at once.
+ * Before ibv_destroy_cq, in whatever thread: the drain keeps off it from now on, and owes it
+ * nothing: what it owes after this it acknowledges at once.
  */
 static void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own)
 {

@@ -27,8 +27,7 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->send = (int (*)(struct aio_lane *, const void *, uint64_t))(uintptr_t)send;
     self->next = (int64_t (*)(struct aio_lane *))(uintptr_t)next;
     self->back = (int (*)(struct aio_lane *, uint32_t))(uintptr_t)back;
-    self->operate =
-        (int (*)(struct aio_lane *, const struct aio_operation *))(uintptr_t)operate;
+    self->operate = (int (*)(struct aio_lane *, const struct aio_operation *))(uintptr_t)operate;
     self->thread = PyThread_get_thread_ident();
     Py_INCREF(receiver);
     replace(&self->receiver, receiver);
@@ -47,7 +46,7 @@ static int mail_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->receiver);
     Py_VISIT(self->type);
-    Py_VISIT(self->parked);
+    Py_VISIT((PyObject *)self->parked);
     Py_VISIT(self->room);
     Py_VISIT(self->sge);
     Py_VISIT(self->remote);

@@ -91,10 +91,9 @@ static int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t lengt
     lane->sent++;
     lane->messages_sent++;
     lane->bytes_sent += length;
-    return aio_post_send(lane->qp, lane->sink.id | (uint64_t)slot << AIO_SUB_SHIFT, addr, size,
-                         lane->send_key,
-                         lane->send_flags | (size <= lane->inline_size ? IBV_SEND_INLINE : 0), 0,
-                         0);
+    return aio_post_send(
+        lane->qp, lane->sink.id | (uint64_t)slot << AIO_SUB_SHIFT, addr, size, lane->send_key,
+        lane->send_flags | (size <= lane->inline_size ? IBV_SEND_INLINE : 0), 0, 0);
 }
 
 static int aio_lane_take_sent(struct aio_lane *lane, uint32_t slot)

@@ -1,7 +1,7 @@
 /*
  * Operations: READs, WRITEs and atomics of a connection that are under way.
  *
- * Each has a number, which is the sub-index of its wr_id, and an object that one task waits on.  The
+ * Each has a number, which is the sub-index of its wr_id, and an object that one task waits on. The
  * local memory is in use from the post to the completion, whoever waits, or does no more: a
  * canceled task leaves its wait, the adapter goes on.
  *
@@ -256,8 +256,8 @@ static int succeed(Mail *self, uint32_t number)
 }
 
 /*
- * ended(number, error): one that did not end by way of C, with its error or None.  Its region, whose
- * use the caller ends; None if it is not under way.
+ * ended(number, error): one that did not end by way of C, with its error or None.  Its region,
+ * whose use the caller ends; None if it is not under way.
  */
 PyObject *aio_end_operation(Mail *self, PyObject *args)
 {

@@ -1,9 +1,9 @@
 /*
  * Reader: what the loop calls when a completion channel is readable, as far as it is simple.
  *
- * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that one sink has
- * news, and nothing else: then its owner is told from here, and no line of Python's runs but the
- * program's.  All else goes the way of verbs/comp_channel.py and loop/pump.py.
+ * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that one sink
+ * has news, and nothing else: then its owner is told from here, and no line of Python's runs but
+ * the program's.  All else goes the way of verbs/comp_channel.py and loop/pump.py.
  */
 #include "fast.h"
 

@@ -1,5 +1,6 @@
 /*
- * Registration: registered memory as the data path needs it: numbers, and how many operations use it.
+ * Registration: registered memory as the data path needs it: numbers, and how many operations use
+ * it.
  *
  * To retain a resource takes a lock and two calls of Python, because everything may happen in
  * every thread.  Operations begin and end in the thread of their loop, and with the interpreter

@@ -171,9 +171,8 @@ PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
         Py_DECREF(piece);
         piece = make_piece(args[1]);
     }
-    result = piece && Py_IS_TYPE(piece, piece_type)
-                 ? post(self, (Piece *)piece, args[2], opcode)
-                 : NULL;
+    result =
+        piece && Py_IS_TYPE(piece, piece_type) ? post(self, (Piece *)piece, args[2], opcode) : NULL;
     Py_XDECREF(piece);
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;

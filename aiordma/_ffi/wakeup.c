@@ -24,8 +24,8 @@ PyTypeObject *aio_wakeup_type;
 
 /*
  * A future of asyncio's that has ended.  A task that is told of one, and of nothing else, takes the
- * result without a call of a method by its name, which costs 1,000 instructions.  Which future it is
- * told of does not matter to it.
+ * result without a call of a method by its name, which costs 1,000 instructions.  Which future it
+ * is told of does not matter to it.
  */
 static PyObject *ended;
 
