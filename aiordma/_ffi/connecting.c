@@ -14,7 +14,8 @@ static int aio_lower(int proposed, int most)
  * Move `qp` through the states `first` to `last`.
  *
  * Returns the number of own reads and atomics that may be under way, plus one; 0 where no state
- * has set it; -errno if the device refused; -errno - AIO_NOT_PROPOSED if the connection manager did.
+ * has set it; -errno if the device refused; -errno - AIO_NOT_PROPOSED if the connection manager
+ * did.
  */
 #define AIO_NOT_PROPOSED 4096
 
