@@ -186,6 +186,27 @@ static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **re
     return PYGEN_RETURN;
 }
 
+/*
+ * For who iterates instead, as the interpreter does while it is traced.  A Wakeup's would park
+ * without a look at what is there, and nobody would be told of it.
+ */
+static PyObject *parked_next(PyObject *object)
+{
+    PyObject *result = NULL;
+
+    switch (parked_send(object, NULL, &result)) {
+    case PYGEN_NEXT:
+        return result;
+    case PYGEN_RETURN:
+        PyErr_SetObject(PyExc_StopIteration, result);
+        Py_DECREF(result);
+        break;
+    default:
+        break;
+    }
+    return NULL;
+}
+
 /* Awaited by itself it is a Wakeup and nothing else. */
 static PyObject *parked_await(PyObject *object)
 {
@@ -199,6 +220,7 @@ static PyObject *parked_await(PyObject *object)
 static PyType_Slot parked_slots[] = {
     {Py_am_await, parked_await},
     {Py_am_send, parked_send},
+    {Py_tp_iternext, parked_next},
     {Py_tp_doc, "What a task that waits for a message is parked on."},
     {0, NULL},
 };
