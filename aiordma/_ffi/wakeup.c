@@ -281,7 +281,8 @@ static PyObject *wakeup_wake_soon(PyObject *object, PyObject *unused)
 static PyObject *wakeup_waiting(PyObject *object, void *unused)
 {
     (void)unused;
-    return PyBool_FromLong(((Wakeup *)object)->state == AIO_WAITING);
+    return PyBool_FromLong(((Wakeup *)object)->state == AIO_WAITING ||
+                           ((Wakeup *)object)->state == AIO_READY);
 }
 
 static PyObject *wakeup_get_blocking(PyObject *object, void *unused)
@@ -316,7 +317,8 @@ static PyMethodDef wakeup_methods[] = {
 
 static PyGetSetDef wakeup_getset[] = {
     {"_asyncio_future_blocking", wakeup_get_blocking, wakeup_set_blocking, NULL, NULL},
-    {"waiting", wakeup_waiting, NULL, "Whether a task waits.", NULL},
+    {"waiting", wakeup_waiting, NULL, "Whether a task waits, or is to be resumed and has not run yet.",
+     NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
