@@ -317,8 +317,8 @@ static PyMethodDef wakeup_methods[] = {
 
 static PyGetSetDef wakeup_getset[] = {
     {"_asyncio_future_blocking", wakeup_get_blocking, wakeup_set_blocking, NULL, NULL},
-    {"waiting", wakeup_waiting, NULL, "Whether a task waits, or is to be resumed and has not run yet.",
-     NULL},
+    {"waiting", wakeup_waiting, NULL,
+     "Whether a task waits, or is to be resumed and has not run yet.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
