@@ -181,6 +181,17 @@ static void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own)
 /* Completions that one CQ may take before the next has its turn. */
 #define AIO_TURN 64
 
+/* For the next event; the queue has been seized. */
+static void aio_drain_arm(struct aio_drain *d, struct ibv_cq *cq, struct aio_cq *own)
+{
+    int code = ibv_req_notify_cq(cq, own->solicited);
+
+    own->unarmed = 0;
+    own->armed = own->solicited ? 2 : 1;
+    if (code && !d->error)
+        d->error = code;
+}
+
 /*
  * Take the channel's events; managed CQs are armed and wait in d->pending for their turn.
  *
@@ -199,7 +210,6 @@ static void aio_drain_admit(struct aio_drain *d)
         struct ibv_cq *cq;
         struct aio_cq *own;
         void *context;
-        int code;
 
         if (taken == 1 && d->spare > 0) {
             d->spare--;
@@ -223,12 +233,10 @@ static void aio_drain_admit(struct aio_drain *d)
             ibv_ack_cq_events(cq, 1);
             continue;
         }
-        if (aio_cq_seize(own)) {
-            code = ibv_req_notify_cq(cq, own->solicited);
-            own->armed = own->solicited ? 2 : 1;
+        own->unarmed = own->eager && !own->pending;
+        if (!own->unarmed && aio_cq_seize(own)) {
+            aio_drain_arm(d, cq, own);
             aio_cq_release(own);
-            if (code && !d->error)
-                d->error = code;
         }
         if (own->pending) { /* will be polled until empty after this arming, too */
             ibv_ack_cq_events(cq, 1);
@@ -290,6 +298,9 @@ static int aio_tell(struct aio_drain *d)
  * the others by no more than that.  When `cap` completions were taken, those that are not empty
  * stay in d->pending, d->more is 1 and the caller has to call again without waiting for the
  * descriptor: completions from before the re-arm raise no event.
+ * An eager CQ is armed last, and polled once more: its completions make the program post what may
+ * be done at once, so that the caller tells it of them and calls again (AIO_AGAIN), until nothing
+ * is left.  So long nothing sleeps, and no event is needed.  Only while it is the only one.
  * A CQ whose aio_cq.managed is 0 belongs to a caller who polls by himself: only reported, with
  * a segment whose count is -1.
  * A queue that was found to have fewer completions than were asked for is empty: what comes later
@@ -298,18 +309,23 @@ static int aio_tell(struct aio_drain *d)
  * Returns the completions for Python in the low 16 bits; d->segments says how many belong to which
  * CQ, in order.  The bits above count the sinks with news; d->ready has their
  * indices, and the news, of 8 bits, above.  Bit 30 says that there
- * is something to look at in d: segments, more or error.
+ * is something to look at in d: segments, more or error; bit 29 asks to be called again once the
+ * program has been told.
  */
-#define AIO_LOOK (1 << 30)
+#define AIO_LOOK  (1 << 30)
+#define AIO_AGAIN (1 << 29)
 
 static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
 {
-    int n = 0, left = cap;
+    int n = 0, left = cap, again = 0;
 
     d->error = 0;
     d->n_segments = 0;
     d->n_ready = 0;
-    aio_drain_admit(d);
+    if (d->again)
+        d->again = 0;
+    else
+        aio_drain_admit(d);
     while (d->n_pending && left > 0 && d->n_segments < d->max_segments) {
         struct ibv_cq *cq = d->pending[0];
         struct aio_cq *own = cq->cq_context;
@@ -317,7 +333,16 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
         int turn = AIO_TURN < left ? AIO_TURN : left;
 
         if (aio_cq_seize(own)) {
+            int had = left;
+
+            if (own->unarmed && d->n_pending > 1)
+                aio_drain_arm(d, cq, own);
             empty = aio_poll_into(d, cq, out, &n, turn, &left);
+            if (own->unarmed && left == had) {
+                aio_drain_arm(d, cq, own);
+                empty = aio_poll_into(d, cq, out, &n, turn, &left);
+            }
+            again = own->unarmed && empty > 0;
             aio_cq_release(own);
         }
         if (n > before) {
@@ -325,6 +350,8 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
             d->segments[d->n_segments].count = n - before;
             d->n_segments++;
         }
+        if (again)
+            break;
         if (empty < 0 && !d->error)
             d->error = -empty;
         if (empty) {
@@ -335,7 +362,9 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
         d->pending[d->n_pending - 1] = cq;
     }
     d->more = d->n_pending > 0;
-    return n | aio_tell(d) | (d->n_segments || d->more || d->error ? AIO_LOOK : 0);
+    d->again = again;
+    return n | aio_tell(d) | (again ? AIO_AGAIN : 0) |
+           (d->n_segments || (d->more && !again) || d->error ? AIO_LOOK : 0);
 }
 
 /*

@@ -28,6 +28,8 @@ struct aio_cq {
     int solicited; /* wake the loop for solicited completions and failures only */
     int armed;     /* how it was armed last: 1 for every completion, 2 for those */
     int pending;   /* in aio_drain.pending */
+    int eager;     /* armed only when there is nothing more, see aio_drain */
+    int unarmed;   /* it is in aio_drain.pending, and was not armed yet */
     int hands;     /* who may touch the queue; see aio_cq_retire */
     uint32_t owed; /* events that were seen to, and are not acknowledged */
 };
@@ -51,6 +53,7 @@ struct aio_drain {
     struct aio_segment *segments;
     int max_segments;
     int n_segments;
+    int again; /* the next call goes on where this one has stopped */
     int more;
     int error;
     int spare; /* drains that may leave off after one event */

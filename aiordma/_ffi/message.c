@@ -192,6 +192,8 @@ static int aio_lane_operate(struct aio_lane *lane, const struct aio_operation *o
         if (wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM)
             wr.imm_data = htonl((uint32_t)operation->compare_add);
     }
+    if (wr.opcode == IBV_WR_RDMA_WRITE && operation->length <= lane->inline_size)
+        wr.send_flags |= IBV_SEND_INLINE;
     code = ibv_post_send(lane->qp, &wr, &bad);
     if (!code)
         lane->operating++;

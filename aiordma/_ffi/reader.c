@@ -9,6 +9,9 @@
 
 static PyTypeObject *reader_type;
 
+#define AGAIN      (1 << 29) /* as glue.c has it */
+#define ROUNDS     32        /* of draining and telling, before others have their turn */
+
 #define INDEX_BITS 24
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
 
@@ -142,13 +145,22 @@ static int tell(Reader *self, uint32_t ready)
  */
 static int drain(Reader *self)
 {
-    int took = self->run(self->drain, self->completions, self->room);
+    for (int round = 1;; round++) {
+        int took = self->run(self->drain, self->completions, self->room);
 
-    if (!took)
-        return 0;
-    self->draining = 1;
-    /* With several, one that drains again would overwrite what the others have to hear. */
-    return took == 1 << 16 ? tell(self, self->drain->ready[0]) : took;
+        if (!took)
+            return 0;
+        self->draining = 1;
+        /* With several, one that drains again would overwrite what the others have to hear. */
+        if ((took & ~AGAIN) != 1 << 16)
+            return took;
+        if (tell(self, self->drain->ready[0]))
+            return -1;
+        if (!(took & AGAIN))
+            return 0;
+        if (round == ROUNDS || self->deferred)
+            return AGAIN; /* in another turn of the loop */
+    }
 }
 
 static PyObject *reader_drain(PyObject *object, PyObject *unused)

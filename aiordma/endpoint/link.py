@@ -202,6 +202,13 @@ class Link(AdapterSide):
         if not self._listeners and self._quiet and not self.closed:
             self._cq._listen(solicited_only=True)
 
+    def expect(self, *, answers: bool) -> None:
+        """Whether what the program posts is mostly answered at once, and each answer makes it post.
+
+        Then the queue is armed late; see `aio_drain` in glue.c.
+        """
+        self._cq._aio.eager = answers and self._quiet
+
     @property
     def under_way(self) -> int:
         """Work requests that the adapter has not given back."""

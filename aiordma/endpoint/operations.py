@@ -207,6 +207,7 @@ class Operations:
         self._c.attended = True
         if self._resting is None:
             self._link.listen()
+            self._link.expect(answers=True)
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -222,4 +223,5 @@ class Operations:
             self._set_timer()
         else:
             self._resting = None
+            self._link.expect(answers=False)
             self._link.unlisten()

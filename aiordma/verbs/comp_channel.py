@@ -193,7 +193,7 @@ class CompletionChannel(Resource):
         if took is not None:
             return self._dispatch_all(took)
         self._run_deferred()
-        return False
+        return bool(self._drain.n_pending)
 
     def _dispatch_all(self, took: int) -> bool:
         """Whatever a drain brought; whether there is more."""
@@ -223,7 +223,7 @@ class CompletionChannel(Resource):
     def _taken(self, took: int) -> tuple[list[WCRecord], list[int]]:
         """Completions for Python, and the sinks that have news."""
         count = took & 0xFFFF
-        ready = list(self.sinks.ready[0 : took >> 16 & 0x3FFF])
+        ready = list(self.sinks.ready[0 : took >> 16 & 0x1FFF])
         return list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size])), ready
 
     def after_drain(self, function: Callable[[], None]) -> None:
