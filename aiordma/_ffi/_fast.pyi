@@ -39,6 +39,7 @@ class Mail:
     sge: type
     remote: type
     pd: object
+    may_read: bool
     def __init__(
         self,
         lane: int,

@@ -87,6 +87,7 @@ typedef struct mail {
     uint64_t known_rkey;
     PyObject **operations; /* by their numbers, NULL where there was none */
     uint32_t n_operations;
+    char may_read; /* initiator_depth is not 0 */
 } Mail;
 
 /* received.c: the bytes of a message */

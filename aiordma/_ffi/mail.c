@@ -330,6 +330,7 @@ static PyMemberDef mail_members[] = {
     {"sge", T_OBJECT_EX, offsetof(Mail, sge), 0, "The class of pieces of registered memory."},
     {"remote", T_OBJECT_EX, offsetof(Mail, remote), 0, "The class of memory of the peer."},
     {"pd", T_OBJECT_EX, offsetof(Mail, pd), 0, "The connection's protection domain."},
+    {"may_read", T_BOOL, offsetof(Mail, may_read), 0, "Whether READs are possible at all."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -140,7 +140,7 @@ static PyObject *post(Mail *self, const Piece *piece, PyObject *offset, enum ibv
     };
 
     if (registration->pd != self->pd || !(self->known_rights & right) ||
-        (reads && !(registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
+        (reads && !(self->may_read && registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
         piece->length > self->known_length || skip > self->known_length - piece->length ||
         (skip == (uint64_t)-1 && PyErr_Occurred()))
         return NULL;
@@ -161,8 +161,9 @@ PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
         PyErr_SetString(PyExc_TypeError, "a transfer takes 3 arguments");
         return NULL;
     }
-    if (!self->lane->attended || !Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) ||
-        !PyLong_CheckExact(args[2]) || know(self, args[0])) {
+    if (!self->lane->attended || (opcode == IBV_WR_RDMA_READ && !self->may_read) ||
+        !Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) || !PyLong_CheckExact(args[2]) ||
+        know(self, args[0])) {
         PyErr_Clear();
         Py_RETURN_NONE;
     }

@@ -204,6 +204,7 @@ class Operations:
         if not self._c.n_operations:
             self._link.lane.allow_operations(self._depth)
             self._link.at_close(self._drop)
+            self._mail.may_read = self._link.qp._rules.read_depth != 0
         self._c.attended = True
         if self._resting is None:
             self._link.listen()
