@@ -1,0 +1,295 @@
+"""Readable and Reader: the quick way and the Python way do the same, and keep nobody alive.
+
+`Channel` stands for verbs/comp_channel.py, and its `run` for aio_drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import gc
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from aiordma._ffi import ffi
+from aiordma._ffi.fast import Readable, Reader
+from aiordma.loop.pump import FdPump
+from aiordma.loop.slots import INDEX_BITS
+
+from .conftest import Run
+
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+_ROOM = 4
+
+
+class Channel:
+    """Drains what the test lays down: each a number for Python, or the news of sinks."""
+
+    def __init__(self) -> None:
+        self.events: list[list[int] | int] = []  # next drains: ready items, or completions
+        self.told: list[tuple[int, int]] = []
+        self.python: list[int] = []
+        self.raised: list[BaseException] = []
+        self.slow_calls = 0
+        self.raises: BaseException | None = None
+        self.ready = ffi.new("uint32_t[]", _ROOM)
+        self.drain = ffi.new("struct aio_drain *")
+        self.drain.ready = self.ready
+        self.wcs = ffi.new("struct ibv_wc[]", _ROOM)
+        self.news: dict[int, Callable[[int], None]] = {}
+        for index in range(3):
+            self.news[index] = functools.partial(self.hear, index)
+        weak = weakref.ref(self)
+
+        def run(drain: int, completions: int, room: int) -> int:
+            channel = weak()
+            assert channel is not None
+            return channel.run(room)
+
+        self.call = _RUN(run)
+        address = ctypes.cast(self.call, ctypes.c_void_p).value
+        assert address
+        self.reader = Reader(
+            int(ffi.cast("uintptr_t", self.drain)), int(ffi.cast("uintptr_t", self.wcs)), _ROOM,
+            address, self.news,
+        )  # fmt: skip
+
+    def run(self, room: int) -> int:
+        assert room == _ROOM
+        if not self.events:
+            return 0
+        event = self.events.pop(0)
+        if isinstance(event, int):
+            return event
+        self.ready[0 : len(event)] = event
+        self.drain.n_ready = len(event)
+        return len(event) << 16
+
+    def hear(self, index: int, bits: int) -> None:
+        assert self.reader.draining
+        self.told.append((index, bits))
+        error, self.raises = self.raises, None
+        if error is not None:
+            raise error
+
+    def on_readable(self) -> bool:
+        """What the channel does with the rest."""
+        self.slow_calls += 1
+        self.reader.draining = True
+        try:
+            took = self.reader.drain()
+        except BaseException as exc:
+            self.raised.append(exc)
+            took = None
+        if took is not None:
+            if took & 0xFFFF:
+                self.python.append(took & 0xFFFF)
+            for item in list(self.ready[0 : took >> 16]):
+                if (news := self.news.get(item & (1 << INDEX_BITS) - 1)) is not None:
+                    news(item >> INDEX_BITS)
+        self.reader.draining = self.reader.deferred = False
+        return False
+
+    def failed(self, exc: BaseException) -> None:
+        raise AssertionError from exc
+
+
+def item(index: int, bits: int) -> int:
+    return bits << INDEX_BITS | index
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_both_ways_tell_the_same(seed: int) -> None:
+    print("seed", seed)
+    rng = random.Random(seed)
+    quick, slow = Channel(), Channel()
+
+    def rest() -> None:
+        quick.on_readable()
+
+    readable = Readable(quick.reader, rest)
+    handled = 0
+    for _ in range(60):
+        count = rng.randrange(5)
+        event: list[int] | int = [item(rng.randrange(4), rng.randrange(1, 8)) for _ in range(count)]
+        if rng.random() < 0.2:
+            event = rng.randrange(1, 5)
+        for channel in (quick, slow):
+            channel.events.append(event)
+        error = rng.choice((None, None, None, ValueError("seen")))
+        if rng.random() < 0.1:
+            quick.reader.deferred = True
+        before = quick.slow_calls
+        if isinstance(event, list) and len(event) == 1:
+            quick.raises = slow.raises = error
+        readable()
+        slow.on_readable()
+        handled += quick.slow_calls == before
+        assert quick.told == slow.told
+        assert quick.python == slow.python
+        assert [type(exc) for exc in quick.raised] == [type(exc) for exc in slow.raised]
+        assert not quick.reader.draining
+        assert not quick.events
+        quick.raises = slow.raises = None
+    assert handled, "the quick way was never gone"
+    assert quick.slow_calls, "and neither the other"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
+def test_what_a_task_raises_is_raised_by_drain(error: BaseException) -> None:
+    channel = Channel()
+    channel.events.append([item(1, 5)])
+    channel.raises = error
+    calls = []
+
+    def slow() -> None:
+        calls.append(channel.reader.draining)
+        with pytest.raises(type(error)) as caught:
+            channel.reader.drain()
+        assert caught.value is error
+        assert any(entry.name == "hear" for entry in caught.traceback), "where it came from"
+
+    Readable(channel.reader, slow)()
+    assert calls == [True]
+    assert channel.told == [(1, 5)]
+    assert channel.reader.drain() is None, "it is raised once"
+
+
+def test_what_is_not_simple_is_left_to_drain() -> None:
+    channel, took = Channel(), list[int | None]()
+    readable = Readable(channel.reader, lambda: took.append(channel.reader.drain()))
+    channel.events += [3, [item(0, 1), item(1, 1)]]
+    readable()
+    readable()
+    assert took == [3, 2 << 16]
+    assert channel.told == []
+    readable()
+    assert len(took) == 2, "nothing came, and all is done"
+    channel.events.append(7)
+    assert channel.reader.drain() == 7, "without what the loop calls"
+
+
+def test_what_was_deferred_calls_python_also_after_a_simple_drain() -> None:
+    channel, seen = Channel(), list[tuple[bool, int | None]]()
+
+    def slow() -> None:
+        seen.append((channel.reader.draining, channel.reader.drain()))
+
+    def hear(bits: int) -> None:
+        channel.reader.deferred = True
+
+    channel.news[0] = hear
+    channel.events.append([item(0, 1)])
+    Readable(channel.reader, slow)()
+    assert seen == [(True, None)], "it goes on draining, for what was deferred"
+
+
+def test_one_that_is_stopped_is_not_touched() -> None:
+    channel, calls = Channel(), list[int]()
+    channel.events.append([item(0, 1)])
+    channel.reader.stopped = True
+    Readable(channel.reader, lambda: calls.append(1))()
+    assert calls == [1]
+    assert channel.told == []
+    assert channel.events
+
+
+def test_a_sink_that_was_removed_hears_nothing() -> None:
+    channel = Channel()
+    channel.news.clear()
+    channel.events.append([item(0, 1)])
+    Readable(channel.reader, lambda: pytest.fail("it was simple"))()
+    assert channel.told == []
+    assert not channel.reader.draining
+
+
+def test_one_may_remove_itself() -> None:
+    channel = Channel()
+    told = []
+
+    def hear(bits: int) -> None:
+        del channel.news[0]
+        gc.collect()
+        told.append(bits)
+
+    channel.news[0] = hear
+    del hear
+    channel.events.append([item(0, 6)])
+    Readable(channel.reader, lambda: pytest.fail("it was simple"))()
+    assert told == [6]
+
+
+def test_a_dead_reader_leaves_it_to_python() -> None:
+    channel, calls = Channel(), list[int]()
+    readable = Readable(channel.reader, lambda: calls.append(1))
+    gone = weakref.ref(channel.reader)
+    del channel
+    gc.collect()
+    assert gone() is None, "it was kept alive"
+    readable()
+    assert calls == [1]
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    fd = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def test_on_the_loop_nothing_keeps_the_channel_alive(run: Run, fd: int) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        channel, heard = Channel(), asyncio.Event()
+
+        def hear(bits: int) -> None:
+            os.eventfd_read(fd)
+            heard.set()
+
+        channel.news[0] = hear
+        channel.events.append([item(0, 1)])
+        pump = FdPump(
+            loop, fd, channel.on_readable, channel.failed,
+            functools.partial(Readable, channel.reader),
+        )  # fmt: skip
+        await heard.wait()
+        assert channel.slow_calls == 0, "the quick way"
+        gone = weakref.ref(channel), weakref.ref(channel.reader)
+        del channel
+        gc.collect()
+        assert [reference() for reference in gone] == [None, None]
+        pump.close()
+
+    run(main())
+
+
+def test_closing_the_pump_breaks_the_cycle(run: Run, fd: int) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        channel = Channel()
+        reader = channel.reader
+        made: list[Readable] = []
+
+        def quick(slow: Callable[[], None]) -> Readable:
+            made.append(Readable(reader, slow))
+            return made[-1]
+
+        pump = FdPump(loop, fd, channel.on_readable, channel.failed, quick)
+        gone = weakref.ref(pump)
+        made.clear()
+        pump.close()
+        gc.disable()
+        try:
+            del pump, quick
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert gone() is None, "only the collector would have found it"
+        finally:
+            gc.enable()
+
+    run(main())
