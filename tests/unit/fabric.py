@@ -119,6 +119,9 @@ class FakeLink:
 
     # What the message layer calls
 
+    def expect(self, *, answers: bool) -> None:
+        """Nothing is armed here."""
+
     def listen(self) -> None:
         """This adapter tells of every completion."""
 
