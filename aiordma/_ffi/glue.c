@@ -310,7 +310,7 @@ static int aio_tell(struct aio_drain *d)
  * CQ, in order.  The bits above count the sinks with news; d->ready has their
  * indices, and the news, of 8 bits, above.  Bit 30 says that there
  * is something to look at in d: segments, more or error; bit 29 asks to be called again once the
- * program has been told.
+ * program has been told; who does so at once sets d->again, and no new events are taken.
  */
 #define AIO_LOOK  (1 << 30)
 #define AIO_AGAIN (1 << 29)
@@ -362,7 +362,6 @@ static int aio_drain(struct aio_drain *d, struct ibv_wc *out, int cap)
         d->pending[d->n_pending - 1] = cq;
     }
     d->more = d->n_pending > 0;
-    d->again = again;
     return n | aio_tell(d) | (again ? AIO_AGAIN : 0) |
            (d->n_segments || (d->more && !again) || d->error ? AIO_LOOK : 0);
 }

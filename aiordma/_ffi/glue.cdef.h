@@ -53,7 +53,7 @@ struct aio_drain {
     struct aio_segment *segments;
     int max_segments;
     int n_segments;
-    int again; /* the next call goes on where this one has stopped */
+    int again; /* set by the caller: go on where the last call has stopped */
     int more;
     int error;
     int spare; /* drains that may leave off after one event */

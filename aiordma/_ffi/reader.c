@@ -159,7 +159,8 @@ static int drain(Reader *self)
         if (!(took & AGAIN))
             return 0;
         if (round == ROUNDS || self->deferred)
-            return AGAIN; /* in another turn of the loop */
+            return AGAIN; /* in another turn of the loop, and with what else has happened */
+        self->drain->again = 1;
     }
 }
 

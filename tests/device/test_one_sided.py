@@ -265,3 +265,36 @@ async def test_a_cache_of_registrations(address: str) -> None:
         assert cache is not None
         assert (cache.stats.misses, cache.stats.hits) == (2, 8)  # two kinds of access
     mine.append(0)
+
+
+@pytest.mark.smoke
+async def test_a_task_that_reads_on_and_on_holds_up_nobody(pair: Pair, address: str) -> None:
+    """Where the adapter answers at once, no READ of its ever waits for the loop."""
+    reader = pair[0]
+    async with (
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port) as talker,
+        await listener.accept() as other,
+        exposed(pair, 64, read=True) as remote,
+    ):
+        piece = SGE(await reader.register(64))
+        talked = asyncio.Event()
+        reads = 0
+
+        async def read_on() -> None:
+            nonlocal reads
+            while not talked.is_set():
+                assert await reader.read(remote, piece) == 64
+                reads += 1
+
+        async def talk() -> None:
+            for number in range(50):
+                await talker.send(number.to_bytes(2, "big"))
+                (await other.recv()).release()
+            talked.set()
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(read_on())
+            group.create_task(talk())
+        assert reads >= 50
+        assert reader.stats.bytes_read == reads * 64
