@@ -296,5 +296,7 @@ async def test_a_task_that_reads_on_and_on_holds_up_nobody(pair: Pair, address: 
         async with asyncio.timeout(60), asyncio.TaskGroup() as group:
             group.create_task(read_on())
             group.create_task(talk())
-        assert reads >= 50
+        print("reads", reads)
+        # A message takes a few turns of the loop, and a turn 32 READs at most.
+        assert 50 <= reads < 50 * 320
         assert reader.stats.bytes_read == reads * 64
