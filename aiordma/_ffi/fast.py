@@ -9,7 +9,7 @@ __all__ = [
     "StreamCalls", "Wakeup",
 ]  # fmt: skip
 
-if TYPE_CHECKING:
+try:
     from aiordma._ffi._fast import (
         Mail,
         MessageBase,
@@ -20,23 +20,11 @@ if TYPE_CHECKING:
         Registration,
         StreamCalls,
         Wakeup,
-    )  # fmt: skip
-else:
-    try:
-        from aiordma._ffi._fast import (
-            Mail,
-            MessageBase,
-            Operation,
-            Parked,
-            Readable,
-            Reader,
-            Registration,
-            StreamCalls,
-            Wakeup,
-        )  # fmt: skip
-    except ImportError:
-        # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
-        # ever arrive; but aiordma can be imported, and tells why.
+    )
+except ImportError:
+    # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
+    # ever arrive; but aiordma can be imported, and tells why.
+    if not TYPE_CHECKING:
         Mail = Operation = Parked = Readable = Reader = Registration = StreamCalls = Wakeup = None
 
         class MessageBase:

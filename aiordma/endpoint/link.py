@@ -3,9 +3,9 @@
 Theory of operation
     The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x5000 + n is
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  The plain completions are taken in C (`endpoint.lane`).  The
-    others a link delivers to four handlers, and a failure once; how a failure is found, and how
-    it all ends, is in `endpoint.adapter_side`.
+    n.  The plain completions are taken in C (`endpoint.lane`).  The others a link delivers to four
+    handlers, and a failure once; how a failure is found, and how it all ends, is in
+    `endpoint.adapter_side`.
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
     `endpoint.slots` knows whether slots and completion queue are shared.
@@ -17,6 +17,7 @@ import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
@@ -63,6 +64,26 @@ def _policy(config: ConnectionConfig) -> QPPolicy:
         max_dest_rd_atomic=config.responder_resources,
         max_rd_atomic=config.initiator_depth,
     )
+
+
+def _create_qp(
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, config: ConnectionConfig
+) -> QueuePair:
+    """The queue pair, with room for inline messages where the adapter has it.
+
+    How much an adapter takes it does not say: one asks, and is refused.
+    """
+    attr = QPInitAttr(
+        send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives,
+        max_inline_data=0 if pd.context.is_iwarp else _INLINE,
+    )  # fmt: skip
+    memory = tuple(slots.regions)
+    try:
+        return cm_id.create_qp(pd, attr, memory)
+    except OSError:
+        if not attr.max_inline_data:
+            raise
+    return cm_id.create_qp(pd, replace(attr, max_inline_data=0), memory)
 
 
 class Link(AdapterSide):
@@ -123,11 +144,7 @@ class Link(AdapterSide):
             pd = ProtectionDomain(context)
             slots = await Slots.open(pd, channel, config)
             cm_id.policy = _policy(config)
-            attr = QPInitAttr(
-                send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives,
-                max_inline_data=0 if context.is_iwarp else _INLINE,
-            )  # fmt: skip
-            qp = cm_id.create_qp(pd, attr, tuple(slots.regions))
+            qp = _create_qp(cm_id, pd, slots, config)
         except BaseException:
             if slots is not None:
                 slots.abandon()

@@ -12,6 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from tests.device.meeting import are_alive
 from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
@@ -256,3 +257,17 @@ async def test_extra_info_names_what_is_used(pair: Pair, address: str, is_siw: b
     assert client.get_extra_info("backend") == "rdma"
     assert client.get_extra_info("nothing", 5) == 5
     assert client.get_extra_info("mtu") >= 256
+
+
+async def test_an_adapter_with_no_room_for_inline_data(
+    address: str, is_siw: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It refuses the queue pair, and says no more than that."""
+    monkeypatch.setattr("aiordma.endpoint.link._INLINE", 1 << 20)
+    async with (
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port) as client,
+        await listener.accept() as server,
+    ):
+        assert is_siw or client._link.lane.c.inline_size < 1 << 20
+        await are_alive((client, server))
