@@ -7,8 +7,8 @@ import sysconfig
 from setuptools import Extension, setup
 
 FAST = (
-    "fast", "mail", "operation", "reader", "received", "registration", "stream_calls", "transfer",
-    "wakeup",
+    "alarm", "fast", "mail", "operation", "reader", "received", "registration", "stream_calls",
+    "transfer", "wakeup",
 )  # fmt: skip
 # The stable ABI of 3.11 is the first with the buffer protocol, which received.c implements. A
 # free-threaded interpreter has no stable ABI before 3.15: its wheel is for that version alone.

@@ -128,6 +128,7 @@ static inline void replace(PyObject **place, PyObject *object)
 }
 
 /* Each adds its types to the module: 0, or -1 with an exception. */
+int aio_add_alarm(PyObject *module);
 int aio_add_wakeup(PyObject *module);
 int aio_add_registration(PyObject *module);
 int aio_add_operation(PyObject *module);

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "Mail", "MessageBase", "Operation", "Parked", "Readable", "Reader", "Registration",
-    "StreamCalls", "Wakeup",
+    "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
 ]  # fmt: skip
 
 try:
@@ -20,11 +20,14 @@ try:
         Registration,
         StreamCalls,
         Wakeup,
+        alarm_open,
+        alarm_set,
     )
 except ImportError:
     # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
     # ever arrive; but aiordma can be imported, and tells why.
     if not TYPE_CHECKING:
+        alarm_open = alarm_set = None
         Mail = Operation = Parked = Readable = Reader = Registration = StreamCalls = Wakeup = None
 
         class MessageBase:

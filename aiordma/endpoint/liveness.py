@@ -8,7 +8,6 @@ earlier, because the PING itself is not acknowledged.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.receiver import Receiver
 from aiordma.errors import ConnectTimeoutError
+from aiordma.loop.timers import Timer, call_later
 
 __all__ = ["Liveness"]
 
@@ -41,14 +41,14 @@ class Liveness:
         self._ping = ping
         self._pinged = False
         self._silent_since = link.loop.time()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         if not config.raw:
             self._arm()
 
     def _arm(self) -> None:
         # However short the patience, the peer is asked before it is given up.
         interval = min(self._config.keepalive_s, self._config.idle_timeout_s / 2)
-        self._timer = self._link.loop.call_later(interval, self._tick)
+        self._timer = call_later(interval, self._tick)
 
     def _tick(self) -> None:
         if self._link.closed or self._link.failure is not None:

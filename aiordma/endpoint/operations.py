@@ -29,6 +29,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.errors import ConnectionLostError, completion_error, os_error
 from aiordma.loop.empty import EMPTY
+from aiordma.loop.timers import Timer, call_later
 from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
@@ -76,7 +77,7 @@ class Operations:
         self._depth = config.one_sided_depth
         self._failure = failure
         self._line: deque[asyncio.Future[int]] = EMPTY
-        self._resting: asyncio.TimerHandle | None = None  # set while the link listens
+        self._resting: Timer | None = None  # set while the link listens
 
     async def posted(
         self,
@@ -178,6 +179,8 @@ class Operations:
 
         The memory stays registered until it is gone.
         """
+        if self._resting is not None:
+            self._resting.cancel()
         qp = self._link.qp
         for number in range(self._depth):
             region = self._mail.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
@@ -213,7 +216,7 @@ class Operations:
 
     def _set_timer(self) -> None:
         # Weak: a connection that its program forgets is collected at once.
-        self._resting = self._link.loop.call_later(_LINGER_S, _rest, weakref.ref(self))
+        self._resting = call_later(_LINGER_S, functools.partial(_rest, weakref.ref(self)))
 
     def _rest(self) -> None:
         """Have it listen no more, if nothing has happened in the meantime."""

@@ -8,11 +8,11 @@ that sets `idle_timeout_s`.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable
 
 from aiordma.errors import ConnectTimeoutError
+from aiordma.loop.timers import Timer, call_later
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
@@ -46,7 +46,7 @@ class Watch:
         self._port = port
         self._loop = port.loop
         self._config = config
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._since = self._loop.time()
         self._seen = -1
         self._closing = False
@@ -79,7 +79,7 @@ class Watch:
             interval = min((wait for wait in waits if wait is not None), default=None)
         self.stop()
         if interval is not None:
-            self._timer = self._loop.call_later(interval, self._tick)
+            self._timer = call_later(interval, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

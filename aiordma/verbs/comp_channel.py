@@ -38,6 +38,7 @@ from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
+from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.waiters import Waiters
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
@@ -150,7 +151,7 @@ class CompletionChannel(Resource):
         self._deferred: deque[Callable[[], None]] = deque()
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._safety: asyncio.TimerHandle | None = None
+        self._safety: Timer | None = None
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = Waiters()
         self._unacked = 0
@@ -322,7 +323,8 @@ class CompletionChannel(Resource):
 
     def _watch(self) -> None:
         if self._safety is None and self._pump is not None and self._pump.loop is not None:
-            self._safety = self._pump.loop.call_later(_SAFETY_S, _poll, weakref.ref(self))
+            poll = functools.partial(_poll, weakref.ref(self))
+            self._safety = call_later(_SAFETY_S, poll)
 
     def _safety_poll(self) -> None:
         self._safety = None

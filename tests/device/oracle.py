@@ -24,14 +24,14 @@ def adapter_objects() -> Counter[str]:
 
 
 def rdma_descriptors() -> Counter[str]:
-    """Open descriptors of this process that belong to RDMA."""
+    """Open descriptors of this process that belong to RDMA, or tell the time for it."""
     total: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
         except OSError:
             continue
-        if "infiniband" in target:
+        if "infiniband" in target or "timerfd" in target:
             total[target] += 1
     return total
 

@@ -7,6 +7,8 @@ import asyncio
 import hashlib
 import os
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -271,3 +273,41 @@ async def test_an_adapter_with_no_room_for_inline_data(
     ):
         assert is_siw or client._link.lane.c.inline_size < 1 << 20
         await are_alive((client, server))
+
+
+async def test_a_loop_has_no_timer_because_of_connections_and_streams(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With one it would ask for the time twice a turn, and sleep with a limit: for every message.
+    loop = asyncio.get_running_loop()
+    set_here: list[asyncio.TimerHandle] = []
+
+    def noted(method: Callable[..., asyncio.TimerHandle]) -> Callable[..., asyncio.TimerHandle]:
+        def call(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            set_here.append(method(*args, **kwargs))
+            return set_here[-1]
+
+        return call
+
+    async def until_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr(loop, "call_later", noted(loop.call_later))
+    monkeypatch.setattr(loop, "call_at", noted(loop.call_at))
+    async with (
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port) as client,
+        await listener.accept() as server,
+        await aiordma.start_server(until_the_end, address, 0) as streams,
+    ):
+        port = streams.sockets[0].getsockname()[1]
+        _, writer = await aiordma.open_connection(address, port)
+        async with server.expose(bytearray(64), read=True) as lent:
+            await client.read(lent, bytearray(64))
+        await client.send(b"ping")
+        assert bytes(await server.recv()) == b"ping"
+        assert set_here, "connecting itself is bounded"
+        assert not [handle for handle in set_here if not handle.cancelled()]
+        writer.close()
+        await writer.wait_closed()

@@ -22,7 +22,10 @@ from aiordma.errors import ConnectTimeoutError
 class Clock:
     """A loop's timers, without the loop."""
 
+    last: Clock
+
     def __init__(self) -> None:
+        Clock.last = self
         self.now = 0.0
         self._timers: list[tuple[float, int, Callable[[], None], SimpleNamespace]] = []
         self._order = itertools.count()
@@ -43,6 +46,15 @@ class Clock:
             if not handle.cancelled:
                 callback()
         self.now = end
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever sets a timer has it in the last clock that was made."""
+    monkeypatch.setattr(
+        "aiordma.endpoint.liveness.call_later",
+        lambda delay, tick: Clock.last.call_later(delay, tick),
+    )
 
 
 class Side:

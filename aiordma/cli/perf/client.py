@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from aiordma.cli.perf.report import Usage, flow_figures, lat_figures
 from aiordma.cli.perf.sides import client_side
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection
+from aiordma.loop.timers import timeout
 
 __all__ = ["Measured", "measure"]
 
@@ -51,7 +51,7 @@ async def measure(
         answer = await control.ask("at", plan=plan.to_wire(), loop=loop)
         side = client_side(plan, host)
         try:
-            async with asyncio.timeout(plan.timeout_s):
+            async with timeout(plan.timeout_s):
                 await side.connect(answer["at"])
                 lent = await control.hear("lent")
                 await side.meet(lent["lent"])
@@ -81,7 +81,7 @@ async def _run(
     await control.ask("go", run=size, count=count)
     before = processor_time()
     figures: dict[str, Any]
-    async with asyncio.timeout(plan.limit_s):
+    async with timeout(plan.limit_s):
         if plan.metric == "lat":
             figures = lat_figures(size, await side.lat(size, stop), half=plan.is_half)
         else:

@@ -6,7 +6,6 @@ measurement runs nothing is said.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import resource
 from typing import Any
@@ -15,6 +14,7 @@ from aiordma.cli.perf.report import Usage
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError
+from aiordma.loop.timers import timeout
 
 __all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "processor_time"]
 
@@ -66,7 +66,7 @@ class Control:
             PerfError: The other side has failed, or speaks of something else.
             TimeoutError: Nothing came.
         """
-        async with asyncio.timeout(self.limit_s if limit_s is None else limit_s):
+        async with timeout(self.limit_s if limit_s is None else limit_s):
             try:
                 with await self.conn.recv() as message:
                     text = bytes(message)

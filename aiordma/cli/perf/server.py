@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 
@@ -12,6 +11,7 @@ from aiordma.cli.perf.sides import server_side
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.listener import listen
 from aiordma.errors import RdmaError
+from aiordma.loop.timers import timeout
 
 __all__ = ["serve"]
 
@@ -44,7 +44,7 @@ async def serve(
                 # The client should hear why, if it still can.
                 with contextlib.suppress(OSError, RdmaError):
                     await control.say(error=f"the server: {exc}")
-                    async with asyncio.timeout(1.0):
+                    async with timeout(1.0):
                         await conn.flush()
                 if isinstance(exc, ValueError):
                     raise PerfError(str(exc)) from exc
@@ -59,7 +59,7 @@ async def _serve(conn: Connection, control: Control, loop: str) -> None:
     try:
         at = await side.listen(host)
         await control.say(at=at, loop=loop)
-        async with asyncio.timeout(plan.timeout_s):
+        async with timeout(plan.timeout_s):
             lent = await side.accept()
         await control.say(lent=lent)
         while True:
@@ -75,7 +75,7 @@ async def _serve(conn: Connection, control: Control, loop: str) -> None:
             before = processor_time()
             await control.say(go=True)
             ran = (await control.hear("ran", limit_s=plan.limit_s))["ran"]
-            async with asyncio.timeout(plan.timeout_s):
+            async with timeout(plan.timeout_s):
                 await side.finish(int(ran))
             after = processor_time()
             await control.say(user=after.user - before.user, system=after.system - before.system)

@@ -1,0 +1,47 @@
+/*
+ * Alarms: timerfd, which Python has from 3.13 on only.
+ *
+ * One descriptor for all timers of a loop; loop/timers.py says why.
+ */
+#include "fast.h"
+
+#include <math.h>
+#include <sys/timerfd.h>
+
+static PyObject *alarm_open(PyObject *module, PyObject *unused)
+{
+    int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+
+    (void)module;
+    (void)unused;
+    return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
+}
+
+static PyObject *alarm_set(PyObject *module, PyObject *args)
+{
+    struct itimerspec at = {{0, 0}, {0, 0}};
+    double when, seconds;
+    int fd;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "id", &fd, &when))
+        return NULL;
+    at.it_value.tv_nsec = (long)(modf(when, &seconds) * 1e9);
+    at.it_value.tv_sec = (time_t)seconds;
+    if (timerfd_settime(fd, TFD_TIMER_ABSTIME, &at, NULL))
+        return PyErr_SetFromErrno(PyExc_OSError);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef alarm_functions[] = {
+    {"alarm_open", alarm_open, METH_NOARGS,
+     "A descriptor that becomes readable at a time; timerfd_create(2)."},
+    {"alarm_set", alarm_set, METH_VARARGS,
+     "Have a descriptor become readable at a time of time.monotonic(), and not before."},
+    {NULL, NULL, 0, NULL},
+};
+
+int aio_add_alarm(PyObject *module)
+{
+    return PyModule_AddFunctions(module, alarm_functions);
+}
