@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from array import array
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -81,14 +80,14 @@ class MessageClient:
             return conn.read, remote, piece
         return conn.fetch_add, remote, 1
 
-    async def lat(self, size: int, stop: Stop) -> array[int]:
+    async def lat(self, size: int, stop: Stop) -> list[int]:
         """One message and its answer at a time, or one operation."""
         if self._plan.test != "send":
             return await self._operation_lat(self._operation(0, size), stop)
         conn, payload = self._conns[0], bytes(size)
-        clock, stamps = time.perf_counter_ns, array("q")
+        clock = time.perf_counter_ns
         now = stop.begin()
-        stamps.append(now)
+        stamps = [now]
         # Little of its own between two operations: it would be measured, too.
         deadline, note = stop.deadline, stamps.append
         for _ in range(stop.most):
@@ -100,11 +99,11 @@ class MessageClient:
                 break
         return stamps
 
-    async def _operation_lat(self, operation: _Operation, stop: Stop) -> array[int]:
+    async def _operation_lat(self, operation: _Operation, stop: Stop) -> list[int]:
         function, remote, local = operation
-        clock, stamps = time.perf_counter_ns, array("q")
+        clock = time.perf_counter_ns
         now = stop.begin()
-        stamps.append(now)
+        stamps = [now]
         deadline, note = stop.deadline, stamps.append
         for _ in range(stop.most):
             await function(remote, local)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from typing import Any
 
 from aiordma.cli.perf.answering import Answering
@@ -51,7 +50,7 @@ class NativeClient:
         """Learn where the server's memory is."""
         self._remote = [(int(addr), int(rkey)) for addr, rkey in lent["memory"]]
 
-    async def lat(self, size: int, stop: Stop) -> array[int]:
+    async def lat(self, size: int, stop: Stop) -> list[int]:
         """One message and its answer at a time, or one operation."""
         if self._ping is not None:
             self._ping.prepare(size)

@@ -7,7 +7,6 @@ polled by hand.  Of sends only every 16th is signaled: the answer tells that a m
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Awaitable, Callable
 
 from aiordma.cli.perf.answering import Answering
@@ -82,11 +81,11 @@ class PingPong:
         self._end.other.poll_count()
         self._loud.execute()
 
-    async def measure(self, stop: Stop) -> array[int]:
+    async def measure(self, stop: Stop) -> list[int]:
         """Ping."""
-        clock, stamps, wait = time.perf_counter_ns, array("q"), self._wait
+        clock, wait = time.perf_counter_ns, self._wait
         now = stop.begin()
-        stamps.append(now)
+        stamps = [now]
         while len(stamps) <= stop.most and now < stop.deadline:
             self._send()
             await wait()
@@ -107,7 +106,7 @@ class PingPong:
 
 async def one_sided_lat(
     end: End, plan: Plan, size: int, remote: tuple[int, int], stop: Stop
-) -> array[int]:
+) -> list[int]:
     """Operations on the peer's memory, one after the other.
 
     Args:
@@ -125,11 +124,11 @@ async def one_sided_lat(
         remote_addr=remote[0], rkey=remote[1], compare_add=1,
     )  # fmt: skip
     wait = _waiting(end, plan)
-    clock, stamps = time.perf_counter_ns, array("q")
+    clock = time.perf_counter_ns
     with end.qp.prepare_send(request) as post:
         execute = post.execute
         now = stop.begin()
-        stamps.append(now)
+        stamps = [now]
         while len(stamps) <= stop.most and now < stop.deadline:
             execute()
             await wait()

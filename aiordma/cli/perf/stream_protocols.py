@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from time import perf_counter_ns as _clock
 from typing import Any
 
@@ -45,10 +44,10 @@ class _End(asyncio.Protocol):
 class _Pinger(_End):
     """Sends the next message within the callback that took the answer to the last."""
 
-    def start(self, size: int, stop: Stop) -> array[int]:
+    def start(self, size: int, stop: Stop) -> list[int]:
         """Send the first; the times are complete when `done` is."""
         self._missing = self._size = size
-        stamps = array("q", [self.arm(size, stop)])
+        stamps = [self.arm(size, stop)]
         # Little of its own between two messages: it would be measured, too.
         self._left, self._deadline = stop.most, stop.deadline
         self._note, self._write = stamps.append, self.transport.write
@@ -131,9 +130,9 @@ class ProtocolClient:
     async def meet(self, lent: dict[str, Any]) -> None:
         """There is nothing more to know."""
 
-    async def lat(self, size: int, stop: Stop) -> array[int]:
+    async def lat(self, size: int, stop: Stop) -> list[int]:
         """One message and its answer at a time."""
-        stamps: array[int] = self._end.start(size, stop)
+        stamps: list[int] = self._end.start(size, stop)
         await self._end.done
         return stamps
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from array import array
 from typing import Any
 
 from aiordma.cli.perf.kinds import Stop
@@ -38,14 +37,14 @@ class StreamClient:
     async def meet(self, lent: dict[str, Any]) -> None:
         """There is nothing more to know."""
 
-    async def lat(self, size: int, stop: Stop) -> array[int]:
+    async def lat(self, size: int, stop: Stop) -> list[int]:
         """One message and its answer at a time."""
         assert self._ends is not None
         reader, writer = self._ends
         payload = bytes(size)
-        clock, stamps = time.perf_counter_ns, array("q")
+        clock = time.perf_counter_ns
         now = stop.begin()
-        stamps.append(now)
+        stamps = [now]
         while len(stamps) <= stop.most and now < stop.deadline:
             writer.write(payload)
             await reader.readexactly(size)
