@@ -3,11 +3,22 @@
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
 from contextvars import Context
-from typing import Any, Protocol, final
+from typing import Any, ClassVar, Protocol, Self, final
 
-class MessageBase:
-    """The bytes of a received message, and who gets their memory back."""
+@final
+class Message:
+    """A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.
 
+    Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
+    after a `with` block, or when the last reference goes.  A message whose buffer is exported
+    cannot be released; one that outlives its connection stays readable.  `len()` tells the bytes,
+    also after the release.
+
+    Attributes:
+        imm: The sender's 32-bit immediate, or None.
+    """
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
     def __init__(
         self,
         view: memoryview,
@@ -15,7 +26,11 @@ class MessageBase:
         give_back: Callable[[memoryview], object] | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc_info: object) -> None: ...
     @property
     def imm(self) -> int | None: ...
     @property
@@ -23,7 +38,12 @@ class MessageBase:
     _kept: bool
     def _exported(self) -> memoryview: ...
     def _detach(self) -> None: ...
-    def release(self) -> None: ...
+    def release(self) -> None:
+        """Give the memory back.  Idempotent.
+
+        Raises:
+            BufferError: A memoryview or array still looks at it; release that first.
+        """
 
 class _Keeper(Protocol):
     def on_news(self) -> None: ...
@@ -48,12 +68,11 @@ class Mail:
         back: int,
         operate: int,
         receiver: _Keeper,
-        type: type[MessageBase],
         parked: Parked,
     ) -> None: ...
     def send(self, data: object, /) -> int: ...
     def __await__(self) -> Generator[Any, None, Any]: ...
-    def message(self, slot: int, length: int, imm: int | None, /) -> MessageBase: ...
+    def message(self, slot: int, length: int, imm: int | None, /) -> Message: ...
     def __call__(self, news: int, /) -> None: ...
     def operate(
         self,

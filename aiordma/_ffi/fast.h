@@ -74,13 +74,12 @@ typedef struct mail {
     int (*operate)(struct aio_lane *, const struct aio_operation *);
     unsigned long thread;
     PyObject *receiver;
-    PyObject *type;   /* of the messages */
     Parked *parked;
-    PyObject *room;   /* called when an operation has ended and somebody waits for room */
-    PyObject *sge;    /* two classes, of which transfer.c reads the attributes */
+    PyObject *room; /* called when an operation has ended and somebody waits for room */
+    PyObject *sge;  /* two classes, of which transfer.c reads the attributes */
     PyObject *remote;
     PyObject *pd;
-    PyObject *known;  /* the last RemoteRegion that was used, which never changes, and its numbers */
+    PyObject *known; /* the last RemoteRegion that was used, which never changes, and its numbers */
     uint64_t known_addr;
     uint64_t known_length;
     uint64_t known_rights;
@@ -100,6 +99,7 @@ typedef struct {
     uint32_t slot;
     char in_slot; /* keeper is Mail */
     char kept;    /* counts among those that the program has */
+    PyObject *weak;
 } Message;
 
 /* stream_calls.c: the data path of a stream */
@@ -141,7 +141,8 @@ int aio_add_stream_calls(PyObject *module);
 /* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
 PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 
-extern PyTypeObject *aio_mail_type, *aio_stream_calls_type, *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
+extern PyTypeObject *aio_mail_type, *aio_message_type, *aio_stream_calls_type, *aio_wakeup_type,
+    *aio_registration_type, *aio_operation_type;
 
 PyObject *aio_wakeup_await(PyObject *self);
 PyObject *aio_wakeup_next(PyObject *self);

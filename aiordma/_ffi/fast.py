@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "Mail", "MessageBase", "Operation", "Parked", "Readable", "Reader", "Registration",
+    "Mail", "Message", "Operation", "Parked", "Readable", "Reader", "Registration",
     "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
 ]  # fmt: skip
 
 try:
     from aiordma._ffi._fast import (
         Mail,
-        MessageBase,
+        Message,
         Operation,
         Parked,
         Readable,
@@ -28,9 +28,5 @@ except ImportError:
     # ever arrive; but aiordma can be imported, and tells why.
     if not TYPE_CHECKING:
         alarm_open = alarm_set = None
-        Mail = Operation = Parked = Readable = Reader = Registration = StreamCalls = Wakeup = None
-
-        class MessageBase:
-            """Stands in for the compiled class."""
-
-            __slots__ = ()
+        Mail = Message = Operation = Parked = Readable = Reader = Registration = None
+        StreamCalls = Wakeup = None

@@ -15,13 +15,12 @@ static PyObject *name_on_news;
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Mail *self = (Mail *)object;
-    static char *names[] = {"lane",     "send", "next",   "back", "operate",
-                            "receiver", "type", "parked", NULL};
+    static char *names[] = {"lane", "send", "next", "back", "operate", "receiver", "parked", NULL};
     unsigned long long lane, send, next, back, operate;
-    PyObject *receiver, *type, *parked;
+    PyObject *receiver, *parked;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKKOOO!", names, &lane, &send, &next, &back,
-                                     &operate, &receiver, &type, parked_type, &parked))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKKOO!", names, &lane, &send, &next, &back,
+                                     &operate, &receiver, parked_type, &parked))
         return -1;
     self->lane = (struct aio_lane *)(uintptr_t)lane;
     self->send = (int (*)(struct aio_lane *, const void *, uint64_t))(uintptr_t)send;
@@ -31,8 +30,6 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->thread = PyThread_get_thread_ident();
     Py_INCREF(receiver);
     replace(&self->receiver, receiver);
-    Py_INCREF(type);
-    replace(&self->type, type);
     Py_INCREF(parked);
     replace((PyObject **)&self->parked, parked);
     self->parked->mail = self;
@@ -45,7 +42,6 @@ static int mail_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->receiver);
-    Py_VISIT(self->type);
     Py_VISIT((PyObject *)self->parked);
     Py_VISIT(self->room);
     Py_VISIT(self->sge);
@@ -78,7 +74,6 @@ static void mail_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     aio_free_operations((Mail *)object);
     Py_CLEAR(((Mail *)object)->receiver);
-    Py_CLEAR(((Mail *)object)->type);
     if (((Mail *)object)->parked)
         ((Mail *)object)->parked->mail = NULL;
     replace((PyObject **)&((Mail *)object)->parked, NULL);
@@ -90,9 +85,7 @@ static void mail_dealloc(PyObject *object)
 /* A message in a slot; `imm` is stolen. */
 static PyObject *make_message(Mail *self, uint32_t slot, Py_ssize_t length, PyObject *imm)
 {
-    PyTypeObject *type = (PyTypeObject *)self->type;
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    Message *message = imm ? (Message *)allocate(type, 0) : NULL;
+    Message *message = imm ? (Message *)PyType_GenericAlloc(aio_message_type, 0) : NULL;
 
     if (!message) {
         Py_XDECREF(imm);

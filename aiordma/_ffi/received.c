@@ -7,7 +7,20 @@
  */
 #include "fast.h"
 
+#include <stdio.h>
+
+PyTypeObject *aio_message_type;
 static PyObject *name_slot_view, *name_release;
+
+PyDoc_STRVAR(
+    message_doc,
+    "A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.\n\n"
+    "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
+    "after a `with` block, or when the last reference goes.  A message whose buffer is exported\n"
+    "cannot be released; one that outlives its connection stays readable.  `len()` tells the "
+    "bytes,\nalso after the release.\n\n"
+    "Attributes:\n"
+    "    imm: The sender's 32-bit immediate, or None.");
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -181,6 +194,11 @@ static void message_dealloc(PyObject *object)
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
+    if (((Message *)object)->weak)
+        PyObject_ClearWeakRefs(object);
+    /* Nobody else has it, and nothing that is told here gets it: it need not be brought back to
+     * life for its finalizer, which is for those that the collector finds. */
+    message_finalize(object);
     message_clear(object);
     release(object);
     Py_DECREF(type);
@@ -238,7 +256,62 @@ static int message_set_kept(PyObject *object, PyObject *value, void *unused)
     return 0;
 }
 
+static PyObject *message_bytes(PyObject *object, PyObject *unused)
+{
+    PyObject *view = message_exported(object, unused);
+    PyObject *bytes = view ? PyBytes_FromObject(view) : NULL;
+
+    Py_XDECREF(view);
+    return bytes;
+}
+
+/* Equal to any buffer of the same bytes; memoryview knows how to compare. */
+static PyObject *message_compare(PyObject *object, PyObject *other, int operator)
+{
+    PyObject *mine, *theirs, *result;
+
+    if (operator != Py_EQ && operator != Py_NE)
+        Py_RETURN_NOTIMPLEMENTED;
+    if (object == other)
+        return PyBool_FromLong(operator == Py_EQ);
+    if (!PyObject_CheckBuffer(other))
+        Py_RETURN_NOTIMPLEMENTED;
+    mine = message_exported(object, NULL);
+    theirs = mine ? PyMemoryView_FromObject(other) : NULL;
+    result = theirs ? PyObject_RichCompare(mine, theirs, operator) : NULL;
+    Py_XDECREF(mine);
+    Py_XDECREF(theirs);
+    return result;
+}
+
+static PyObject *message_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    (void)args;
+    (void)count;
+    return message_release(object, NULL);
+}
+
+static PyObject *message_enter(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return Py_NewRef(object);
+}
+
+static PyObject *message_repr(PyObject *object)
+{
+    Message *self = (Message *)object;
+    const char *state = !self->view && !(self->keeper && self->in_slot) ? " released" : "";
+    char imm[20] = "";
+
+    if (self->imm && self->imm != Py_None)
+        snprintf(imm, sizeof(imm), " imm=0x%lx", PyLong_AsUnsignedLongMask(self->imm));
+    return PyUnicode_FromFormat("<Message %zd bytes%s%s>", self->length, imm, state);
+}
+
 static PyMethodDef message_methods[] = {
+    {"__bytes__", message_bytes, METH_NOARGS, NULL},
+    {"__enter__", message_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"release", message_release, METH_NOARGS,
      "Give the memory back.  Idempotent.\n\n"
      "Raises:\n"
@@ -255,6 +328,11 @@ static PyGetSetDef message_getset[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
+static PyMemberDef message_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Message, weak), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
 static PyType_Slot message_slots[] = {
     {Py_tp_init, message_init},
     {Py_tp_traverse, message_traverse},
@@ -265,14 +343,18 @@ static PyType_Slot message_slots[] = {
     {Py_bf_getbuffer, message_getbuffer},
     {Py_tp_methods, message_methods},
     {Py_tp_getset, message_getset},
-    {Py_tp_doc, "The bytes of a received message, and who gets their memory back."},
+    {Py_tp_members, message_members},
+    {Py_tp_richcompare, message_compare},
+    {Py_tp_hash, PyObject_HashNotImplemented},
+    {Py_tp_repr, message_repr},
+    {Py_tp_doc, (void *)message_doc},
     {0, NULL},
 };
 
 static PyType_Spec message_spec = {
-    .name = "aiordma._ffi._fast.MessageBase",
+    .name = "aiordma.endpoint.message.Message",
     .basicsize = sizeof(Message),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = message_slots,
 };
 
@@ -282,5 +364,6 @@ int aio_add_message(PyObject *module)
     name_release = PyUnicode_InternFromString("release");
     if (!name_slot_view || !name_release)
         return -1;
-    return aio_add_type(module, &message_spec, NULL) ? 0 : -1;
+    aio_message_type = aio_add_type(module, &message_spec, NULL);
+    return aio_message_type ? 0 : -1;
 }

@@ -29,7 +29,6 @@ import errno
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import cast
 
 from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.fast import Mail, Parked
@@ -121,7 +120,6 @@ class Receiver:
             function_address("aio_lane_back"),
             function_address("aio_lane_operate"),
             self,
-            Message,
             self._parked,
         )
 
@@ -155,7 +153,7 @@ class Receiver:
             self._queued(Arrival(message, slot))
 
     def _message(self, slot: int, length: int, imm: int | None) -> Message:
-        return cast("Message", self.mail.message(slot, length, imm))
+        return self.mail.message(slot, length, imm)
 
     def _queued(self, arrival: Arrival) -> None:
         if self.queue is EMPTY:

@@ -12,7 +12,6 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.fast import Mail, Parked
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.message import Message
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
 from aiordma.memory import RemoteRegion
@@ -73,7 +72,7 @@ class End:
         self.adapter = Adapter(self.lane)
         self._mail = self.mail = Mail(
             int(ffi.cast("uintptr_t", self.lane)), 0, 0, 0, self.adapter.address,
-            cast("Any", self), Message, Parked(link.loop),
+            cast("Any", self), Parked(link.loop),
         )  # fmt: skip
         self.mail.sge, self.mail.remote, self.mail.pd = SGE, RemoteRegion, pd
         self.failure: BaseException | None = None

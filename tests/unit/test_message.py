@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import operator as op
 import struct
+import sys
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -147,3 +151,85 @@ def test_memory_without_an_owner_needs_no_release() -> None:
 def test_it_is_not_copied_by_accident() -> None:
     with pytest.raises(TypeError):
         copy.deepcopy(Slot().message)
+
+
+def test_the_memory_comes_back_at_once_and_without_the_collector() -> None:
+    slot = Slot()
+    gc.disable()
+    try:
+        del slot.message
+        assert len(slot.back) == 1
+    finally:
+        gc.enable()
+    slot.back[0].release()
+
+
+def test_a_message_in_a_cycle_gives_its_memory_back_once() -> None:
+    class Holder:
+        def __init__(self, message: Message, back: list[memoryview]) -> None:
+            self.message, self.back = message, back
+
+        def __call__(self, view: memoryview) -> None:
+            self.back.append(view)
+
+    memory, back = bytearray(b"hello"), list[memoryview]()
+    holder = Holder(Message(memoryview(b"")), back)
+    # The message is told of by its holder, which it keeps alive: only the collector ends that.
+    holder.message = Message(memoryview(memory), None, holder)
+    seen = weakref.ref(holder.message)
+    del holder
+    assert back == []
+    gc.collect()
+    assert seen() is None
+    (view,) = back
+    assert bytes(view) == b"hello"
+    view.release()
+
+
+def test_it_may_be_watched() -> None:
+    slot, gone = Slot(), list[object]()
+    watched = weakref.ref(slot.message, gone.append)
+    assert watched() is slot.message
+    del slot.message
+    assert gone == [watched]
+    assert watched() is None
+    assert len(slot.back) == 1
+
+
+def test_an_error_of_who_gets_the_memory_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(view: memoryview) -> None:
+        raise LookupError("whose?")
+
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    message = Message(memoryview(b"hello"), None, refuse)
+    with pytest.raises(LookupError):
+        message.release()
+    with pytest.raises(KeyError, match="mine"):  # nor does it hide another one
+        dropped(refuse)
+    assert [type(report.exc_value) for report in reported] == [LookupError]
+
+
+def dropped(give_back: Callable[[memoryview], None]) -> None:
+    message = Message(memoryview(b"hello"), None, give_back)
+    try:
+        raise KeyError("mine")
+    finally:
+        del message
+
+
+@pytest.mark.parametrize("operator", ["lt", "le", "gt", "ge"])
+def test_it_has_no_order(operator: str) -> None:
+    with pytest.raises(TypeError, match="not supported between"):
+        getattr(op, operator)(Slot(b"a").message, Slot(b"b").message)
+
+
+def test_a_released_one_compares_with_itself_only() -> None:
+    message = Slot(b"a").message
+    message.release()
+    assert message == message
+    assert (message == "a") is False
+    with pytest.raises(ValueError, match="released"):
+        assert message == b"a"
