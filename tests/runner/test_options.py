@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,19 @@ def test_siw_is_refused_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(qemu, "_is_debian", lambda: True)
     with pytest.raises(UsageError, match="no siw; use --engine uml"):
         qemu.check(Options(device="siw"))
+
+
+def test_more_words_for_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(qemu.MORE, "-plugin 'file=/a b/c.so,out=/d'")
+    words = qemu._command_line(Path("/kernel"), (3, 4, 5, 6), Options(counted=True))
+    assert words[-2:] == ["-plugin", "file=/a b/c.so,out=/d"]
+    assert "shift=1,sleep=off" in words
+
+
+def test_words_for_qemu_that_no_shell_would_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(qemu.MORE, "-name 'guest")
+    with pytest.raises(UsageError, match=r"AIORDMA_SOFTROCE_QEMU.*quotation"):
+        qemu.check(Options())
 
 
 @pytest.mark.parametrize("engine", [uml, qemu])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ _BOOT_SECONDS = 300.0
 _PROGRAM = "qemu-system-x86_64"
 _PACKAGES = ("qemu-system-x86", "kmod", "busybox-static", "iproute2", "rdma-core")
 _PROVIDERS = "ibverbs-providers"
+#: Names the variable with more words for QEMU: it has devices, traces and plugins without end.
+MORE = "AIORDMA_SOFTROCE_QEMU"
 _MODULES = ("rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "veth", "sch_netem")
 
 
@@ -36,6 +39,7 @@ def check(options: Options) -> None:
             f"{machine}: use --engine host"
         )
     options.refuse("qemu", "virtual_time")
+    _more()
     if options.counted and options.cpus not in (None, 1):
         raise UsageError("--counted needs one processor: leave out --cpus")
     if options.device == "siw" and _is_debian():
@@ -116,7 +120,15 @@ def _command_line(
         words += ["-device", f"virtserialport,chardev={name},name={name}"]
     if options.counted:
         words += ["-icount", "shift=1,sleep=off"]
-    return words
+    return words + _more()
+
+
+def _more() -> list[str]:
+    text = os.environ.get(MORE, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"{MORE}={text!r}: {error}") from None
 
 
 def _append(options: Options) -> str:
