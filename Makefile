@@ -4,6 +4,7 @@
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
 #   make bench-check [RECORD=1] [ROUNDS=3]    a few of its ratios against tests/bench/recorded.json
+#   make profile [RECORD=1]  where every instruction of a message and of a connection goes
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -13,7 +14,7 @@ PY := .venv/bin/python
 SOFTROCE := $(PY) -m aiordma.testing.softroce
 export PYTHON
 
-.PHONY: demo test bench bench-check lint docs setup clean help
+.PHONY: demo test bench bench-check profile lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -30,6 +31,10 @@ bench:
 bench-check:
 	@tools/setup bench
 	@$(PY) -m tests.bench.run --check $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+
+profile:
+	@tools/setup bench
+	@$(PY) -m tests.bench.profile $(if $(RECORD),--record)
 
 lint:
 	@tools/setup lint
@@ -50,4 +55,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile

@@ -135,8 +135,9 @@ def run(job: dict[str, Any], port: int, modules: dict[str, ModuleType]) -> dict[
     if all(process.status is None for process in processes):
         begin("client")
     # A server is done when its client is; one of them alone would wait for ever.
+    needed = processes[-1:] if job["endless"] else processes
     while all(not process.status for process in processes):
-        if all(process.status == 0 for process in processes):
+        if all(process.status == 0 for process in needed):
             break
         reap(processes)
     failed = [

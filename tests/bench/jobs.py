@@ -38,6 +38,7 @@ class Job:
         server: The same; empty if there is none.
         listens: How the server listens: "rdma" or "tcp".
         rounds: How often it runs.
+        endless: The server goes on when its client has ended.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Job:
     server: tuple[str, ...] = ()
     listens: str = "rdma"
     rounds: int = ROUNDS
+    endless: bool = False
 
     def plan(self) -> dict[str, Any]:
         """What the guest needs to know."""

@@ -14,11 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aiordma.testing.softroce.qemu import MORE
 from tests.bench.guest import MARK
 from tests.bench.jobs import ONE_SIDED, Job
 from tests.bench.parse import PARSERS
@@ -28,6 +29,13 @@ FOLDER = ONE_SIDED.parent
 STALL_S = 300.0
 #: A busy host can make a guest's set-up too slow for its own limits; its clock jumps meanwhile.
 BOOTS = 3
+_LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
+#: What is made of each file in C, and with what beside the flags that all have.
+_PROGRAMS: Mapping[str, Sequence[str]] = {
+    "one_sided": ("one_sided", "-lrdmacm", "-libverbs"),
+    "instructions": ("instructions.so", *_LIBRARY),
+    "marks": ("marks.so", "-shared", "-fPIC"),
+}
 
 
 @dataclass
@@ -76,26 +84,37 @@ def steps(jobs: list[Job], rounds: int | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def compile_programs() -> None:
-    """Make the programs in C that belong to the bench.
+def compile_programs(names: Iterable[str] = ("one_sided",)) -> None:
+    """Make programs in C that belong to the bench.
 
     Raises:
         subprocess.CalledProcessError: The compiler refuses; it has said why.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).with_name("one_sided.c")
-    flags = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
-    command = ("gcc", *flags, "-o", str(ONE_SIDED), str(source), "-lrdmacm", "-libverbs")
-    subprocess.run(command, check=True)
+    for name in names:
+        source = Path(__file__).with_name(f"{name}.c")
+        result, *more = _PROGRAMS[name]
+        flags = ("-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+        subprocess.run(("gcc", *flags, "-o", FOLDER / result, source, *more), check=True)
 
 
-def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
-    """Boot a guest, run the plan there, and yield what it tells."""
+def guest_lines(
+    plan: Path, stall_s: float, program: str = "guest", qemu: str = ""
+) -> Iterator[dict[str, Any]]:
+    """Boot a guest, run the plan there, and yield what it tells.
+
+    Args:
+        plan: What the guest is to do.
+        stall_s: How long it may say nothing.
+        program: What does it: a module of this package.
+        qemu: More words for QEMU.
+    """
     softroce = (sys.executable, "-m", "aiordma.testing.softroce", "--engine", "qemu", "--counted")
-    inside = (sys.executable, "-m", "tests.bench.guest", str(plan))
+    inside = (sys.executable, "-m", f"tests.bench.{program}", str(plan))
     command = (*softroce, "--timeout", "7200", "--", *inside)
+    environment = {**os.environ, MORE: f"{os.environ.get(MORE, '')} {qemu}"}
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         there = b""

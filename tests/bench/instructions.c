@@ -1,0 +1,186 @@
+/* A plugin of QEMU's that counts every instruction, by its address; profile.py reads what it writes.
+ *
+ * Three instructions that do nothing, NOPs with a displacement that no compiler makes, tell it what
+ * to count (marks.c executes them):
+ *
+ *   MARK_START  all counts are zero from here
+ *   MARK_STOP   the counts are written: 'S', how many there are, and pairs of address and count
+ *   MARK_JOB    'J' and 0 are written: what follows belongs to the next program
+ *
+ * All numbers have 64 bits.  Addresses are virtual: what tells one process from another is that
+ * they have different maps, or the same program.
+ *
+ * With -icount a repeated string instruction is translated to run once for each repetition, so that
+ * the counts are those that the guest's clock is made of.
+ *
+ * Debian has no package with QEMU's header for plugins; the few declarations that this needs are
+ * those of version 1 of that interface.
+ */
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "marks.h"
+
+#define EXPORTED __attribute__((visibility("default")))
+
+typedef uint64_t qemu_plugin_id_t;
+struct qemu_plugin_tb;
+struct qemu_plugin_insn;
+struct qemu_info; /* not looked at */
+enum { QEMU_PLUGIN_INLINE_ADD_U64 = 0, QEMU_PLUGIN_CB_NO_REGS = 0 };
+
+void qemu_plugin_register_vcpu_tb_trans_cb(qemu_plugin_id_t id,
+                                           void (*callback)(qemu_plugin_id_t id,
+                                                            struct qemu_plugin_tb *tb));
+size_t qemu_plugin_tb_n_insns(const struct qemu_plugin_tb *tb);
+struct qemu_plugin_insn *qemu_plugin_tb_get_insn(const struct qemu_plugin_tb *tb, size_t index);
+const void *qemu_plugin_insn_data(const struct qemu_plugin_insn *insn);
+size_t qemu_plugin_insn_size(const struct qemu_plugin_insn *insn);
+uint64_t qemu_plugin_insn_vaddr(const struct qemu_plugin_insn *insn);
+void qemu_plugin_register_vcpu_insn_exec_inline(struct qemu_plugin_insn *insn, int operation,
+                                                void *pointer, uint64_t value);
+void qemu_plugin_register_vcpu_insn_exec_cb(struct qemu_plugin_insn *insn,
+                                            void (*callback)(unsigned int cpu, void *data),
+                                            int flags, void *data);
+
+EXPORTED int qemu_plugin_version = 1;
+
+struct counter {
+    uint64_t address;
+    uint64_t count;
+};
+
+/* Translated code has the address of a counter in it: counters never move, and are never freed. */
+enum { CHUNK = 1 << 16 };
+static struct counter **chunks;
+static size_t used;
+/* Where the counter of an address is: its number plus 1, or 0. */
+static uint32_t *table;
+static size_t table_size;
+static FILE *output;
+
+static void fail(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static struct counter *counter_at(size_t number)
+{
+    return &chunks[number / CHUNK][number % CHUNK];
+}
+
+static size_t place(uint64_t address)
+{
+    size_t at = (size_t)(address * 0x9E3779B97F4A7C15u) & (table_size - 1);
+    while (table[at] != 0 && counter_at(table[at] - 1)->address != address)
+        at = (at + 1) & (table_size - 1);
+    return at;
+}
+
+static void grow(void)
+{
+    free(table);
+    table_size = table_size != 0 ? 2 * table_size : 1 << 20;
+    table = calloc(table_size, sizeof *table);
+    if (table == NULL)
+        fail("instructions: no memory");
+    for (size_t number = 0; number < used; number++)
+        table[place(counter_at(number)->address)] = (uint32_t)(number + 1);
+}
+
+static struct counter *counter_of(uint64_t address)
+{
+    if (2 * used >= table_size)
+        grow();
+    size_t at = place(address);
+    if (table[at] == 0) {
+        if (used % CHUNK == 0) {
+            chunks = realloc(chunks, (used / CHUNK + 1) * sizeof(struct counter *));
+            if (chunks == NULL || (chunks[used / CHUNK] = calloc(CHUNK, sizeof **chunks)) == NULL)
+                fail("instructions: no memory");
+        }
+        counter_at(used)->address = address;
+        table[at] = (uint32_t)++used;
+    }
+    return counter_at(table[at] - 1);
+}
+
+static void write_all(const void *data, size_t size)
+{
+    if (fwrite(data, 1, size, output) != size)
+        fail("instructions: cannot write");
+}
+
+static void head(uint64_t kind, uint64_t number)
+{
+    uint64_t words[2] = {kind, number};
+    write_all(words, sizeof words);
+}
+
+static void marked(unsigned int cpu, void *data)
+{
+    (void)cpu;
+    size_t number = 0;
+    switch ((uintptr_t)data) {
+    case MARK_START:
+        for (size_t i = 0; i < used; i++)
+            counter_at(i)->count = 0;
+        return;
+    case MARK_JOB:
+        head('J', 0);
+        break;
+    case MARK_STOP:
+        for (size_t i = 0; i < used; i++)
+            number += counter_at(i)->count != 0;
+        head('S', number);
+        for (size_t i = 0; i < used; i++)
+            if (counter_at(i)->count != 0)
+                write_all(counter_at(i), sizeof(struct counter));
+        break;
+    }
+    if (fflush(output) != 0)
+        fail("instructions: cannot write");
+}
+
+static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb)
+{
+    static const unsigned char mark[] = {MARK_BYTES(0)};
+    (void)id;
+    for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
+        struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
+        struct counter *counter = counter_of(qemu_plugin_insn_vaddr(insn));
+        qemu_plugin_register_vcpu_insn_exec_inline(insn, QEMU_PLUGIN_INLINE_ADD_U64,
+                                                   &counter->count, 1);
+        unsigned char bytes[sizeof mark];
+        if (qemu_plugin_insn_size(insn) != sizeof mark)
+            continue;
+        memcpy(bytes, qemu_plugin_insn_data(insn), sizeof bytes);
+        uintptr_t kind = bytes[MARK_PLACE];
+        bytes[MARK_PLACE] = 0;
+        if (memcmp(bytes, mark, sizeof mark) == 0)
+            qemu_plugin_register_vcpu_insn_exec_cb(insn, marked, QEMU_PLUGIN_CB_NO_REGS,
+                                                   (void *)kind);
+    }
+}
+
+EXPORTED int qemu_plugin_install(qemu_plugin_id_t id, const struct qemu_info *info, int count,
+                                 char **words)
+{
+    (void)info;
+    static const char name[] = "out=";
+    for (int i = 0; i < count; i++)
+        if (strncmp(words[i], name, strlen(name)) == 0)
+            output = fopen(words[i] + strlen(name), "wb");
+    if (output == NULL) {
+        perror("instructions: out=FILE");
+        return 1;
+    }
+    qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
+    return 0;
+}

@@ -1,0 +1,133 @@
+"""Where every instruction goes: `make profile`.
+
+    python -m tests.bench.profile [TEXT...]   the programs with one of these in their names, or all
+    --again                                   the tables once more, out of the last run
+    --record                                  write them into docs/ (all programs)
+    --top N                                   so many functions of each [15]
+
+All programs run in one guest whose clock counts instructions, as in `make bench`, and a plugin of
+QEMU's counts each instruction by its address (instructions.c) between the moments where a figure
+begins and ends (marks.c).  What is not counted is nothing: for the same window the clock of the
+guest says how much there was, and the table says how much of it the sum explains.
+
+Both ends of a program, and the kernel between them, are one count: there is one CPU.  The marks
+themselves cost one instruction; the functions that stand before those of a program in C some ten a
+call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.bench import machine, profile_tables, report
+from tests.bench.profile_counts import Profile, read
+from tests.bench.profile_jobs import HALF, PAIR, PLUGIN, ROWS, Profiled
+from tests.bench.tables import Row, markdown, plain
+
+#: Counting makes the emulation about half as fast.
+STALL_S = 2 * machine.STALL_S
+LINES, COUNTS = (machine.FOLDER / f"profile.{kind}" for kind in ("jsonl", "counts"))
+
+
+def measure(rows: Sequence[Profiled]) -> None:
+    """Run the programs; what they tell, and what was counted, is kept in files.
+
+    Raises:
+        subprocess.CalledProcessError: A program in C cannot be made.
+    """
+    machine.compile_programs(("marks", "instructions"))
+    plan = LINES.with_suffix(".plan.json")
+    plan.write_text(json.dumps([row.job.plan() | {"number": 0} for row in rows]))
+    plugin = f"-plugin {shlex.quote(f'file={PLUGIN},out={COUNTS}')}"
+    began = time.monotonic()
+    with LINES.open("w") as kept:
+        for line in machine.guest_lines(plan, STALL_S, "profile_guest", plugin):
+            kept.write(json.dumps(line) + "\n")
+            if "name" in line:
+                text = f"{time.monotonic() - began:6.0f} s  {line['name']} {line['error']}"
+                print(text.rstrip(), flush=True)
+
+
+def shown(profiles: Sequence[Profile], top: int) -> str:
+    """Everything as plain text."""
+    parts = []
+    for unit in HALF, PAIR:
+        some = [profile for profile in profiles if profile.row.unit == unit]
+        if not some:
+            continue
+        tables = (
+            ("instructions", profile_tables.layer_rows(some)),
+            ("system calls, and what else happens,", profile_tables.event_rows(some)),
+        )
+        parts += [plain(profile_tables.head(some, what), rows) for what, rows in tables]
+        for profile in some:
+            most: list[Row] = [
+                (name, profile_tables.number(count))
+                for name, count in profile_tables.top(profile, top)
+            ]
+            parts.append(plain((f"`{profile.row.row}`", f"for each {unit}"), most))
+    return "\n\n".join(parts)
+
+
+def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
+    """Write the tables into the pages.
+
+    Raises:
+        ValueError: A page has no place for one.
+    """
+    for page, unit, names in (
+        ("profile.md", HALF, ("half layers", "half functions")),
+        ("profile.md", PAIR, ("pair layers", "pair functions", "pair calls")),
+        ("hot-path.md", HALF, ("half calls",)),
+    ):
+        some = [profile for profile in profiles if profile.row.unit == unit]
+        layers = (profile_tables.head(some, "instructions"), profile_tables.layer_rows(some))
+        calls = (profile_tables.head(some, "calls"), profile_tables.event_rows(some))
+        text = (docs / page).read_text()
+        for name in names:
+            kind = name.split()[1]
+            new = (
+                profile_tables.top_text(some)
+                if kind == "functions"
+                else markdown(*(layers if kind == "layers" else calls))
+            )
+            text = report.between(text, name, new)
+        (docs / page).write_text(text)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Profile; the exit status is 1 if a program could not be."""
+    parser = argparse.ArgumentParser(description="Count every instruction of a program's window.")
+    parser.add_argument("only", nargs="*", metavar="TEXT", help="programs with this in their names")
+    parser.add_argument("--again", action="store_true", help="report the last run once more")
+    parser.add_argument("--record", action="store_true", help="write the tables into docs/")
+    parser.add_argument("--top", type=int, default=profile_tables.TOP, help="functions of each")
+    options = parser.parse_args(words)
+    if options.record and options.only:
+        parser.error("--record needs all programs")
+    rows = [row for row in ROWS if not options.only or any(x in row.row for x in options.only)]
+    if not rows:
+        parser.error(f"there are only: {', '.join(row.row for row in ROWS)}")
+    if not options.again:
+        measure(rows)
+    found = list(read(LINES, COUNTS, ROWS))
+    profiles = [one for one in found if isinstance(one, Profile) and one.row in rows]
+    failures = [one for one in found if isinstance(one, str)]
+    print(shown(profiles, options.top))
+    for failure in failures:
+        print(f"FAILED {failure}")
+    if failures or len(profiles) != len(rows):
+        return 1
+    if options.record:
+        write(profiles)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Which programs are profiled, and what their counts are divided by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.bench.jobs import GID, LOOPS, ONE_SIDED, Job
+
+#: Made of marks.c and instructions.c by `machine.compile_programs`.
+MARKS = ONE_SIDED.with_name("marks.so")
+PLUGIN = ONE_SIDED.with_name("instructions.so")
+HALF, PAIR = "half round trip", "connected pair"
+TRIPS = 500
+CONNECTIONS = 100
+#: Completions of ib_send_lat before its window; it has one for each message, sent or received.
+SKIPPED = 200
+_PYVERBS_TRIPS, _PYVERBS_CONNECTIONS = 300, 20
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A program.
+
+    Attributes:
+        row: What it is called here.
+        job: What runs.
+        unit: Of what there are many in the window.
+        number: How many.
+    """
+
+    row: str
+    job: Job
+    unit: str
+    number: int
+
+
+def _watched(start: str, stop: str, *command: str) -> tuple[str, ...]:
+    """The command with marks.c before it; a window from one call to another."""
+    return ("env", f"LD_PRELOAD={MARKS}", f"BENCH_START={start}", f"BENCH_STOP={stop}", *command)
+
+
+def _ib_send_lat() -> Profiled:
+    count = ("-n", str(TRIPS + SKIPPED))
+    words = ("ib_send_lat", "-e", "-s", "64", *count, "-F", "-x", GID, "-p", "{port}")
+    number = 2 * TRIPS
+    call = "ibv_get_cq_event"
+    client = _watched(f"{call}:{SKIPPED}", f"{call}:{SKIPPED + number}", *words, "{address}")
+    job = Job("ib_send_lat -e", "perftest_lat", client, words, "tcp")
+    return Profiled(job.name, job, HALF, number)
+
+
+def _cmtime() -> Profiled:
+    words = ("cmtime", "-p", "{port}")
+    more = ("-s", "{address}", "-c", str(CONNECTIONS))
+    client = _watched("rdma_create_id:1", "rdma_disconnect:1", *words, *more)
+    job = Job("cmtime", "text", client, (*words, "-b", "{address}"), endless=True)
+    return Profiled(job.name, job, PAIR, CONNECTIONS)
+
+
+def _perf(name: str, test: str, api: str, loop: str) -> Profiled:
+    program = ("python:tests.bench.profiled", "perf")
+    words = ("-p", "{port}", "-s", "64", "-n", str(TRIPS), "-W", "100", "--api", api)
+    more = ("--loop", loop, "--json", "-", "--timeout", "3000")
+    client = (*program, test, "lat", "{address}", *words, *more)
+    server = (*program, "--server", "--host", "{address}", "-p", "{port}", "--loop", loop)
+    return Profiled(name, Job(name, "perf", client, server), HALF, 2 * TRIPS)
+
+
+def _connect(loop: str) -> Profiled:
+    client, server = (
+        ("python:tests.bench.profiled", "connect", role, "{address}", "{port}", loop)
+        for role in ("client", "server")
+    )
+    name = f"connect {loop}"
+    return Profiled(name, Job(name, "text", client, server), PAIR, CONNECTIONS)
+
+
+def _pyverbs(what: str, unit: str, number: int) -> Profiled:
+    program = ("/usr/bin/python3", "-m", "tests.bench.profile_pyverbs", what)
+    client, server = ((*program, role, "{address}", "{port}") for role in ("client", "server"))
+    name = f"pyverbs {what}"
+    return Profiled(name, Job(name, "text", client, server), unit, number)
+
+
+ROWS: tuple[Profiled, ...] = (
+    _ib_send_lat(),
+    *(_perf(f"send {loop}", "send", "connection", loop) for loop in LOOPS),
+    *(_perf(f"protocol {loop}", "stream", "protocol", loop) for loop in LOOPS),
+    _pyverbs("exchange", HALF, 2 * _PYVERBS_TRIPS),
+    _cmtime(),
+    _connect("uvloop"),
+    _pyverbs("connect", PAIR, _PYVERBS_CONNECTIONS),
+)
