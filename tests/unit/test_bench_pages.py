@@ -150,7 +150,7 @@ def test_a_part_of_a_run_keeps_its_output_apart() -> None:
 
 
 def test_the_program_in_c_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "one_sided"
-    monkeypatch.setattr(machine, "ONE_SIDED", program)
+    monkeypatch.setattr(machine, "FOLDER", tmp_path)
     machine.compile_programs()
+    program = tmp_path / "one_sided"
     assert subprocess.run([program], check=False, timeout=30).returncode == 2

@@ -1,0 +1,236 @@
+"""Profiles: whose an address is, which layer it belongs to, and the tables made of it."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.bench import machine, profile, profile_counts, profile_jobs, profile_tables, report
+from tests.bench.layers import LAYERS, UNKNOWN, layer_of
+from tests.bench.profile_counts import Profile
+from tests.bench.profile_jobs import HALF, ROWS
+from tests.bench.symbols import KERNEL, Maps, Place, Table, kernel
+
+KALLSYMS = """\
+ffffffff81000000 T _text
+ffffffff81000100 T __x64_sys_read
+ffffffff81000140 t memset_erms
+ffffffff81000180 D jiffies
+ffffffffc0000000 t rxe_crc32\t[rdma_rxe]
+"""
+PYTHON = "/usr/lib/libpython3.11.so.1.0"
+
+
+def block(kind: str, *pairs: tuple[int, int]) -> bytes:
+    return b"".join(struct.pack("<QQ", *pair) for pair in ((ord(kind), len(pairs)), *pairs))
+
+
+def test_a_name_stands_for_its_size() -> None:
+    table = Table([(0x100, 0x10, "f", "lib"), (0x200, 0, "g", "lib")])
+    assert table.find(0xFF) is None
+    assert table.find(0x10F) == Place("lib", "f", 0x100)
+    assert table.find(0x110) == Place("lib", "f+", 0x100)
+    assert table.find(0x9999) == Place("lib", "g", 0x200)
+
+
+def test_of_several_names_the_one_with_the_most_code_counts() -> None:
+    table = Table([(1, 0, "a", ""), (1, 9, "z", ""), (1, 9, "y", "")])
+    assert table.find(1) == Place("", "y", 1)
+
+
+def test_the_kernels_symbols() -> None:
+    table = kernel(KALLSYMS)
+    assert table.find(0xFFFFFFFF81000141) == Place(KERNEL, "memset_erms", 0xFFFFFFFF81000140)
+    # Data is no function.
+    assert table.find(0xFFFFFFFF81000180) == Place(KERNEL, "memset_erms", 0xFFFFFFFF81000140)
+    assert table.find(0xFFFFFFFFC0000004) == Place("rdma_rxe", "rxe_crc32", 0xFFFFFFFFC0000000)
+
+
+def test_a_function_of_this_process_is_found() -> None:
+    maps = Maps(Path("/proc/self/maps").read_text())
+    libc = ctypes.CDLL(None)
+    address = ctypes.cast(libc.qsort_r, ctypes.c_void_p).value
+    assert address is not None
+    place = maps.find(address)
+    assert "libc" in place.file
+    assert "qsort_r" in place.function
+    assert maps.find(16) == Place("", "?", 0)
+
+
+def test_the_last_window_of_a_program_counts() -> None:
+    data = block("J") + block("S", (1, 2)) + block("S", (3, 4)) + block("J") + block("J")
+    assert profile_counts.windows(data) == [[(3, 4)], [], []]
+
+
+@pytest.mark.parametrize(
+    "data", [block("S", (1, 2)), block("X"), block("J") + block("S", (1, 2))[:-8]]
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises((ValueError, struct.error)):
+        profile_counts.windows(data)
+
+
+def test_counts_are_attributed_and_held_against_the_clock() -> None:
+    row = next(row for row in ROWS if row.unit == HALF)
+    counts = [(0xFFFFFFFF81000100, 6), (0xFFFFFFFF81000104, 6), (0xFFFFFFFF81000144, 30), (16, 8)]
+    found = profile_counts.attribute(row, "125\n", kernel(KALLSYMS), counts)
+    assert found.instructions == 50
+    assert found.closure == pytest.approx(0.8)
+    # Calls are what was executed where a function begins.
+    assert found.events == {"read": 6}
+    assert profile_tables.by_layer(found) == {
+        "kernel: system calls, files, checks": 12,
+        "kernel: memory": 30,
+        UNKNOWN: 8,
+    }
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "layer"),
+    [
+        (KERNEL, "default_idle_call", "kernel: idle"),
+        (KERNEL, "__schedule", "kernel: scheduler, work queues"),
+        (KERNEL, "schedule_hrtimeout_range_clock", "kernel: timers, clocks"),
+        (KERNEL, "ep_poll_callback", "kernel: epoll, wake-ups of it"),
+        (KERNEL, "__alloc_skb", "kernel: network, softirqs"),
+        (KERNEL, "memset_erms", "kernel: memory"),
+        (KERNEL, "entry_SYSCALL_64", "kernel: system calls, files, checks"),
+        (KERNEL, "_raw_spin_lock", "kernel: locks, lists, trees"),
+        (KERNEL, "crc32_body", "kernel: Soft-RoCE"),
+        (KERNEL, "zzz", "kernel: other"),
+        ("rdma_rxe", "rxe_rcv", "kernel: Soft-RoCE"),
+        ("ib_uverbs", "ib_uverbs_write", "kernel: RDMA core"),
+        ("9p", "v9fs_stat", "kernel: other"),
+        (PYTHON, "_PyEval_EvalFrameDefault", "CPython: evaluation, frames"),
+        (PYTHON, "_PyObject_Free", "CPython: memory, collector"),
+        (PYTHON, "subtype_dealloc", "CPython: memory, collector"),
+        (PYTHON, "_Py_dict_lookup", "CPython: attributes, dictionaries"),
+        (PYTHON, "_PyObject_MakeTpCall", "CPython: calls"),
+        (PYTHON, "min_max", "CPython: numbers, comparisons, time"),
+        ("/usr/bin/python3.11", "list_extend", "CPython: other"),
+        ("/x/aiordma/_ffi/_fast.abi3.so", "wakeup_wake", "aiordma's C"),
+        ("/x/aiordma/_ffi/_rdma.abi3.so", "_cffi_f_aio_drain", "cffi"),
+        ("/x/uvloop/loop.cpython-311-x86_64-linux-gnu.so", "uv__io_poll", "uvloop"),
+        ("/x/lib-dynload/_asyncio.cpython-311.so", "task_step_impl", "_asyncio"),
+        ("/usr/lib/x86_64-linux-gnu/libc.so.6", "malloc", "libc, vdso"),
+        ("/usr/lib/libibverbs/librxe-rdmav34.so", "?", "libibverbs, librdmacm, provider"),
+        ("/usr/bin/ib_send_lat", "?", "the program"),
+        ("/opt/else.so", "f", UNKNOWN),
+        ("", "?", UNKNOWN),
+    ],
+)
+def test_layers(file: str, function: str, layer: str) -> None:
+    assert layer_of(Place(file, function, 0)) == layer
+    assert layer in LAYERS
+
+
+def test_every_layer_has_one_row() -> None:
+    assert len(set(LAYERS)) == len(LAYERS)
+
+
+def test_names_of_functions() -> None:
+    assert profile_tables.called(Place(KERNEL, "kfree", 0)) == "kfree"
+    assert (
+        profile_tables.called(Place("/l/librxe-rdmav34.so", "?", 0)) == "librxe-rdmav34 (no names)"
+    )
+    chosen = Place("/l/libc.so.6", "__nss_database_lookup+", 0)
+    assert profile_tables.called(chosen) == "libc: memcpy and the like"
+    assert profile_tables.called(Place("", "?", 0)) == "unknown (no names)"
+
+
+def test_the_programs_in_c_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "FOLDER", tmp_path)
+    machine.compile_programs(("instructions", "marks"))
+    listed = subprocess.run(
+        ["readelf", "-sW", "--dyn-syms", tmp_path / "instructions.so"],
+        capture_output=True, text=True, check=True, timeout=30,
+    ).stdout  # fmt: skip
+    assert "qemu_plugin_install" in listed
+    assert "qemu_plugin_version" in listed
+    # A window from one call to the next; whether there is a device to make an id for is the same.
+    window = tmp_path / "window"
+    script = "import ctypes as c; l = c.CDLL(None); i = c.c_void_p()\n"
+    script += "for _ in range(2): l.rdma_create_id(None, c.byref(i), None, 0x106)"
+    environment = {
+        "LD_PRELOAD": f"{tmp_path / 'marks.so'}:librdmacm.so.1",
+        "BENCH_START": "rdma_create_id:1",
+        "BENCH_STOP": "rdma_create_id:2",
+        "BENCH_WINDOW": str(window),
+    }
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=30)
+    ns, _, maps = window.read_text().partition("\n")
+    assert int(ns) > 0
+    assert "marks.so" in maps
+
+
+def run(tmp_path: Path) -> tuple[Path, Path]:
+    """Files as a run leaves them: one program failed."""
+    first, second = ROWS[:2]
+    symbols = base64.b64encode(zlib.compress(KALLSYMS.encode())).decode()
+    lines: list[dict[str, object]] = [
+        {"versions": {}},
+        {"name": first.row, "error": "", "window": "100\n", "client": "", "server": ""},
+        {"name": second.row, "error": "client: exit status 1", "window": "", "client": "why"},
+        {"symbols": symbols},
+    ]
+    told, counts = tmp_path / "lines", tmp_path / "counts"
+    told.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    counts.write_bytes(block("J") + block("S", (0xFFFFFFFF81000140, 50)) + block("J"))
+    return told, counts
+
+
+def test_what_failed_is_told(tmp_path: Path) -> None:
+    found = list(profile_counts.read(*run(tmp_path), ROWS))
+    assert isinstance(found[0], Profile)
+    assert found[0].closure == 1
+    assert found[1] == f"{ROWS[1].row}: client: exit status 1: why"
+
+
+def test_a_guest_that_ended_early_is_told(tmp_path: Path) -> None:
+    told, counts = run(tmp_path)
+    told.write_text("\n".join(told.read_text().splitlines()[:-1]))
+    assert list(profile_counts.read(told, counts, ROWS)) == [
+        "the guest ended before its last program"
+    ]
+
+
+def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
+    for name in "profile.md", "hot-path.md":
+        (tmp_path / name).write_text((report.DOCS / name).read_text())
+    place = Place(KERNEL, "memset_erms", 0)
+    profiles = [
+        Profile(
+            row,
+            2 * 7654 * row.number,
+            Counter({place: 7654 * row.number}),
+            Counter(read=row.number),
+        )
+        for row in ROWS
+    ]
+    profile.write(profiles, tmp_path)
+    text = (tmp_path / "profile.md").read_text()
+    assert text.count("**together** | 7,654") == 2
+    assert "100.000%" in text
+    assert "| read | 1 |" in (tmp_path / "hot-path.md").read_text()
+
+
+def test_the_programs_of_a_profile_have_names_of_their_own() -> None:
+    assert len({row.row for row in ROWS}) == len(ROWS)
+    assert all(row.number > 0 for row in ROWS)
+    assert {row.job.name for row in ROWS} == {row.row for row in ROWS}
+    assert all(str(profile_jobs.MARKS) in " ".join(row.job.client) for row in ROWS[:1])
+
+
+def test_a_profile_in_parts_is_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        profile.main(["--record", "send"])
+    assert "needs all programs" in capsys.readouterr().err
