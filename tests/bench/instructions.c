@@ -1,4 +1,5 @@
-/* A plugin of QEMU's that counts every instruction, by its address; profile.py reads what it writes.
+/* A plugin of QEMU's that counts every instruction, by its address; profile.py reads what it
+ * writes.
  *
  * Three instructions that do nothing, NOPs with a displacement that no compiler makes, tell it what
  * to count (marks.c executes them):

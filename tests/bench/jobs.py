@@ -23,6 +23,14 @@ COUNTS = {64: 2000, 65_536: 320, 1 << 20: 32}
 LOOPS = ("uvloop", "asyncio")
 #: Made of one_sided.c by `machine.compile_programs`.
 ONE_SIDED = Path(__file__).resolve().parents[2] / "build" / "bench" / "one_sided"
+#: Made of floors.c.
+FLOORS = ONE_SIDED.with_name("floors.so")
+#: Made of marks.c and instructions.c.
+MARKS = ONE_SIDED.with_name("marks.so")
+PLUGIN = ONE_SIDED.with_name("instructions.so")
+#: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
+WAYS = ("pump", "reader", "callback", "wakeup", "future")
+TIMERS = ("bare", "timer")
 #: The GID of RoCE v2 and IPv4.
 GID = "1"
 
@@ -164,6 +172,24 @@ def programs() -> list[Job]:
         *(tcp(form, loop) for form in ("streams", "protocol") for loop in LOOPS),
         pyverbs("pyverbs", "pyverbs_peer"),
         pyverbs("pyverbs connect", "pyverbs_connect"),
+    ]
+
+
+def floor(way: str, loop: str, timer: str) -> Job:
+    """The least that a message can take in this way."""
+    client, server = (
+        ("python:tests.bench.floors", role, "{address}", "{port}", way, loop, timer)
+        for role in ("client", "server")
+    )
+    return Job(f"floor {way} {loop} {timer}", "numbers", client, server)
+
+
+def floors() -> list[Job]:
+    """All of them."""
+    first, *others = WAYS
+    return [
+        floor(first, LOOPS[0], TIMERS[0]),
+        *(floor(way, loop, timer) for way in others for timer in TIMERS for loop in LOOPS),
     ]
 
 

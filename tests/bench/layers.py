@@ -39,6 +39,7 @@ _FILES = (
     ("[vdso]", "libc, vdso"),
     ("/usr/bin/ib_", "the program"),
     ("/usr/bin/cmtime", "the program"),
+    ("/bench/floors.so", "the program"),
     ("/bench/marks.so", "marks of the profile"),
     ("/libffi", "marks of the profile"),
 )

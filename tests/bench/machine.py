@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ _PROGRAMS: Mapping[str, Sequence[str]] = {
     "one_sided": ("one_sided", "-lrdmacm", "-libverbs"),
     "instructions": ("instructions.so", *_LIBRARY),
     "marks": ("marks.so", "-shared", "-fPIC"),
+    "floors": (
+        *("floors.so", *_LIBRARY, f"-I{sysconfig.get_path('include')}", "-lrdmacm", "-libverbs"),
+    ),
 }
 
 
@@ -84,7 +88,7 @@ def steps(jobs: list[Job], rounds: int | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def compile_programs(names: Iterable[str] = ("one_sided",)) -> None:
+def compile_programs(names: Iterable[str] = ("one_sided", "floors")) -> None:
     """Make programs in C that belong to the bench.
 
     Raises:

@@ -23,9 +23,9 @@
 
 #include "marks.h"
 
-#define TEXT(...) TEXT_OF(__VA_ARGS__)
-#define TEXT_OF(...) #__VA_ARGS__
-#define EXECUTE(kind) __asm__ volatile(".byte " TEXT(MARK_BYTES(kind)) ::: "memory")
+#define TEXT(...)     TEXT_OF(__VA_ARGS__)
+#define TEXT_OF(...)  #__VA_ARGS__
+#define EXECUTE(kind) __asm__ volatile(".byte " TEXT(MARK_BYTES(kind))::: "memory")
 
 static struct timespec begun;
 
@@ -112,14 +112,13 @@ static void *called(struct watched *watched)
     int call parameters                                                                            \
     {                                                                                              \
         static struct watched watched = {.name = #call};                                           \
-        int (*function) parameters;                                                                \
+        int(*function) parameters;                                                                 \
         *(void **)&function = called(&watched);                                                    \
         return function(__VA_ARGS__);                                                              \
     }
 
-WATCH(ibv_get_cq_event,
-      (struct ibv_comp_channel * channel, struct ibv_cq **cq, void **cq_context), channel, cq,
-      cq_context)
+WATCH(ibv_get_cq_event, (struct ibv_comp_channel * channel, struct ibv_cq **cq, void **cq_context),
+      channel, cq, cq_context)
 WATCH(rdma_create_id,
       (struct rdma_event_channel * channel, struct rdma_cm_id **id, void *context,
        enum rdma_port_space ps),

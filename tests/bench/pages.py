@@ -26,6 +26,11 @@ def text(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
+def tenths(value: float | None) -> str:
+    """Microseconds of a message."""
+    return "-" if value is None else f"{value:.1f}"
+
+
 def ratio(ours: float | None, theirs: float | None) -> str:
     """Ours over theirs."""
     return "-" if ours is None or not theirs else f"{ours / theirs:.2f}"
@@ -107,6 +112,40 @@ def waits(measured: Measured, _: Sequence[Outcome]) -> str:
             cells.append(text(value if value is None or unit == "us" else value * 1000))
         rows.append(tuple(cells))
     return markdown(head, rows)
+
+
+# docs/hot-path.md
+
+_FLOORS = {
+    "pump": "the same exchange in C with epoll, and no event for a send",
+    "reader": "a function in C that the loop calls, and that answers: no line of Python",
+    "callback": "one C call in a reader callback, that answers",
+    "wakeup": "a task resumed by the reader callback as here, two C calls",
+    "future": "a task resumed by a future, two C calls",
+}
+
+
+def floors(measured: Measured, _: Sequence[Outcome]) -> str:
+    """What is there beside a message of the library's, with and without a timer in the loop."""
+    head = ["us"]
+    head += [loop + more for more in ("", ", a timer in the loop") for loop in jobs.LOOPS]
+    results = measured.results
+    none = ("",) * len(jobs.LOOPS)
+    rows: list[Row] = [
+        ("`ib_send_lat -e`", tenths(median(results, "ib_send_lat -e", "us")), *[""] * 3)
+    ]
+    for way in jobs.WAYS:
+        names = [f"floor {way} {loop} {timer}" for timer in jobs.TIMERS for loop in jobs.LOOPS]
+        cells = [tenths(median(results, name, "us")) for name in names]
+        # The first has no loop.
+        rows.append((_FLOORS[way], *(cells if way != jobs.WAYS[0] else [cells[0], "", "", ""])))
+    for what, job in (
+        ("aiordma, `data_received` that answers", "stream lat 64 protocol"),
+        ("aiordma, `send` and `recv`, awaited", "send lat 64 connection"),
+    ):
+        names = [f"aiordma {job} {loop}" for loop in jobs.LOOPS]
+        rows.append((what, *(tenths(median(results, name, "us")) for name in names), *none))
+    return markdown(tuple(head), rows)
 
 
 # docs/growth.md
@@ -233,6 +272,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "growth": figures(["growth connect", "growth memory", "growth messages"]),
         "versions": versions,
     },
+    "hot-path.md": {"floors": floors},
     "growth.md": {
         "idle": idle,
         "connects": connects,

@@ -26,8 +26,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.bench import machine, profile_tables, report
+from tests.bench.jobs import PLUGIN
 from tests.bench.profile_counts import Profile, read
-from tests.bench.profile_jobs import HALF, PAIR, PLUGIN, ROWS, Profiled
+from tests.bench.profile_jobs import CONNECTING, FLOORS, MESSAGES, ROWS, Profiled
 from tests.bench.tables import Row, markdown, plain
 
 #: Counting makes the emulation about half as fast.
@@ -41,7 +42,7 @@ def measure(rows: Sequence[Profiled]) -> None:
     Raises:
         subprocess.CalledProcessError: A program in C cannot be made.
     """
-    machine.compile_programs(("marks", "instructions"))
+    machine.compile_programs(("marks", "instructions", "floors"))
     plan = LINES.with_suffix(".plan.json")
     plan.write_text(json.dumps([row.job.plan() | {"number": 0} for row in rows]))
     plugin = f"-plugin {shlex.quote(f'file={PLUGIN},out={COUNTS}')}"
@@ -57,8 +58,8 @@ def measure(rows: Sequence[Profiled]) -> None:
 def shown(profiles: Sequence[Profile], top: int) -> str:
     """Everything as plain text."""
     parts = []
-    for unit in HALF, PAIR:
-        some = [profile for profile in profiles if profile.row.unit == unit]
+    for group in MESSAGES, FLOORS, CONNECTING:
+        some = [profile for profile in profiles if profile.row.group == group]
         if not some:
             continue
         tables = (
@@ -71,7 +72,7 @@ def shown(profiles: Sequence[Profile], top: int) -> str:
                 (name, profile_tables.number(count))
                 for name, count in profile_tables.top(profile, top)
             ]
-            parts.append(plain((f"`{profile.row.row}`", f"for each {unit}"), most))
+            parts.append(plain((f"`{profile.row.row}`", f"for each {profile.row.unit}"), most))
     return "\n\n".join(parts)
 
 
@@ -81,23 +82,23 @@ def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
     Raises:
         ValueError: A page has no place for one.
     """
-    for page, unit, names in (
-        ("profile.md", HALF, ("half layers", "half functions")),
-        ("profile.md", PAIR, ("pair layers", "pair functions", "pair calls")),
-        ("hot-path.md", HALF, ("half calls",)),
+    for page, group, kinds in (
+        ("profile.md", MESSAGES, ("layers", "functions")),
+        ("profile.md", FLOORS, ("layers",)),
+        ("profile.md", CONNECTING, ("layers", "functions", "calls")),
+        ("hot-path.md", MESSAGES, ("calls",)),
     ):
-        some = [profile for profile in profiles if profile.row.unit == unit]
+        some = [profile for profile in profiles if profile.row.group == group]
         layers = (profile_tables.head(some, "instructions"), profile_tables.layer_rows(some))
         calls = (profile_tables.head(some, "calls"), profile_tables.event_rows(some))
         text = (docs / page).read_text()
-        for name in names:
-            kind = name.split()[1]
+        for kind in kinds:
             new = (
                 profile_tables.top_text(some)
                 if kind == "functions"
                 else markdown(*(layers if kind == "layers" else calls))
             )
-            text = report.between(text, name, new)
+            text = report.between(text, f"{group} {kind}", new, "profile")
         (docs / page).write_text(text)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import guest
-from tests.bench.profile_jobs import MARKS
+from tests.bench.jobs import MARKS
 
 WINDOW = guest.SCRATCH / "bench-window"
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tests.bench.jobs import GID, LOOPS, ONE_SIDED, Job
+from tests.bench import jobs
+from tests.bench.jobs import GID, LOOPS, MARKS, Job
 
-#: Made of marks.c and instructions.c by `machine.compile_programs`.
-MARKS = ONE_SIDED.with_name("marks.so")
-PLUGIN = ONE_SIDED.with_name("instructions.so")
+#: What is divided by.
 HALF, PAIR = "half round trip", "connected pair"
+#: Which stand in one table.
+MESSAGES, FLOORS, CONNECTING = "messages", "floors", "connecting"
 TRIPS = 500
 CONNECTIONS = 100
 #: Completions of ib_send_lat before its window; it has one for each message, sent or received.
@@ -26,12 +27,14 @@ class Profiled:
         job: What runs.
         unit: Of what there are many in the window.
         number: How many.
+        group: Which it stands among.
     """
 
     row: str
     job: Job
     unit: str
     number: int
+    group: str
 
 
 def _watched(start: str, stop: str, *command: str) -> tuple[str, ...]:
@@ -46,7 +49,7 @@ def _ib_send_lat() -> Profiled:
     call = "ibv_get_cq_event"
     client = _watched(f"{call}:{SKIPPED}", f"{call}:{SKIPPED + number}", *words, "{address}")
     job = Job("ib_send_lat -e", "perftest_lat", client, words, "tcp")
-    return Profiled(job.name, job, HALF, number)
+    return Profiled(job.name, job, HALF, number, MESSAGES)
 
 
 def _cmtime() -> Profiled:
@@ -54,7 +57,7 @@ def _cmtime() -> Profiled:
     more = ("-s", "{address}", "-c", str(CONNECTIONS))
     client = _watched("rdma_create_id:1", "rdma_disconnect:1", *words, *more)
     job = Job("cmtime", "text", client, (*words, "-b", "{address}"), endless=True)
-    return Profiled(job.name, job, PAIR, CONNECTIONS)
+    return Profiled(job.name, job, PAIR, CONNECTIONS, CONNECTING)
 
 
 def _perf(name: str, test: str, api: str, loop: str) -> Profiled:
@@ -63,7 +66,7 @@ def _perf(name: str, test: str, api: str, loop: str) -> Profiled:
     more = ("--loop", loop, "--json", "-", "--timeout", "3000")
     client = (*program, test, "lat", "{address}", *words, *more)
     server = (*program, "--server", "--host", "{address}", "-p", "{port}", "--loop", loop)
-    return Profiled(name, Job(name, "perf", client, server), HALF, 2 * TRIPS)
+    return Profiled(name, Job(name, "perf", client, server), HALF, 2 * TRIPS, MESSAGES)
 
 
 def _connect(loop: str) -> Profiled:
@@ -72,22 +75,30 @@ def _connect(loop: str) -> Profiled:
         for role in ("client", "server")
     )
     name = f"connect {loop}"
-    return Profiled(name, Job(name, "text", client, server), PAIR, CONNECTIONS)
+    return Profiled(name, Job(name, "text", client, server), PAIR, CONNECTIONS, CONNECTING)
 
 
-def _pyverbs(what: str, unit: str, number: int) -> Profiled:
+def _floor(way: str, loop: str) -> Profiled:
+    job = jobs.floor(way, loop, jobs.TIMERS[0])
+    name = way if way == jobs.WAYS[0] else f"{way} {loop}"
+    return Profiled(name, replace(job, name=name), HALF, 2 * jobs.TRIPS, FLOORS)
+
+
+def _pyverbs(what: str, group: str, unit: str, number: int) -> Profiled:
     program = ("/usr/bin/python3", "-m", "tests.bench.profile_pyverbs", what)
     client, server = ((*program, role, "{address}", "{port}") for role in ("client", "server"))
     name = f"pyverbs {what}"
-    return Profiled(name, Job(name, "text", client, server), unit, number)
+    return Profiled(name, Job(name, "text", client, server), unit, number, group)
 
 
 ROWS: tuple[Profiled, ...] = (
     _ib_send_lat(),
     *(_perf(f"send {loop}", "send", "connection", loop) for loop in LOOPS),
     *(_perf(f"protocol {loop}", "stream", "protocol", loop) for loop in LOOPS),
-    _pyverbs("exchange", HALF, 2 * _PYVERBS_TRIPS),
+    _pyverbs("exchange", MESSAGES, HALF, 2 * _PYVERBS_TRIPS),
+    _floor("pump", LOOPS[0]),
+    *(_floor(way, loop) for loop in LOOPS for way in ("callback", "wakeup")),
     _cmtime(),
     _connect("uvloop"),
-    _pyverbs("connect", PAIR, _PYVERBS_CONNECTIONS),
+    _pyverbs("connect", CONNECTING, PAIR, _PYVERBS_CONNECTIONS),
 )

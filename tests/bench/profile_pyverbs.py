@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from tests.bench import pyverbs_connect, pyverbs_peer
-from tests.bench.profile_jobs import MARKS
+from tests.bench.jobs import MARKS
 
 _marks = ctypes.CDLL(str(MARKS))
 

@@ -21,7 +21,8 @@ from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.messages import MessageClient
 from aiordma.cli.perf.stream_protocols import ProtocolClient
 from tests.bench.growth import CONFIGS, loop_factory
-from tests.bench.profile_jobs import CONNECTIONS, MARKS
+from tests.bench.jobs import MARKS
+from tests.bench.profile_jobs import CONNECTIONS
 
 #: Connected before, for what is loaded and looked up once.
 FEW = 2

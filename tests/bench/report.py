@@ -18,13 +18,19 @@ from tests.bench.pages import PAGES
 DOCS = ROOT / "docs"
 
 
-def between(text: str, name: str, new: str) -> str:
+def between(text: str, name: str, new: str, kind: str = "bench") -> str:
     """Replace what stands between the two markers of this name.
+
+    Args:
+        text: The page.
+        name: Of the markers.
+        new: What is to stand there.
+        kind: What writes it.
 
     Raises:
         ValueError: They are not there.
     """
-    begin, end = f"<!-- bench: {name} -->", f"<!-- end: {name} -->"
+    begin, end = f"<!-- {kind}: {name} -->", f"<!-- end: {name} -->"
     pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
         msg = f"the page has no pair of markers {begin!r} and {end!r}"

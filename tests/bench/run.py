@@ -35,6 +35,7 @@ def everything() -> list[jobs.Job]:
     return [
         *jobs.ours(),
         *jobs.programs(),
+        *jobs.floors(),
         *jobs.SPINNING,
         *jobs.waits(),
         *sweeps.jobs(),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import machine, profile, profile_counts, profile_jobs, profile_tables, report
+from tests.bench import jobs, machine, profile, profile_counts, profile_tables, report
 from tests.bench.layers import LAYERS, UNKNOWN, layer_of
 from tests.bench.profile_counts import Profile
 from tests.bench.profile_jobs import HALF, ROWS
@@ -218,7 +218,7 @@ def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
     ]
     profile.write(profiles, tmp_path)
     text = (tmp_path / "profile.md").read_text()
-    assert text.count("**together** | 7,654") == 2
+    assert text.count("**together** | 7,654") == 3
     assert "100.000%" in text
     assert "| read | 1 |" in (tmp_path / "hot-path.md").read_text()
 
@@ -227,7 +227,7 @@ def test_the_programs_of_a_profile_have_names_of_their_own() -> None:
     assert len({row.row for row in ROWS}) == len(ROWS)
     assert all(row.number > 0 for row in ROWS)
     assert {row.job.name for row in ROWS} == {row.row for row in ROWS}
-    assert all(str(profile_jobs.MARKS) in " ".join(row.job.client) for row in ROWS[:1])
+    assert all(str(jobs.MARKS) in " ".join(row.job.client) for row in ROWS[:1])
 
 
 def test_a_profile_in_parts_is_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
