@@ -31,6 +31,7 @@ peers  | cmd:readelf                                        | binutils
 peers  | cmd:openssl                                        | openssl
 peers  | cmd:socat                                          | socat
 peers  | cmd:curl                                           | curl
+peers  | cmd:strace                                         | strace
 qemu   | cmd:qemu-system-x86_64                             | qemu-system-x86
 qemu   | cmd:modprobe                                       | kmod
 qemu   | cmd:busybox                                        | busybox-static
