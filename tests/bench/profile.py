@@ -55,18 +55,26 @@ def measure(rows: Sequence[Profiled]) -> None:
                 print(text.rstrip(), flush=True)
 
 
+def tables(profiles: Sequence[Profile]) -> dict[str, tuple[Row, list[Row]]]:
+    """Head and rows of each table, by its name, for programs that stand together."""
+    made = {
+        "layers": ("instructions", profile_tables.layer_rows),
+        "calls": ("system calls", profile_tables.call_rows),
+        "events": ("what else happens", profile_tables.event_rows),
+    }
+    return {
+        name: (profile_tables.head(profiles, what), make(profiles))
+        for name, (what, make) in made.items()
+    }
+
+
 def shown(profiles: Sequence[Profile], top: int) -> str:
     """Everything as plain text."""
     parts = []
     for group in MESSAGES, FLOORS, CONNECTING:
         some = [profile for profile in profiles if profile.row.group == group]
-        if not some:
-            continue
-        tables = (
-            ("instructions", profile_tables.layer_rows(some)),
-            ("system calls, and what else happens,", profile_tables.event_rows(some)),
-        )
-        parts += [plain(profile_tables.head(some, what), rows) for what, rows in tables]
+        if some:
+            parts += [plain(head, rows) for head, rows in tables(some).values()]
         for profile in some:
             most: list[Row] = [
                 (name, profile_tables.number(count))
@@ -83,22 +91,17 @@ def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
         ValueError: A page has no place for one.
     """
     for page, group, kinds in (
-        ("profile.md", MESSAGES, ("layers", "functions")),
-        ("profile.md", FLOORS, ("layers",)),
-        ("profile.md", CONNECTING, ("layers", "functions", "calls")),
+        ("profile.md", MESSAGES, ("layers", "events", "functions")),
+        ("profile.md", FLOORS, ("layers", "events")),
+        ("profile.md", CONNECTING, ("layers", "calls", "events", "functions")),
         ("hot-path.md", MESSAGES, ("calls",)),
     ):
         some = [profile for profile in profiles if profile.row.group == group]
-        layers = (profile_tables.head(some, "instructions"), profile_tables.layer_rows(some))
-        calls = (profile_tables.head(some, "calls"), profile_tables.event_rows(some))
+        texts = {name: markdown(head, rows) for name, (head, rows) in tables(some).items()}
+        texts["functions"] = profile_tables.top_text(some)
         text = (docs / page).read_text()
         for kind in kinds:
-            new = (
-                profile_tables.top_text(some)
-                if kind == "functions"
-                else markdown(*(layers if kind == "layers" else calls))
-            )
-            text = report.between(text, f"{group} {kind}", new, "profile")
+            text = report.between(text, f"{group} {kind}", texts[kind], "profile")
         (docs / page).write_text(text)
 
 

@@ -17,8 +17,15 @@ from tests.bench.symbols import KERNEL, Place
 
 #: Of the emulated machine: `-icount shift=1`.
 NS_PER_INSTRUCTION = 2
-#: What has happened each time that one of these functions of the kernel was entered.
-EVENTS = {"__switch_to_asm": "(switch to another process)", "asm_exc_page_fault": "(page fault)"}
+#: What has happened each time that one of these functions was entered: of the kernel, and of a
+#: Python that has all its names.
+EVENTS = {
+    "__switch_to_asm": "switch to another process",
+    "asm_exc_page_fault": "page fault",
+    "_PyFrame_Clear": "call of a function in Python",
+    "_PyObject_Malloc": "piece of memory from Python's allocator",
+    "gc_collect_main": "run of Python's collector",
+}
 _CALLS = "__x64_sys_"
 _WORDS = struct.Struct("<QQ")
 _UPPER_HALF = 1 << 63
@@ -32,12 +39,14 @@ class Profile:
         row: What ran.
         ns: What the guest's clock says that it took.
         counts: Instructions of both ends and of the kernel, by function.
-        events: System calls, and `EVENTS`, of both ends together.
+        calls: System calls of both ends together.
+        events: `EVENTS`, of both ends.
     """
 
     row: Profiled
     ns: int
     counts: Counter[Place] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -89,16 +98,15 @@ def attribute(
     profile, process = Profile(row, int(ns)), symbols.Maps(maps)
     nobody = Place(KERNEL, "?", 0)
     for address, count in counts:
-        if address < _UPPER_HALF:
-            profile.counts[process.find(address)] += count
-            continue
-        place = kernel.find(address) or nobody
+        of_kernel = address >= _UPPER_HALF
+        place = (kernel.find(address) or nobody) if of_kernel else process.find(address)
         profile.counts[place] += count
-        if address == place.begin:
-            if place.function.startswith(_CALLS):
-                profile.events[place.function.removeprefix(_CALLS)] += count
-            elif place.function in EVENTS:
-                profile.events[EVENTS[place.function]] += count
+        if address != place.begin:
+            continue
+        if place.function in EVENTS:
+            profile.events[EVENTS[place.function]] += count
+        elif of_kernel and place.function.startswith(_CALLS):
+            profile.calls[place.function.removeprefix(_CALLS)] += count
     return profile
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from tests.bench.layers import LAYERS, UNKNOWN, layer_of
-from tests.bench.profile_counts import Profile
+from tests.bench.profile_counts import EVENTS, Profile
 from tests.bench.symbols import KERNEL, Place
 from tests.bench.tables import Row
 
@@ -68,12 +68,16 @@ def layer_rows(profiles: Sequence[Profile]) -> list[Row]:
     return rows
 
 
+def call_rows(profiles: Sequence[Profile]) -> list[Row]:
+    """System calls, those first that are made most."""
+    calls = [profile.calls for profile in profiles]
+    weight: Counter[str] = sum(calls, Counter())
+    return _rows(profiles, calls, sorted(weight, key=lambda name: (-weight[name], name)), often)
+
+
 def event_rows(profiles: Sequence[Profile]) -> list[Row]:
-    """System calls, and what else happens."""
-    events = [profile.events for profile in profiles]
-    weight: Counter[str] = sum(events, Counter())
-    names = sorted(weight, key=lambda name: (name.startswith("("), -weight[name], name))
-    return _rows(profiles, events, names, often)
+    """What else happens."""
+    return _rows(profiles, [profile.events for profile in profiles], EVENTS.values(), often)
 
 
 def called(place: Place) -> str:

@@ -11,7 +11,7 @@ import bisect
 import functools
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 KERNEL = "kernel"
@@ -22,7 +22,7 @@ _LOADED = 1
 
 @dataclass(frozen=True)
 class Place:
-    """A function; `begin` is its address, where it has one in the file that it is in."""
+    """A function; `begin` is the address of its first instruction in memory."""
 
     file: str
     function: str
@@ -108,11 +108,13 @@ def _read(path: str) -> tuple[Table, list[tuple[int, int, int]]]:
     return Table(symbols()), parts
 
 
-def _in_file(path: str, offset: int) -> Place | None:
+def _in_file(path: str, offset: int, address: int) -> Place | None:
     table, parts = _read(path)
-    for begin, size, address in parts:
+    for begin, size, at in parts:
         if begin <= offset < begin + size:
-            return table.find(address + offset - begin)
+            linked = at + offset - begin
+            place = table.find(linked)
+            return place and replace(place, begin=place.begin + address - linked)
     return None
 
 
@@ -135,6 +137,7 @@ class Maps:
         if index >= 0 and address < self._ranges[index][1]:
             begin, _, offset, path = self._ranges[index]
             if path.startswith("/"):
-                return _in_file(path, address - begin + offset) or Place(path, "?", 0)
+                offset += address - begin
+                return _in_file(path, offset, address) or Place(path, "?", 0)
             return Place(path or "anonymous", "?", 0)
         return Place("", "?", 0)

@@ -61,6 +61,7 @@ def test_a_function_of_this_process_is_found() -> None:
     address = ctypes.cast(libc.qsort_r, ctypes.c_void_p).value
     assert address is not None
     place = maps.find(address)
+    assert place.begin == address
     assert "libc" in place.file
     assert "qsort_r" in place.function
     assert maps.find(16) == Place("", "?", 0)
@@ -86,7 +87,8 @@ def test_counts_are_attributed_and_held_against_the_clock() -> None:
     assert found.instructions == 50
     assert found.closure == pytest.approx(0.8)
     # Calls are what was executed where a function begins.
-    assert found.events == {"read": 6}
+    assert found.calls == {"read": 6}
+    assert not found.events
     assert profile_tables.by_layer(found) == {
         "kernel: system calls, files, checks": 12,
         "kernel: memory": 30,
@@ -212,7 +214,7 @@ def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
             row,
             2 * 7654 * row.number,
             Counter({place: 7654 * row.number}),
-            Counter(read=row.number),
+            calls=Counter(read=row.number),
         )
         for row in ROWS
     ]
@@ -220,6 +222,7 @@ def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
     text = (tmp_path / "profile.md").read_text()
     assert text.count("**together** | 7,654") == 3
     assert "100.000%" in text
+    assert text.count("<!-- profile:") == text.count("<!-- end:") == 9
     assert "| read | 1 |" in (tmp_path / "hot-path.md").read_text()
 
 
