@@ -2,7 +2,6 @@
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
-from contextvars import Context
 from typing import Any, ClassVar, Protocol, Self, final
 
 @final
@@ -153,7 +152,7 @@ class StreamCalls:
     """The data path of one stream."""
 
     push: Callable[[bytes], object] | None
-    context: Context
+    run: Callable[..., Any]
     other: Callable[[int], object]
     failed: Callable[[BaseException], object]
     rest: Callable[[Any, int], None]

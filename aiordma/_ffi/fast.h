@@ -108,12 +108,12 @@ typedef struct {
     ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
     uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
     PyObject *attention;
-    Wakeup *wakeup;    /* of the task that waits for bytes */
-    PyObject *push;    /* protocol.data_received, or None */
-    PyObject *context; /* in which it is called */
-    PyObject *other;   /* called with the news that are not plain */
-    PyObject *failed;  /* called with what data_received raised */
-    PyObject *rest;    /* called with data that were not plain, and how many bytes have gone */
+    Wakeup *wakeup;   /* of the task that waits for bytes */
+    PyObject *push;   /* protocol.data_received, or None */
+    PyObject *run;    /* of the context in which it is called */
+    PyObject *other;  /* called with the news that are not plain */
+    PyObject *failed; /* called with what data_received raised */
+    PyObject *rest;   /* called with data that were not plain, and how many bytes have gone */
 } StreamCalls;
 
 int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */

@@ -5,8 +5,6 @@
 
 PyTypeObject *aio_stream_calls_type;
 
-static PyObject *name_run;
-
 static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamCalls *self = (StreamCalls *)object;
@@ -33,7 +31,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->attention);
     Py_VISIT((PyObject *)self->wakeup);
     Py_VISIT(self->push);
-    Py_VISIT(self->context);
+    Py_VISIT(self->run);
     Py_VISIT(self->other);
     Py_VISIT(self->failed);
     Py_VISIT(self->rest);
@@ -47,7 +45,7 @@ static int calls_clear(PyObject *object)
     Py_CLEAR(self->attention);
     replace((PyObject **)&self->wakeup, NULL);
     Py_CLEAR(self->push);
-    Py_CLEAR(self->context);
+    Py_CLEAR(self->run);
     Py_CLEAR(self->other);
     Py_CLEAR(self->failed);
     Py_CLEAR(self->rest);
@@ -143,7 +141,7 @@ static int failed(StreamCalls *self)
 int aio_stream_news(StreamCalls *self, uint32_t news)
 {
     struct aio_stream *s = self->stream;
-    PyObject *data, *done, *push;
+    PyObject *data, *done, *push, *run;
     int rc;
 
     if (news == NEWS_DATA && s->waiter)
@@ -160,8 +158,10 @@ int aio_stream_news(StreamCalls *self, uint32_t news)
     if (!data)
         return -1;
     push = Py_NewRef(self->push); /* the protocol may be changed by its own call */
-    done = PyObject_CallMethodObjArgs(self->context, name_run, push, data, NULL);
+    run = Py_NewRef(self->run);   /* and all be cleared */
+    done = PyObject_CallFunctionObjArgs(run, push, data, NULL);
     rc = done ? 0 : failed(self);
+    Py_DECREF(run);
     Py_DECREF(push);
     Py_DECREF(data);
     Py_XDECREF(done);
@@ -216,7 +216,7 @@ static PyMethodDef calls_methods[] = {
 
 static PyMemberDef calls_members[] = {
     {"push", T_OBJECT, offsetof(StreamCalls, push), 0, "The protocol's data_received, or None."},
-    {"context", T_OBJECT, offsetof(StreamCalls, context), 0, "In which it is called."},
+    {"run", T_OBJECT, offsetof(StreamCalls, run), 0, "Of the context in which it is called."},
     {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},
     {"failed", T_OBJECT, offsetof(StreamCalls, failed), 0, "Called with what it raised."},
     {"rest", T_OBJECT, offsetof(StreamCalls, rest), 0, "Called with data that were not plain."},
@@ -244,9 +244,6 @@ static PyType_Spec calls_spec = {
 
 int aio_add_stream_calls(PyObject *module)
 {
-    name_run = PyUnicode_InternFromString("run");
-    if (!name_run)
-        return -1;
     aio_stream_calls_type = aio_add_type(module, &calls_spec, NULL);
     return aio_stream_calls_type ? 0 : -1;
 }

@@ -67,7 +67,7 @@ class RdmaTransport(TransportBase):
         self._lane = port.lane
         self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
         calls = self._in.lane
-        calls.context, calls.other, calls.failed = self._context, self._on_news, self._push_failed
+        calls.run, calls.other, calls.failed = self._context.run, self._on_news, self._push_failed
         calls.rest = self._write
         if type(self).write is RdmaTransport.write:
             self.write = calls.write  # type: ignore[assignment]  # a call of Python less

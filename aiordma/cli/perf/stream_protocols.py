@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from time import perf_counter_ns as _clock
-from typing import Any
+from typing import Any, cast
 
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.options import Plan
@@ -55,8 +55,8 @@ class _Pinger(_End):
         return stamps
 
     def data_received(self, data: bytes) -> None:
-        self._missing -= len(data)
-        if self._missing:
+        if len(data) != self._missing:
+            self._missing -= len(data)
             return
         now = _clock()
         self._note(now)
@@ -64,8 +64,8 @@ class _Pinger(_End):
         if self._left <= 0 or now >= self._deadline:
             self.done.set_result(None)
             return
-        self._missing = self._size
         self._write(self.payload)
+        self._missing = self._size  # not before: the peer works meanwhile
 
 
 class _Pourer(_End):
@@ -154,66 +154,66 @@ class _Answerer(asyncio.Protocol):
 
     def __init__(self, server: ProtocolServer) -> None:
         self._server = server
-        self._seen = 0
-        self._transport: Any = None
+        self._missing = 0
+        self._payload: bytes | None = None
+        self._write: Any = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._server.met(transport)
+        self._write = cast("Any", transport).write
+        self._server.met(transport, self)
+
+    def answer(self, payload: bytes | None) -> None:
+        """From now on answer as many bytes with these; with None the last message alone."""
+        self._payload, self._missing = payload, len(payload or b"")
 
     def data_received(self, data: bytes) -> None:
-        payload = self._server.payload
+        payload = self._payload
         if payload is None:
             if ended(data):
-                self._transport.write(ALL_HERE)
-            return
-        seen = self._seen + len(data)
-        if seen < len(payload):
-            self._seen = seen
-            return
-        self._seen = seen - len(payload)
-        self._transport.write(payload)
+                self._write(ALL_HERE)
+        elif len(data) < self._missing:
+            self._missing -= len(data)
+        else:
+            self._write(payload)
+            self._missing = len(payload)
 
 
 class ProtocolServer:
-    """The end that answers; see `kinds.ServerSide`.
-
-    Attributes:
-        payload: The answer to each message, or None where all but the last is taken in silence.
-    """
+    """The end that answers; see `kinds.ServerSide`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._server: RdmaServer | None = None
-        self._transport: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.payload: bytes | None = None
+        self._met: asyncio.Future[tuple[Any, _Answerer]]
+        self._met = asyncio.get_running_loop().create_future()
 
     async def listen(self, host: str) -> dict[str, Any]:
         """Listen on a free port."""
         self._server = await create_server(lambda: _Answerer(self), host, 0, config=STREAM_CONFIG)
         return {"port": self._server.sockets[0].getsockname()[1]}
 
-    def met(self, transport: Any) -> None:
+    def met(self, transport: Any, answerer: _Answerer) -> None:
         """The client is there."""
-        if not self._transport.done():
-            self._transport.set_result(transport)
+        if not self._met.done():
+            self._met.set_result((transport, answerer))
 
     async def accept(self) -> dict[str, Any]:
         """Wait for the client."""
-        await self._transport
+        await self._met
         return {}
 
     async def start(self, size: int, count: int | None) -> None:
         """Answer from now on as this size needs it."""
-        self.payload = bytes(size) if self._plan.metric == "lat" else None
+        _, answerer = await self._met
+        answerer.answer(bytes(size) if self._plan.metric == "lat" else None)
 
     async def finish(self, count: int) -> None:
         """The client has heard that everything is here."""
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._transport.done():
-            transport = self._transport.result()
+        if self._met.done():
+            transport, _ = self._met.result()
             transport.close()
             await transport.wait_closed()
         if self._server is not None:
