@@ -15,7 +15,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.receiver import Receiver
 from aiordma.errors import ConnectTimeoutError
-from aiordma.loop.timers import Timer, call_later
+from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Liveness"]
 
@@ -40,7 +40,7 @@ class Liveness:
         self._config = config
         self._ping = ping
         self._pinged = False
-        self._silent_since = link.loop.time()
+        self._silent_since = now()
         self._timer: Timer | None = None
         if not config.raw:
             self._arm()
@@ -53,15 +53,15 @@ class Liveness:
     def _tick(self) -> None:
         if self._link.closed or self._link.failure is not None:
             return
-        now = self._link.loop.time()
+        at = now()
         if self._receiver.heard:
             self._receiver.heard = False
-            self._silent_since = now
+            self._silent_since = at
         elif not self._pinged:
             self._pinged = True
             self._ping()
-        elif now - self._silent_since >= self._config.idle_timeout_s:
-            silent = f"nothing heard from the peer for {now - self._silent_since:.0f} s"
+        elif at - self._silent_since >= self._config.idle_timeout_s:
+            silent = f"nothing heard from the peer for {at - self._silent_since:.0f} s"
             self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
             return
         self._arm()

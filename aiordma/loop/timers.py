@@ -29,7 +29,11 @@ from aiordma._ffi.fast import alarm_open, alarm_set
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 
-__all__ = ["Timer", "call_later", "timeout"]
+__all__ = ["Timer", "call_later", "now", "timeout"]
+
+#: The clock of these timers.  A loop may have another: uvloop's stands still for a turn, and counts
+#: milliseconds, so that a timer seems to be early.
+now = time.monotonic
 
 #: So many that were cancelled may lie in the heap, and as many again as are in it.
 _FEW = 64
@@ -90,7 +94,7 @@ class _Timers:
             heap[:] = [entry for entry in heap if entry[2].function is not None]
             heapq.heapify(heap)
             self._sweep_at = 2 * len(heap) + _FEW
-        entry = (time.monotonic() + delay, next(self._number), timer)
+        entry = (now() + delay, next(self._number), timer)
         heapq.heappush(heap, entry)
         if heap[0] is entry:
             alarm_set(self._fd, entry[0])
@@ -99,9 +103,9 @@ class _Timers:
         # Blocking, if it was set to another time after the loop had seen it readable.
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
-        heap, now = self._heap, time.monotonic()
+        heap, until = self._heap, now()
         try:
-            while heap and (heap[0][0] <= now or heap[0][2].function is None):
+            while heap and (heap[0][0] <= until or heap[0][2].function is None):
                 heapq.heappop(heap)[2].run(self._report)
         finally:
             if heap and self._fd >= 0:

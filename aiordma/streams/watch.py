@@ -12,7 +12,7 @@ import errno
 from collections.abc import Callable
 
 from aiordma.errors import ConnectTimeoutError
-from aiordma.loop.timers import Timer, call_later
+from aiordma.loop.timers import Timer, call_later, now
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
@@ -30,7 +30,7 @@ class Watch:
     """
 
     __slots__ = (
-        "_closing", "_config", "_give_up", "_loop", "_port", "_progress", "_seen", "_since",
+        "_closing", "_config", "_give_up", "_port", "_progress", "_seen", "_since",
         "_timer",
     )  # fmt: skip
 
@@ -44,23 +44,22 @@ class Watch:
         self._progress = progress
         self._give_up = give_up
         self._port = port
-        self._loop = port.loop
         self._config = config
         self._timer: Timer | None = None
-        self._since = self._loop.time()
+        self._since = now()
         self._seen = -1
         self._closing = False
 
     def start(self) -> None:
         """The connection is there."""
-        self._since = self._loop.time()
+        self._since = now()
         self._arm()
 
     def closing(self) -> None:
         """From now on something has to move every `close_timeout_s`."""
         self._closing = True
         self._seen = self._progress()
-        self._since = self._loop.time()
+        self._since = now()
         self._arm()
 
     def stop(self) -> None:
@@ -92,9 +91,9 @@ class Watch:
             self._seen = progress
         elif self._port.lane.heard:
             self._port.lane.heard = 0
-            self._since = self._loop.time()
+            self._since = now()
         else:
-            silence = self._loop.time() - self._since
+            silence = now() - self._since
             limit = self._config.idle_timeout_s
             if limit is not None and silence >= limit:
                 text = f"nothing heard from the peer for {silence:.0f} s"

@@ -55,6 +55,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
         "aiordma.endpoint.liveness.call_later",
         lambda delay, tick: Clock.last.call_later(delay, tick),
     )
+    monkeypatch.setattr("aiordma.endpoint.liveness.now", lambda: Clock.last.time())
 
 
 class Side:
