@@ -18,6 +18,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from aiordma._ffi.fast import Wakeup
@@ -28,15 +29,15 @@ WARM_UP = 50
 FAR_OFF_S = 36_000.0
 
 
-def load() -> Any:
+def load(path: Path = FLOORS) -> Any:
     """The module in C."""
-    loader = importlib.machinery.ExtensionFileLoader("floors", str(FLOORS))
+    loader = importlib.machinery.ExtensionFileLoader("floors", str(path))
     spec = importlib.util.spec_from_loader("floors", loader)
     assert spec is not None
     return importlib.util.module_from_spec(spec)
 
 
-_c = load()
+_c: Any = None
 
 
 async def pump(fd: int, messages: int, answers: int) -> None:
@@ -158,6 +159,8 @@ async def run(way: str, timer: str, server: bool, fd: int) -> None:
 
 def main(words: list[str]) -> None:
     """Connect and run."""
+    global _c
+    _c = load()
     role, address, port, way, loop, timer = words
     server = role == "server"
     fd = _c.connect(server, address, int(port))

@@ -23,6 +23,7 @@ COUNTS = {64: 2000, 65_536: 320, 1 << 20: 32}
 LOOPS = ("uvloop", "asyncio")
 #: Made of one_sided.c by `machine.compile_programs`.
 ONE_SIDED = Path(__file__).resolve().parents[2] / "build" / "bench" / "one_sided"
+CONNECTING = ONE_SIDED.with_name("connecting")
 #: Made of floors.c.
 FLOORS = ONE_SIDED.with_name("floors.so")
 #: Made of marks.c and instructions.c.
@@ -128,10 +129,17 @@ def pyverbs(name: str, module: str, rounds: int = ROUNDS) -> Job:
 
 def one_sided() -> Job:
     """READ and WRITE with events in C, which perftest has for READ alone; see one_sided.c."""
-    client, server = (
-        (str(ONE_SIDED), role, "{address}", "{port}") for role in ("client", "server")
-    )
-    return Job("one_sided.c", "numbers", client, server)
+    return _own(ONE_SIDED)
+
+
+def connecting() -> Job:
+    """Connections that have what the library's have; see connecting.c."""
+    return _own(CONNECTING)
+
+
+def _own(program: Path) -> Job:
+    client, server = ((str(program), role, "{address}", "{port}") for role in ("client", "server"))
+    return Job(f"{program.name}.c", "numbers", client, server)
 
 
 def waits() -> list[Job]:
@@ -166,6 +174,7 @@ def programs() -> list[Job]:
         *(sized("ib_write_bw", size) for size in COUNTS),
         *(sized("ib_read_bw", size, "-e") for size in COUNTS),
         one_sided(),
+        connecting(),
         Job("ibv_rc_pingpong -e", "pingpong", (*pong, "{address}"), pong, "tcp"),
         rstream(64, 1, TRIPS),
         rstream(65_536, 200, 1),
@@ -181,7 +190,7 @@ def floor(way: str, loop: str, timer: str) -> Job:
         ("python:tests.bench.floors", role, "{address}", "{port}", way, loop, timer)
         for role in ("client", "server")
     )
-    return Job(f"floor {way} {loop} {timer}", "numbers", client, server)
+    return Job(f"floor {way} {loop} {timer}", "numbers", client, server, rounds=3)
 
 
 def floors() -> list[Job]:

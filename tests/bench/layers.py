@@ -40,6 +40,7 @@ _FILES = (
     ("/usr/bin/ib_", "the program"),
     ("/usr/bin/cmtime", "the program"),
     ("/bench/floors.so", "the program"),
+    ("/bench/connecting", "the program"),
     ("/bench/marks.so", "marks of the profile"),
     ("/libffi", "marks of the profile"),
 )

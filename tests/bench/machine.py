@@ -34,6 +34,7 @@ _LIBRARY = ("-shared", "-fPIC", "-fvisibility=hidden")
 #: What is made of each file in C, and with what beside the flags that all have.
 _PROGRAMS: Mapping[str, Sequence[str]] = {
     "one_sided": ("one_sided", "-lrdmacm", "-libverbs"),
+    "connecting": ("connecting", "-lrdmacm", "-libverbs"),
     "instructions": ("instructions.so", *_LIBRARY),
     "marks": ("marks.so", "-shared", "-fPIC"),
     "floors": (
@@ -88,7 +89,7 @@ def steps(jobs: list[Job], rounds: int | None = None) -> list[dict[str, Any]]:
     ]
 
 
-def compile_programs(names: Iterable[str] = ("one_sided", "floors")) -> None:
+def compile_programs(names: Iterable[str] = ("one_sided", "connecting", "floors")) -> None:
     """Make programs in C that belong to the bench.
 
     Raises:

@@ -42,7 +42,7 @@ def measure(rows: Sequence[Profiled]) -> None:
     Raises:
         subprocess.CalledProcessError: A program in C cannot be made.
     """
-    machine.compile_programs(("marks", "instructions", "floors"))
+    machine.compile_programs(("marks", "instructions", "floors", "connecting"))
     plan = LINES.with_suffix(".plan.json")
     plan.write_text(json.dumps([row.job.plan() | {"number": 0} for row in rows]))
     plugin = f"-plugin {shlex.quote(f'file={PLUGIN},out={COUNTS}')}"

@@ -60,6 +60,12 @@ def _cmtime() -> Profiled:
     return Profiled(job.name, job, PAIR, CONNECTIONS, CONNECTING)
 
 
+def _connecting() -> Profiled:
+    job = jobs.connecting()
+    client = _watched("rdma_create_id:1", "rdma_disconnect:1", *job.client)
+    return Profiled(job.name, replace(job, client=client), PAIR, CONNECTIONS, CONNECTING)
+
+
 def _perf(name: str, test: str, api: str, loop: str) -> Profiled:
     program = ("python:tests.bench.profiled", "perf")
     words = ("-p", "{port}", "-s", "64", "-n", str(TRIPS), "-W", "100", "--api", api)
@@ -99,6 +105,7 @@ ROWS: tuple[Profiled, ...] = (
     _floor("pump", LOOPS[0]),
     *(_floor(way, loop) for loop in LOOPS for way in ("callback", "wakeup")),
     _cmtime(),
+    _connecting(),
     _connect("uvloop"),
     _pyverbs("connect", CONNECTING, PAIR, _PYVERBS_CONNECTIONS),
 )

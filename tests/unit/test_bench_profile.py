@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import jobs, machine, profile, profile_counts, profile_tables, report
+from tests.bench import floors, jobs, machine, profile, profile_counts, profile_tables, report
 from tests.bench.layers import LAYERS, UNKNOWN, layer_of
 from tests.bench.profile_counts import Profile
 from tests.bench.profile_jobs import HALF, ROWS
@@ -151,13 +151,16 @@ def test_names_of_functions() -> None:
 
 def test_the_programs_in_c_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "FOLDER", tmp_path)
-    machine.compile_programs(("instructions", "marks"))
+    machine.compile_programs(("instructions", "marks", "floors"))
     listed = subprocess.run(
         ["readelf", "-sW", "--dyn-syms", tmp_path / "instructions.so"],
         capture_output=True, text=True, check=True, timeout=30,
     ).stdout  # fmt: skip
     assert "qemu_plugin_install" in listed
     assert "qemu_plugin_version" in listed
+    module = floors.load(tmp_path / "floors.so")
+    with pytest.raises(OSError, match="an id"):
+        module.connect(False, "no address", 1)
     # A window from one call to the next; whether there is a device to make an id for is the same.
     window = tmp_path / "window"
     script = "import ctypes as c; l = c.CDLL(None); i = c.c_void_p()\n"
