@@ -29,6 +29,8 @@ static char memory[(RECEIVES + 1) * SIZE];
 static unsigned int unacknowledged;
 /* How many messages are to be answered within answer(), and what is called then. */
 static long missing, answers;
+/* How many messages nobody has asked for with there(); less than none if somebody waits. */
+static long waiting;
 static PyObject *when_done;
 
 static PyObject *refuse(const char *what)
@@ -226,6 +228,23 @@ static PyObject *py_reader(PyObject *module, PyObject *unused)
     return result;
 }
 
+/* What a loop calls where a task waits: takes what is there and calls what resumes the task. */
+static PyObject *py_arrive(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    int count = take_all();
+    if (count < 0)
+        return refuse("taking messages");
+    waiting += count;
+    return count > 0 ? PyObject_CallNoArgs(when_done) : Py_NewRef(Py_None);
+}
+
+static PyObject *py_there(PyObject *module, PyObject *unused)
+{
+    (void)module, (void)unused;
+    return PyBool_FromLong(waiting-- > 0);
+}
+
 static PyObject *py_expect(PyObject *module, PyObject *args)
 {
     PyObject *done;
@@ -261,7 +280,9 @@ static PyMethodDef methods[] = {
     {"send", py_send, METH_NOARGS, "A message."},
     {"take", py_take, METH_NOARGS, "How many messages have arrived."},
     {"expect", py_expect, METH_VARARGS,
-     "expect(messages, answers, done): what answer(), reader() and pump() have to do"},
+     "expect(messages, answers, done): what answer(), reader(), pump() and arrive() have to do"},
+    {"arrive", py_arrive, METH_NOARGS, "Take messages; done() is called each time there are any."},
+    {"there", py_there, METH_NOARGS, "Whether a message has arrived; if not, it is waited for."},
     {"answer", py_answer, METH_NOARGS, "Take messages and answer them; whether all were there."},
     {"reader", py_reader, METH_NOARGS, "The same; done() is called when all were there."},
     {"pump", py_pump, METH_NOARGS, "The same, with epoll, until all were there."},

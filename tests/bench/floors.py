@@ -77,8 +77,26 @@ async def callback(fd: int, messages: int, answers: int) -> None:
     loop.remove_reader(fd)
 
 
+async def resume(fd: int, messages: int, answers: int) -> None:
+    """The loop calls C, which resumes a task, as in the library; the task calls C twice."""
+    loop = asyncio.get_running_loop()
+    parked = Wakeup(loop)
+    send, there = _c.send, _c.there
+    _c.expect(messages, answers, parked.wake)
+    loop.add_reader(fd, _c.arrive)
+    first = answers < messages
+    for _ in range(messages):
+        if first:
+            send()
+        if not there():
+            await parked
+        if not first:
+            send()
+    loop.remove_reader(fd)
+
+
 async def wakeup(fd: int, messages: int, answers: int) -> None:
-    """A callback resumes a task, as the library does; the task calls C for the next message."""
+    """The same by a callback in Python, which calls C once more."""
     loop = asyncio.get_running_loop()
     arrived, take, send = 0, _c.take, _c.send
     parked = Wakeup(loop)
@@ -104,7 +122,7 @@ async def wakeup(fd: int, messages: int, answers: int) -> None:
 
 
 async def future(fd: int, messages: int, answers: int) -> None:
-    """The same with a future, which resumes a task in another turn of the loop."""
+    """That with a future, which resumes the task in another turn of the loop."""
     loop = asyncio.get_running_loop()
     arrived, take, send = 0, _c.take, _c.send
     waiter: asyncio.Future[None] | None = None
@@ -131,7 +149,7 @@ async def future(fd: int, messages: int, answers: int) -> None:
 
 
 WAYS: dict[str, Callable[[int, int, int], Any]] = {
-    way.__name__: way for way in (pump, reader, callback, wakeup, future)
+    way.__name__: way for way in (pump, reader, callback, resume, wakeup, future)
 }
 
 

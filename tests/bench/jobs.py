@@ -30,7 +30,7 @@ FLOORS = ONE_SIDED.with_name("floors.so")
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
 #: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
-WAYS = ("pump", "reader", "callback", "wakeup", "future")
+WAYS = ("pump", "reader", "callback", "resume", "wakeup", "future")
 TIMERS = ("bare", "timer")
 #: The GID of RoCE v2 and IPv4.
 GID = "1"

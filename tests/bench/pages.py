@@ -120,8 +120,9 @@ _FLOORS = {
     "pump": "the same exchange in C with epoll, and no event for a send",
     "reader": "a function in C that the loop calls, and that answers: no line of Python",
     "callback": "one C call in a reader callback, that answers",
-    "wakeup": "a task resumed by the reader callback as here, two C calls",
-    "future": "a task resumed by a future, two C calls",
+    "resume": "a task that such a function in C resumes, as here; it calls C twice",
+    "wakeup": "a task that a reader callback resumes, which calls C once",
+    "future": "the same with a future",
 }
 
 

@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench import machine, profile_tables, report
+from tests.bench import machine, profile_limits, profile_tables, report
 from tests.bench.jobs import PLUGIN
 from tests.bench.profile_counts import Profile, read
 from tests.bench.profile_jobs import CONNECTING, FLOORS, MESSAGES, ROWS, Profiled
@@ -70,7 +70,8 @@ def tables(profiles: Sequence[Profile]) -> dict[str, tuple[Row, list[Row]]]:
 
 def shown(profiles: Sequence[Profile], top: int) -> str:
     """Everything as plain text."""
-    parts = []
+    limits = profile_limits.rows(profiles)
+    parts = [plain(profile_limits.HEAD, limits)] if limits else []
     for group in MESSAGES, FLOORS, CONNECTING:
         some = [profile for profile in profiles if profile.row.group == group]
         if some:
@@ -103,6 +104,9 @@ def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
         for kind in kinds:
             text = report.between(text, f"{group} {kind}", texts[kind], "profile")
         (docs / page).write_text(text)
+    page_path = docs / "profile.md"
+    limits = markdown(profile_limits.HEAD, profile_limits.rows(profiles))
+    page_path.write_text(report.between(page_path.read_text(), "limits", limits, "profile"))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -123,14 +127,13 @@ def main(words: Sequence[str] | None = None) -> int:
     found = list(read(LINES, COUNTS, ROWS))
     profiles = [one for one in found if isinstance(one, Profile) and one.row in rows]
     failures = [one for one in found if isinstance(one, str)]
+    complete = not failures and len(profiles) == len(rows)
+    if options.record and complete:
+        write(profiles)
     print(shown(profiles, options.top))
     for failure in failures:
         print(f"FAILED {failure}")
-    if failures or len(profiles) != len(rows):
-        return 1
-    if options.record:
-        write(profiles)
-    return 0
+    return 0 if complete else 1
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ ROWS: tuple[Profiled, ...] = (
     *(_perf(f"protocol {loop}", "stream", "protocol", loop) for loop in LOOPS),
     _pyverbs("exchange", MESSAGES, HALF, 2 * _PYVERBS_TRIPS),
     _floor("pump", LOOPS[0]),
-    *(_floor(way, loop) for loop in LOOPS for way in ("callback", "wakeup")),
+    *(_floor(way, loop) for loop in LOOPS for way in ("callback", "resume")),
     _cmtime(),
     _connecting(),
     _connect("uvloop"),

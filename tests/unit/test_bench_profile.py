@@ -14,7 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import floors, jobs, machine, profile, profile_counts, profile_tables, report
+from tests.bench import (
+    floors,
+    jobs,
+    machine,
+    profile,
+    profile_counts,
+    profile_limits,
+    profile_tables,
+    report,
+)
 from tests.bench.layers import LAYERS, UNKNOWN, layer_of
 from tests.bench.profile_counts import Profile
 from tests.bench.profile_jobs import HALF, ROWS
@@ -225,7 +234,7 @@ def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
     text = (tmp_path / "profile.md").read_text()
     assert text.count("**together** | 7,654") == 3
     assert "100.000%" in text
-    assert text.count("<!-- profile:") == text.count("<!-- end:") == 9
+    assert text.count("<!-- profile:") == text.count("<!-- end:") == 10
     assert "| read | 1 |" in (tmp_path / "hot-path.md").read_text()
 
 
@@ -240,3 +249,36 @@ def test_a_profile_in_parts_is_not_recorded(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         profile.main(["--record", "send"])
     assert "needs all programs" in capsys.readouterr().err
+
+
+def test_the_missed_goals_are_all_in_the_table() -> None:
+    """Whatever has a goal for a message of 64 bytes or a connection: both loops, both peers."""
+    listed = profile_limits.goals()
+    names = {row.row for row in ROWS}
+    assert len(listed) == 2 * (2 * len(jobs.LOOPS)) + 2
+    assert all({ours, theirs, floor} <= names for _, ours, theirs, floor in listed)
+
+
+@pytest.mark.parametrize(
+    ("takes", "floor", "said"),
+    [(120, 110, "reached"), (130, 110, "missed"), (130, 126, "missed; the floor is above it")],
+)
+def test_a_goal_is_held_against_its_floor(takes: int, floor: int, said: str) -> None:
+    by_name = {row.row: row for row in ROWS}
+    times = {"ib_send_lat -e": 100, "send uvloop": takes, "resume uvloop": floor}
+    profiles = [
+        Profile(by_name[name], us * by_name[name].number * 1000) for name, us in times.items()
+    ]
+    (row,) = profile_limits.rows(profiles)
+    assert row[2:5] == ("100.0", "<= 1.25", "125.0")
+    assert row[5:] == (f"{takes}.0 ({takes / 100:.3f})", f"{floor}.0 ({floor / 100:.3f})", said)
+
+
+def test_a_rate_is_a_time_the_other_way_round() -> None:
+    by_name = {row.row: row for row in ROWS}
+    times = {"cmtime": 100, "connect uvloop": 250, "connecting.c": 160}
+    profiles = [
+        Profile(by_name[name], us * by_name[name].number * 1000) for name, us in times.items()
+    ]
+    (row,) = profile_limits.rows(profiles)
+    assert row[2:] == ("100.0", ">= 0.5", "200.0", "250.0 (0.400)", "160.0 (0.625)", "missed")
