@@ -27,6 +27,7 @@ test:
 bench:
 	@tools/setup bench
 	@$(PY) -m tests.bench.run $(if $(RECORD),--record) $(if $(ROUNDS),--rounds $(ROUNDS))
+	$(if $(RECORD),@$(PY) -m tests.bench.profile --record)
 
 bench-check:
 	@tools/setup bench

@@ -82,6 +82,9 @@ def shown(profiles: Sequence[Profile], top: int) -> str:
                 for name, count in profile_tables.top(profile, top)
             ]
             parts.append(plain((f"`{profile.row.row}`", f"for each {profile.row.unit}"), most))
+    if rows := profile_limits.above_rows(profiles):
+        parts.append(plain(profile_limits.above_head(profiles), rows))
+        parts.append(profile_limits.above_text(profiles))
     return "\n\n".join(parts)
 
 
@@ -104,9 +107,15 @@ def write(profiles: Sequence[Profile], docs: Path = report.DOCS) -> None:
         for kind in kinds:
             text = report.between(text, f"{group} {kind}", texts[kind], "profile")
         (docs / page).write_text(text)
-    page_path = docs / "profile.md"
     limits = markdown(profile_limits.HEAD, profile_limits.rows(profiles))
-    page_path.write_text(report.between(page_path.read_text(), "limits", limits, "profile"))
+    rows = profile_limits.above_rows(profiles)
+    for name, new in (
+        ("limits", limits),
+        ("above layers", markdown(profile_limits.above_head(profiles), rows)),
+        ("above functions", profile_limits.above_text(profiles)),
+    ):
+        path = docs / "profile.md"
+        path.write_text(report.between(path.read_text(), name, new, "profile"))
 
 
 def main(words: Sequence[str] | None = None) -> int:

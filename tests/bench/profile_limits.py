@@ -7,11 +7,15 @@ in C resumes, for callbacks one call of Python's (floors.py), for a connection t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 
 from tests.bench.goals import GOALS, Goal
 from tests.bench.jobs import LOOPS
+from tests.bench.layers import LAYERS
 from tests.bench.profile_counts import Profile
+from tests.bench.profile_jobs import MESSAGES
+from tests.bench.profile_tables import TOP, by_function, by_layer
 from tests.bench.tables import Row
 
 HEAD = (
@@ -70,3 +74,53 @@ def rows(profiles: Sequence[Profile]) -> list[Row]:
             cells.append(f"{us[name]:,.1f} ({ratio:.3f})")
         found.append((*cells, verdict(goal, us[ours], us[floor], may)))
     return found
+
+
+def pairs(profiles: Sequence[Profile]) -> list[tuple[Profile, Profile]]:
+    """Our programs with their floors."""
+    by_name = {profile.row.row: profile for profile in profiles}
+    return [
+        (by_name[ours], by_name[floor])
+        for ours, floor in _OURS.values()
+        if {ours, floor} <= by_name.keys()
+    ]
+
+
+def above(
+    ours: Profile, floor: Profile, what: Callable[[Profile], Counter[str]]
+) -> dict[str, float]:
+    """Instructions for each unit that the floor has not, by their name; those it alone has less."""
+    mine, its = what(ours), what(floor)
+    return {
+        name: mine[name] / ours.row.number - its[name] / floor.row.number for name in mine | its
+    }
+
+
+def above_head(profiles: Sequence[Profile]) -> Row:
+    """The first line."""
+    some = [ours for ours, _ in pairs(profiles) if ours.row.group == MESSAGES]
+    return ("instructions above the floor", *(f"`{ours.row.row}`" for ours in some))
+
+
+def above_rows(profiles: Sequence[Profile]) -> list[Row]:
+    """Messages, by layer."""
+    some = [pair for pair in pairs(profiles) if pair[0].row.group == MESSAGES]
+    columns = [above(ours, floor, by_layer) for ours, floor in some]
+    columns = [column | {"**together**": sum(column.values())} for column in columns]
+    found = []
+    for name in (*LAYERS, "**together**"):
+        values = [column.get(name, 0.0) for column in columns]
+        if any(abs(value) >= 0.5 for value in values):
+            found.append((name, *(f"{round(value):,}" for value in values)))
+    return found
+
+
+def above_text(profiles: Sequence[Profile]) -> str:
+    """The functions with the most instructions above the floor."""
+    parts = []
+    for ours, floor in pairs(profiles):
+        found = above(ours, floor, by_function)
+        most = sorted(found, key=lambda name: -found[name])[:TOP]
+        listed = ", ".join(f"`{name}` {round(found[name]):,}" for name in most)
+        parts.append(f"**{ours.row.row}**, above `{floor.row.row}`: {listed}.")
+    return "\n\n".join(parts)

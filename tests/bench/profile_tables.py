@@ -93,12 +93,18 @@ def called(place: Place) -> str:
     return f"{short}: {place.function}"
 
 
-def top(profile: Profile, many: int = TOP) -> list[tuple[str, float]]:
-    """The functions with the most instructions."""
+def by_function(profile: Profile) -> Counter[str]:
+    """Instructions of each function."""
     found: Counter[str] = Counter()
     for place, count in profile.counts.items():
         found[called(place)] += count
-    return [(name, count / profile.row.number) for name, count in found.most_common(many)]
+    return found
+
+
+def top(profile: Profile, many: int = TOP) -> list[tuple[str, float]]:
+    """The functions with the most instructions."""
+    listed = by_function(profile).most_common(many)
+    return [(name, count / profile.row.number) for name, count in listed]
 
 
 def top_text(profiles: Sequence[Profile]) -> str:

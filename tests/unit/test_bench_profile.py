@@ -234,7 +234,7 @@ def test_the_pages_have_room_for_the_tables(tmp_path: Path) -> None:
     text = (tmp_path / "profile.md").read_text()
     assert text.count("**together** | 7,654") == 3
     assert "100.000%" in text
-    assert text.count("<!-- profile:") == text.count("<!-- end:") == 10
+    assert text.count("<!-- profile:") == text.count("<!-- end:") == 12
     assert "| read | 1 |" in (tmp_path / "hot-path.md").read_text()
 
 
@@ -272,6 +272,19 @@ def test_a_goal_is_held_against_its_floor(takes: int, floor: int, said: str) -> 
     (row,) = profile_limits.rows(profiles)
     assert row[2:5] == ("100.0", "<= 1.25", "125.0")
     assert row[5:] == (f"{takes}.0 ({takes / 100:.3f})", f"{floor}.0 ({floor / 100:.3f})", said)
+
+
+def test_what_is_above_the_floor() -> None:
+    by_name = {row.row: row for row in ROWS}
+    ours, floor = by_name["send uvloop"], by_name["resume uvloop"]
+    copied, freed = Place(KERNEL, "memcpy", 0), Place(KERNEL, "kfree", 0)
+    profiles = [
+        Profile(ours, 1, Counter({copied: 90 * ours.number, freed: 4 * ours.number})),
+        Profile(floor, 1, Counter({copied: 20 * floor.number, freed: 5 * floor.number})),
+    ]
+    assert profile_limits.above_rows(profiles) == [("kernel: memory", "69"), ("**together**", "69")]
+    said = profile_limits.above_text(profiles)
+    assert said == "**send uvloop**, above `resume uvloop`: `memcpy` 70, `kfree` -1."
 
 
 def test_a_rate_is_a_time_the_other_way_round() -> None:
