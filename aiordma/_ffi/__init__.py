@@ -131,15 +131,10 @@ class _LoadedLib(_Names):
     """What it becomes with its first use."""
 
 
-class _FFI:
-    """Stand-in for `_rdma.ffi`: memory, casts and errno."""
+class _Memory:
+    """Memory, casts and errno."""
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        value = getattr(_load().ffi, name)
-        self.__dict__[name] = value
-        return value
+    _real: Any
 
     # errno changes with every call: stored in the __dict__ like the rest it would keep its first
     # value for ever. A property on the class wins over the __dict__.
@@ -152,15 +147,29 @@ class _FFI:
     def errno(self, value: int) -> None:
         self._real.errno = value
 
-    @functools.cached_property
-    def _real(self) -> Any:
-        return _load().ffi  # kept: to ask the import system costs as much as a C call
-
     def __dir__(self) -> list[str]:
         return dir(_load().ffi)
 
     def __repr__(self) -> str:
         return "<aiordma._ffi.ffi>"
+
+
+class _FFI(_Memory):
+    """Stand-in for `_rdma.ffi`, which loads it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        loaded = _load().ffi
+        names = (known for known in dir(loaded) if known != "errno")
+        self.__dict__.update((known, getattr(loaded, known)) for known in names)
+        self.__dict__["_real"] = loaded
+        self.__class__ = _LoadedFFI  # type: ignore[assignment]  # as `lib` does, and why
+        return getattr(self, name)
+
+
+class _LoadedFFI(_Memory):
+    """What it becomes with its first use."""
 
 
 if not TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol, Self, final
+from weakref import ref
 
 @final
 class Message:
@@ -167,3 +169,27 @@ class StreamCalls:
 
 def alarm_open() -> int: ...
 def alarm_set(fd: int, when: float, /) -> None: ...
+
+class Owner:
+    """The counting part of a Resource."""
+
+    _handle: Any
+    _state: Any
+    _parents: tuple[Any, ...]
+    _children: int
+    _ending: Future[None] | None
+    _outcome: OSError | bool | None
+    def __init__(self, handle: object, parents: tuple[Owner, ...] = ()) -> None: ...
+    @property
+    def _made(self) -> dict[int, ref[Any]]: ...
+    @property
+    def closed(self) -> bool: ...
+    def _require(self) -> Any: ...
+    @staticmethod
+    def _rules(
+        open: object,
+        destroying: object,
+        acquire: Callable[[], object],
+        release: Callable[[], object],
+        guard: Callable[[Any], object],
+    ) -> None: ...

@@ -132,6 +132,7 @@ int aio_add_alarm(PyObject *module);
 int aio_add_wakeup(PyObject *module);
 int aio_add_registration(PyObject *module);
 int aio_add_operation(PyObject *module);
+int aio_add_owner(PyObject *module);
 int aio_add_transfer(PyObject *module);
 int aio_add_message(PyObject *module);
 int aio_add_mail(PyObject *module);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "Mail", "Message", "Operation", "Parked", "Readable", "Reader", "Registration",
+    "Mail", "Message", "Operation", "Owner", "Parked", "Readable", "Reader", "Registration",
     "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
 ]  # fmt: skip
 
@@ -14,6 +14,7 @@ try:
         Mail,
         Message,
         Operation,
+        Owner,
         Parked,
         Readable,
         Reader,
@@ -30,3 +31,12 @@ except ImportError:
         alarm_open = alarm_set = None
         Mail = Message = Operation = Parked = Readable = Reader = Registration = None
         StreamCalls = Wakeup = None
+
+        class Owner:
+            """Stands in for the compiled class."""
+
+            __slots__ = ("_children", "_ending", "_handle", "_outcome", "_parents", "_state")
+
+            @staticmethod
+            def _rules(*rules: object) -> None:
+                pass

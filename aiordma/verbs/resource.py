@@ -36,6 +36,7 @@ from concurrent.futures import Future
 from enum import Enum
 from typing import Any, Self
 
+from aiordma._ffi.fast import Owner
 from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.workers import reaper
@@ -47,12 +48,15 @@ _log = logging.getLogger("aiordma")
 _lock = threading.RLock()
 
 
-def _after_fork() -> None:
+def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
+    Owner._rules(
+        ResourceState.OPEN, ResourceState.DESTROYING, _lock.acquire, _lock.release, fork.guard
+    )
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -72,7 +76,10 @@ class ResourceState(Enum):
     FORKED = "forked"
 
 
-class Resource:
+_renew_lock()
+
+
+class Resource(Owner):
     """Base of all objects that own a C handle.
 
     `with` closes it at the end of the block; `async with` also waits until the C object is
@@ -81,63 +88,17 @@ class Resource:
     Args:
         handle: The C object.
         parents: Resources that must not be destroyed before this one.
+
+    Raises:
+        ResourceClosedError: One of them was closed meanwhile; the C object is destroyed.
     """
 
-    __slots__ = (
-        "__weakref__", "_children", "_ending", "_handle", "_made", "_outcome", "_parents", "_state",
-    )  # fmt: skip
+    __slots__ = ("__weakref__",)
 
     # True for objects whose C handle belongs to somebody else.
     _borrowed = False
     # What a use by anything but a child is called.
     _use = "unfinished operation"
-
-    def __init__(self, handle: Any, parents: tuple[Resource, ...] = ()) -> None:
-        self._handle = handle
-        self._state = ResourceState.DESTROYING
-        self._children = 0  # what was made from it, and uses under way
-        self._made: dict[int, weakref.ref[Resource]] = {}  # the former alone, by identity
-        self._ending: Future[None] | None = None
-        self._outcome: OSError | bool | None = None  # of the destroy, when it is done
-        self._parents: tuple[Resource, ...] = ()
-        if not parents:
-            self._state = ResourceState.OPEN
-            fork.guard(self)  # those that were made from it are found through it
-            return
-        own, me = id(self), weakref.ref(self)
-        held: list[Resource] = []
-        with _lock:
-            for parent in parents:
-                if parent._state is not ResourceState.OPEN:
-                    break
-                if own not in parent._made:  # it may be named twice
-                    parent._children += 1
-                    parent._made[own] = me
-                    held.append(parent)
-            else:
-                self._parents = tuple(held)
-                self._state = ResourceState.OPEN
-                return
-        # A parent was closed meanwhile: the fresh C object has no right to be.
-        self._parents = tuple(held)
-        self._finish()
-        parent._refuse()
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close()` was called; the C object may live on for its children."""
-        return self._state is not ResourceState.OPEN
-
-    def _require(self) -> Any:
-        """The C handle, for a call.
-
-        Raises:
-            ResourceClosedError: `close()` was called before.
-            ForkedError: The process was forked after the object was made.
-        """
-        if self._state is not ResourceState.OPEN:
-            self._refuse()
-        return self._handle
 
     def _refuse(self) -> None:
         name = type(self).__name__

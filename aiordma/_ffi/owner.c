@@ -1,0 +1,265 @@
+/*
+ * Owner: what a Resource counts, and the two things that are done with it most often.
+ *
+ * Each connection has five resources, and each of its steps asks some of them for their C handle.
+ * In Python, where attributes of objects of many classes are looked up the long way, the making
+ * of one was 35 us of emulated time and the asking 3.  What happens how, and why, is in
+ * verbs/resource.py, which holds the rest; counts change under its lock here, too.
+ */
+#include "fast.h"
+
+typedef struct {
+    PyObject_HEAD PyObject *handle;
+    PyObject *state;
+    PyObject *parents; /* a tuple */
+    PyObject *made;    /* weak references by identity; NULL before the first */
+    PyObject *ending;
+    PyObject *outcome;
+    Py_ssize_t children;
+} Owner;
+
+/* Of verbs/resource.py; see `rules`. */
+static PyObject *state_open, *state_destroying, *acquire_lock, *release_lock, *guard;
+
+static PyTypeObject *owner_type;
+
+static int call(PyObject *function, PyObject *argument)
+{
+    PyObject *result = argument ? PyObject_CallFunctionObjArgs(function, argument, NULL)
+                                : PyObject_CallNoArgs(function);
+
+    Py_XDECREF(result);
+    return result ? 0 : -1;
+}
+
+static PyObject *made_by(Owner *self)
+{
+    if (!self->made)
+        self->made = PyDict_New();
+    return self->made;
+}
+
+/* Under the lock: be a child of `parent`. 1: so it is; 0: it was already; -1 */
+static int enter(Owner *parent, PyObject *own, PyObject *reference)
+{
+    PyObject *made = made_by(parent);
+    int known = made ? PyDict_Contains(made, own) : -1;
+
+    if (known)
+        return known < 0 ? -1 : 0;
+    if (PyDict_SetItem(made, own, reference))
+        return -1;
+    parent->children++;
+    return 1;
+}
+
+/* Become a child of all; 0, or -1, or 1 with the one that is closed. */
+static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **closed)
+{
+    PyObject *own = PyLong_FromVoidPtr(self), *reference = PyWeakref_NewRef((PyObject *)self, NULL);
+    Py_ssize_t count = PyTuple_Size(parents);
+    int rc = own && reference && count >= 0 ? 0 : -1;
+
+    for (Py_ssize_t i = 0; !rc && i < count; i++) {
+        Owner *parent = (Owner *)PyTuple_GetItem(parents, i);
+
+        if (!PyObject_TypeCheck((PyObject *)parent, owner_type)) {
+            PyErr_SetString(PyExc_TypeError, "a parent is a Resource");
+            rc = -1;
+        } else if (parent->state != state_open) {
+            *closed = (PyObject *)parent;
+            rc = 1;
+        } else {
+            rc = enter(parent, own, reference);
+            if (rc > 0) /* it may be named twice */
+                rc = PyList_Append(held, (PyObject *)parent);
+        }
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(reference);
+    return rc;
+}
+
+static int owner_adopt(Owner *self, PyObject *parents)
+{
+    PyObject *held = PyList_New(0), *tuple, *error[3];
+    PyObject *closed = NULL;
+    int rc;
+
+    if (!held || call(acquire_lock, NULL)) {
+        Py_XDECREF(held);
+        return -1;
+    }
+    rc = enter_all(self, parents, held, &closed);
+    PyErr_Fetch(&error[0], &error[1], &error[2]);
+    tuple = PyList_AsTuple(held);
+    if (tuple)
+        replace(&self->parents, tuple);
+    if (!rc)
+        replace(&self->state, Py_NewRef(state_open));
+    Py_XINCREF(closed);
+    Py_DECREF(held);
+    if (call(release_lock, NULL) || !tuple)
+        rc = -1;
+    if (error[0])
+        PyErr_Restore(error[0], error[1], error[2]);
+    if (rc > 0) {
+        /* A parent was closed meanwhile: the fresh C object has no right to be. */
+        PyObject *result = PyObject_CallMethod((PyObject *)self, "_finish", NULL);
+
+        Py_XDECREF(result);
+        if (result) {
+            result = PyObject_CallMethod(closed, "_refuse", NULL);
+            Py_XDECREF(result);
+        }
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_RuntimeError, "a parent is closed");
+        rc = -1;
+    }
+    Py_XDECREF(closed);
+    return rc;
+}
+
+static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Owner *self = (Owner *)object;
+    static char *names[] = {"handle", "parents", NULL};
+    PyObject *handle, *parents = NULL;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O!", names, &handle, &PyTuple_Type, &parents))
+        return -1;
+    replace(&self->handle, Py_NewRef(handle));
+    replace(&self->state, Py_NewRef(state_destroying));
+    replace(&self->parents, PyTuple_New(0));
+    replace(&self->ending, Py_NewRef(Py_None));
+    replace(&self->outcome, Py_NewRef(Py_None));
+    self->children = 0;
+    if (parents && PyTuple_Size(parents))
+        return owner_adopt(self, parents);
+    replace(&self->state, Py_NewRef(state_open));
+    return call(guard, object); /* those that are made from it are found through it */
+}
+
+static PyObject *owner_require(PyObject *object, PyObject *unused)
+{
+    Owner *self = (Owner *)object;
+    PyObject *result;
+
+    (void)unused;
+    if (self->state == state_open)
+        return Py_NewRef(self->handle);
+    result = PyObject_CallMethod(object, "_refuse", NULL);
+    if (result) {
+        Py_DECREF(result);
+        PyErr_SetString(PyExc_RuntimeError, "the resource is closed");
+    }
+    return NULL;
+}
+
+static PyObject *owner_made(PyObject *object, void *unused)
+{
+    (void)unused;
+    return Py_XNewRef(made_by((Owner *)object));
+}
+
+static PyObject *owner_closed(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(((Owner *)object)->state != state_open);
+}
+
+static PyObject *owner_rules(PyObject *unused, PyObject *args)
+{
+    PyObject *open, *destroying, *acquire, *release, *guarded;
+
+    (void)unused;
+    if (!PyArg_ParseTuple(args, "OOOOO", &open, &destroying, &acquire, &release, &guarded))
+        return NULL;
+    replace(&state_open, Py_NewRef(open));
+    replace(&state_destroying, Py_NewRef(destroying));
+    replace(&acquire_lock, Py_NewRef(acquire));
+    replace(&release_lock, Py_NewRef(release));
+    replace(&guard, Py_NewRef(guarded));
+    Py_RETURN_NONE;
+}
+
+static int owner_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Owner *self = (Owner *)object;
+
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->handle);
+    Py_VISIT(self->parents);
+    Py_VISIT(self->made);
+    Py_VISIT(self->ending);
+    Py_VISIT(self->outcome);
+    return 0;
+}
+
+static int owner_clear(PyObject *object)
+{
+    Owner *self = (Owner *)object;
+
+    Py_CLEAR(self->handle);
+    Py_CLEAR(self->parents);
+    Py_CLEAR(self->made);
+    Py_CLEAR(self->ending);
+    Py_CLEAR(self->outcome);
+    return 0;
+}
+
+static void owner_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    PyObject_GC_UnTrack(object);
+    owner_clear(object);
+    Py_CLEAR(((Owner *)object)->state);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef owner_methods[] = {
+    {"_require", owner_require, METH_NOARGS, "The C handle, for a call."},
+    {"_rules", owner_rules, METH_VARARGS | METH_STATIC,
+     "Tell the states OPEN and DESTROYING, how to lock and unlock, and who guards against forks."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef owner_getset[] = {
+    {"_made", owner_made, NULL, "Weak references to what was made from it, by identity.", NULL},
+    {"closed", owner_closed, NULL,
+     "Whether `close()` was called; the C object may live on for its children.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyMemberDef owner_members[] = {
+    {"_handle", T_OBJECT_EX, offsetof(Owner, handle), 0, "The C object."},
+    {"_state", T_OBJECT_EX, offsetof(Owner, state), 0, "Its life."},
+    {"_parents", T_OBJECT_EX, offsetof(Owner, parents), 0, "What must not be destroyed before."},
+    {"_ending", T_OBJECT_EX, offsetof(Owner, ending), 0, "Who waits for its end."},
+    {"_outcome", T_OBJECT_EX, offsetof(Owner, outcome), 0, "Of the destroy."},
+    {"_children", T_PYSSIZET, offsetof(Owner, children), 0, "What was made from it, and uses."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot owner_slots[] = {
+    {Py_tp_init, owner_init},         {Py_tp_dealloc, owner_dealloc},
+    {Py_tp_traverse, owner_traverse}, {Py_tp_clear, owner_clear},
+    {Py_tp_methods, owner_methods},   {Py_tp_getset, owner_getset},
+    {Py_tp_members, owner_members},   {Py_tp_doc, "The counting part of a Resource."},
+    {0, NULL},
+};
+
+static PyType_Spec owner_spec = {
+    .name = "aiordma._ffi._fast.Owner",
+    .basicsize = sizeof(Owner),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .slots = owner_slots,
+};
+
+int aio_add_owner(PyObject *module)
+{
+    owner_type = aio_add_type(module, &owner_spec, NULL);
+    return owner_type ? 0 : -1;
+}
