@@ -541,7 +541,35 @@ class _Lib:
         self, srq: CData, wr_id: int, addr: int, stride: int, lkey: int, slots: CData, count: int, /
     ) -> int: ...
     def aio_execute(self, p: CData, /) -> int: ...
-    def aio_lane_init(self, lane: CData, /) -> None: ...
+    def aio_lane_init(
+        self,
+        lane: CData,
+        free: CData,
+        sends: int,
+        data_slots: int,
+        arrivals: CData,
+        n_arrivals: int,
+        receives: int,
+        control: int,
+        chain: int,
+        raw: int,
+        elastic: int,
+        /,
+    ) -> None: ...
+    def aio_lane_bind(
+        self,
+        lane: CData,
+        qp: CData,
+        flags: int,
+        inline_size: int,
+        send_addr: int,
+        send_stride: int,
+        send_key: int,
+        recv_addr: int,
+        recv_stride: int,
+        recv_key: int,
+        /,
+    ) -> None: ...
     def aio_lane_send(self, lane: CData, data: CData | bytes, length: int, /) -> int: ...
     def aio_lane_next(self, lane: CData, /) -> int: ...
     def aio_lane_back(self, lane: CData, slot: int, /) -> int: ...
@@ -587,6 +615,44 @@ class _Lib:
         max_rd_atomic: int,
         /,
     ) -> int: ...
+    def aio_connect(
+        self,
+        id: CData,
+        data: CData | bytes,
+        length: int,
+        responder_resources: int,
+        initiator_depth: int,
+        flow_control: int,
+        retry_count: int,
+        rnr_retry_count: int,
+        qp_num: int,
+        /,
+    ) -> int: ...
+    def aio_accept(
+        self,
+        id: CData,
+        data: CData | bytes,
+        length: int,
+        responder_resources: int,
+        initiator_depth: int,
+        flow_control: int,
+        retry_count: int,
+        rnr_retry_count: int,
+        qp_num: int,
+        /,
+    ) -> int: ...
+    def aio_create_qp(
+        self,
+        pd: CData,
+        send_cq: CData,
+        recv_cq: CData,
+        srq: CData,
+        type: int,
+        all_signaled: int,
+        token: int,
+        numbers: CData,
+        /,
+    ) -> CData: ...
 
 ffi: Final[_FFI]
 lib: Final[_Lib]

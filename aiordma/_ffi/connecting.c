@@ -1,5 +1,6 @@
 /*
- * The steps of a queue pair to a connection, in one call.
+ * The steps to a connection, each in one call with plain numbers: a struct that Python fills field
+ * by field costs as much as what is then done with it.
  *
  * rdma_init_qp_attr says what the connection manager proposes for a state; what is applied is
  * decided by the policy (cm/qp_transition.py), whose values are limits, or -1 for what is proposed.
@@ -50,4 +51,75 @@ static int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, i
             reads = attr.max_rd_atomic + 1;
     }
     return reads;
+}
+
+static struct rdma_conn_param aio_offer(const char *data, int length, int responder_resources,
+                                        int initiator_depth, int flow_control, int retry_count,
+                                        int rnr_retry_count, uint32_t qp_num)
+{
+    struct rdma_conn_param param = {
+        .private_data = data,
+        .private_data_len = (uint8_t)length,
+        .responder_resources = (uint8_t)responder_resources,
+        .initiator_depth = (uint8_t)initiator_depth,
+        .flow_control = (uint8_t)flow_control,
+        .retry_count = (uint8_t)retry_count,
+        .rnr_retry_count = (uint8_t)rnr_retry_count,
+        .qp_num = qp_num,
+    };
+
+    return param;
+}
+
+/* rdma_connect and rdma_accept: -1 with errno. */
+static int aio_connect(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
+                       int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
+                       uint32_t qp_num)
+{
+    struct rdma_conn_param param = aio_offer(data, length, responder_resources, initiator_depth,
+                                             flow_control, retry_count, rnr_retry_count, qp_num);
+
+    return rdma_connect(id, &param);
+}
+
+static int aio_accept(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
+                      int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
+                      uint32_t qp_num)
+{
+    struct rdma_conn_param param = aio_offer(data, length, responder_resources, initiator_depth,
+                                             flow_control, retry_count, rnr_retry_count, qp_num);
+
+    return rdma_accept(id, &param);
+}
+
+/*
+ * ibv_create_qp: NULL with errno, which is 0 where a driver gives no reason.
+ *
+ * `numbers`: max_send_wr, max_recv_wr, max_send_sge, max_recv_sge, max_inline_data, in the order of
+ * struct ibv_qp_cap, first as asked for and then as given; behind them the queue pair's number.
+ */
+static struct ibv_qp *aio_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq,
+                                    struct ibv_cq *recv_cq, struct ibv_srq *srq, int type,
+                                    int all_signaled, uint64_t token, uint32_t *numbers)
+{
+    struct ibv_qp_init_attr attr = {
+        .qp_context = (void *)(uintptr_t)token,
+        .send_cq = send_cq,
+        .recv_cq = recv_cq,
+        .srq = srq,
+        .qp_type = (enum ibv_qp_type)type,
+        .sq_sig_all = all_signaled,
+    };
+    struct ibv_qp *qp;
+
+    memcpy(&attr.cap, numbers, sizeof(attr.cap));
+    if (srq)
+        attr.cap.max_recv_wr = attr.cap.max_recv_sge = 0;
+    errno = 0;
+    qp = ibv_create_qp(pd, &attr);
+    if (qp) {
+        memcpy(numbers, &attr.cap, sizeof(attr.cap));
+        numbers[5] = qp->qp_num;
+    }
+    return qp;
 }

@@ -175,7 +175,12 @@ struct aio_lane {
     uint64_t atomics;
 };
 
-void aio_lane_init(struct aio_lane *lane);
+void aio_lane_init(struct aio_lane *lane, uint16_t *free, uint32_t sends, uint32_t data_slots,
+                   struct aio_arrival *arrivals, uint32_t n_arrivals, uint32_t receives,
+                   uint32_t control, uint32_t chain, int raw, int elastic);
+void aio_lane_bind(struct aio_lane *lane, struct ibv_qp *qp, uint32_t flags, uint32_t inline_size,
+                   uint64_t send_addr, uint32_t send_stride, uint32_t send_key, uint64_t recv_addr,
+                   uint32_t recv_stride, uint32_t recv_key);
 int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t length);
 int64_t aio_lane_next(struct aio_lane *lane);
 int aio_lane_back(struct aio_lane *lane, uint32_t slot);
@@ -307,3 +312,12 @@ void aio_stream_drop(struct aio_stream *s);
 int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, int last, int access,
                    int timeout, int retry_count, int rnr_retry_count, int min_rnr_timer,
                    int max_dest_rd_atomic, int max_rd_atomic);
+int aio_connect(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
+                int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
+                uint32_t qp_num);
+int aio_accept(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
+               int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
+               uint32_t qp_num);
+struct ibv_qp *aio_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
+                             struct ibv_srq *srq, int type, int all_signaled, uint64_t token,
+                             uint32_t *numbers);

@@ -161,9 +161,43 @@ static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
     return 1;
 }
 
-static void aio_lane_init(struct aio_lane *lane)
+/* What endpoint/lane.py says; the arrays are its own. */
+static void aio_lane_init(struct aio_lane *lane, uint16_t *free, uint32_t sends,
+                          uint32_t data_slots, struct aio_arrival *arrivals, uint32_t n_arrivals,
+                          uint32_t receives, uint32_t control, uint32_t chain, int raw, int elastic)
 {
     lane->sink.take = aio_lane_take;
+    lane->free = free;
+    for (uint32_t i = 0; i < sends; i++)
+        free[i] = (uint16_t)i;
+    lane->n_free = sends;
+    lane->data_slots = data_slots;
+    lane->arrivals = arrivals;
+    lane->arrival_mask = n_arrivals - 1;
+    lane->control = control;
+    lane->posted = receives;
+    lane->unused = lane->granted = (int64_t)receives - control;
+    lane->due = lane->unused > 1 ? (lane->unused + 1) / 2 : 1;
+    lane->chain = chain;
+    lane->raw = !!raw;
+    lane->elastic = lane->blocked = !!elastic;
+    lane->want = elastic ? AIO_WANT_SENT : 0;
+}
+
+static void aio_lane_bind(struct aio_lane *lane, struct ibv_qp *qp, uint32_t flags,
+                          uint32_t inline_size, uint64_t send_addr, uint32_t send_stride,
+                          uint32_t send_key, uint64_t recv_addr, uint32_t recv_stride,
+                          uint32_t recv_key)
+{
+    lane->qp = qp;
+    lane->send_flags = flags;
+    lane->inline_size = inline_size;
+    lane->send_addr = send_addr;
+    lane->send_stride = send_stride;
+    lane->send_key = send_key;
+    lane->recv_addr = recv_addr;
+    lane->recv_stride = recv_stride;
+    lane->recv_key = recv_key;
 }
 
 /* Post an operation.  0 or a positive errno. */

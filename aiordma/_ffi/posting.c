@@ -75,7 +75,8 @@ static int aio_post_probe(struct ibv_qp *qp, uint64_t wr_id)
 
 /*
  * Post a chain of receives, one for each slot of an arena, to a queue pair or, without one, to a
- * shared receive queue: slot i lies at addr + i * stride and completes as wr_id + (i << 24).  Long
+ * shared receive queue: slot i lies at addr + i * stride and completes as wr_id + (i << 24).
+ * Without `slots` the first `count`.  Long
  * runs go out in chains of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
  */
 static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
@@ -85,15 +86,17 @@ static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id
     struct ibv_recv_wr wr[AIO_RECV_CHAIN];
     struct ibv_recv_wr *bad = NULL;
 
-    while (count > 0) {
-        int n = count < AIO_RECV_CHAIN ? count : AIO_RECV_CHAIN;
+    for (int first = 0; first < count; first += AIO_RECV_CHAIN) {
+        int n = count - first < AIO_RECV_CHAIN ? count - first : AIO_RECV_CHAIN;
         int rc;
 
         for (int i = 0; i < n; i++) {
-            sge[i].addr = addr + (uint64_t)slots[i] * stride;
+            uint64_t slot = slots ? slots[first + i] : (uint64_t)(first + i);
+
+            sge[i].addr = addr + slot * stride;
             sge[i].length = stride;
             sge[i].lkey = lkey;
-            wr[i].wr_id = wr_id + ((uint64_t)slots[i] << 24);
+            wr[i].wr_id = wr_id + (slot << 24);
             wr[i].sg_list = &sge[i];
             wr[i].num_sge = 1;
             wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
@@ -101,8 +104,6 @@ static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id
         rc = qp ? ibv_post_recv(qp, wr, &bad) : ibv_post_srq_recv(srq, wr, &bad);
         if (rc)
             return rc;
-        slots += n;
-        count -= n;
     }
     return 0;
 }

@@ -250,12 +250,10 @@ class ConnectionId(Options, Datagrams):
 
     # Connection
 
-    def _c_param(self, param: ConnectionParameter | None, private_data: bytes) -> tuple[Any, Any]:
+    def _offer(self, param: ConnectionParameter | None) -> tuple[int, int, bool, int, int]:
         context = self.context
         assert context is not None
-        assert self.qp is not None
-        param = param or ConnectionParameter()
-        return param._to_c(context.attributes, self.qp.num, private_data)
+        return (param or ConnectionParameter())._numbers(context.attributes)
 
     async def connect(
         self,
@@ -289,12 +287,13 @@ class ConnectionId(Options, Datagrams):
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
-        c_param, keep = self._c_param(param, private_data)
-        handle = self._require()
+        offer = self._offer(param)
+        handle, number = self._require(), self.qp.num
         assert self.context is not None
 
-        def call(keep: Any = keep) -> None:
-            check_minus_one(lib.rdma_connect(handle, c_param), "rdma_connect")
+        def call() -> None:
+            code = lib.aio_connect(handle, private_data, len(private_data), *offer, number)
+            check_minus_one(code, "rdma_connect")
 
         self.stage = Stage.CONNECTING
         try:
@@ -348,12 +347,12 @@ class ConnectionId(Options, Datagrams):
         self._need("rdma_accept", Stage.REQUESTED)
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
-        c_param, keep = self._c_param(param, private_data)
+        offer = self._offer(param)
         assert self.context is not None
         if not self.context.is_iwarp:
-            policy = self.policy.granting(c_param.responder_resources, c_param.initiator_depth)
-            self._move(_RTS, policy)
-        if lib.rdma_accept(self._require(), c_param):
+            self._move(_RTS, self.policy.granting(offer[0], offer[1]))
+        data, handle = private_data, self._require()
+        if lib.aio_accept(handle, data, len(data), *offer, self.qp.num):
             code = ffi.errno
             self.stage = Stage.FAILED
             # A client that gives up before it is accepted is reported by this failure only.
@@ -361,7 +360,6 @@ class ConnectionId(Options, Datagrams):
                 code = errno.ECONNABORTED
             raise os_error(code, "rdma_accept")
         self.stage = Stage.ACCEPTED
-        del keep
 
     def notify_established(self) -> None:
         """A message arrived before ESTABLISHED did: tell the connection manager (`rdma_notify(3)`).

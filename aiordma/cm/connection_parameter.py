@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
-from aiordma._ffi import ffi
 from aiordma.verbs.context import DeviceAttributes
 
 __all__ = ["ConnectionParameter"]
@@ -127,22 +126,16 @@ class ConnectionParameter:
         self._checked("rnr_retry_count", value, 7)
         self._rnr_retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
 
-    def _to_c(self, limits: DeviceAttributes, qp_num: int, private_data: bytes) -> tuple[Any, Any]:
-        """For C, and what has to live as long."""
+    def _numbers(self, limits: DeviceAttributes) -> tuple[int, int, bool, int, int]:
+        """As `aio_connect` and `aio_accept` take them."""
         self.bind(limits.max_qp_rd_atom)
-        data = ffi.new("uint8_t[]", private_data or b"\0")
-        param = ffi.new("struct rdma_conn_param *")
-        param.private_data = data
-        param.private_data_len = len(private_data)
-        param.responder_resources = self._depth(self._responder_resources)
-        # The kernel refuses more than the device can start; the getter keeps what was asked.
         depth = self._depth(self._initiator_depth)
-        param.initiator_depth = min(depth, limits.max_qp_init_rd_atom, 255)
-        param.flow_control = self.flow_control
-        param.retry_count = self._retry_count
-        param.rnr_retry_count = self._rnr_retry_count
-        param.qp_num = qp_num
-        return param, data
+        # The kernel refuses more than the device can start; the getter keeps what was asked.
+        depth = min(depth, limits.max_qp_init_rd_atom, 255)
+        responder_resources = self._depth(self._responder_resources)
+        return (
+            responder_resources, depth, self.flow_control, self._retry_count, self._rnr_retry_count,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return (

@@ -9,8 +9,7 @@ is applied is decided here.
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aiordma._ffi import lib
@@ -45,6 +44,19 @@ class QPPolicy:
     min_rnr_timer: int | None = 12
     max_dest_rd_atomic: int | None = None
     max_rd_atomic: int | None = None
+    # Both made once: the connections of a program have few policies, and hashing one takes longer
+    # than what is done with it.
+    _numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _granting: dict[tuple[int, int], QPPolicy] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        values = (
+            self.access, self.ack_timeout, self.max_retry_count, self.max_rnr_retry_count,
+            self.min_rnr_timer, self.max_dest_rd_atomic, self.max_rd_atomic,
+        )  # fmt: skip
+        numbers = tuple(-1 if value is None else int(value) for value in values)
+        object.__setattr__(self, "_numbers", numbers)  # as C takes them
+        object.__setattr__(self, "_granting", {})
 
     def granting(self, responder_resources: int, initiator_depth: int) -> QPPolicy:
         """The policy of an end that accepts with these depths.
@@ -54,30 +66,19 @@ class QPPolicy:
         The connection manager proposes what the request asked for.  An end that started more
         reads than it announced would break its connection: the peer serves no more than that.
         """
-        return _granting(self, responder_resources, initiator_depth)
-
-
-@functools.lru_cache(64)  # the connections of a program have few
-def _granting(policy: QPPolicy, responder_resources: int, initiator_depth: int) -> QPPolicy:
-    return replace(
-        policy,
-        max_dest_rd_atomic=_lower(policy.max_dest_rd_atomic, responder_resources),
-        max_rd_atomic=_lower(policy.max_rd_atomic, initiator_depth),
-    )
+        depths = responder_resources, initiator_depth
+        policy = self._granting.get(depths)
+        if policy is None:
+            policy = self._granting[depths] = replace(
+                self,
+                max_dest_rd_atomic=_lower(self.max_dest_rd_atomic, responder_resources),
+                max_rd_atomic=_lower(self.max_rd_atomic, initiator_depth),
+            )
+        return policy
 
 
 def _lower(bound: int | None, value: int) -> int:
     return value if bound is None else min(bound, value)
-
-
-@functools.lru_cache(64)
-def _numbers(policy: QPPolicy) -> tuple[int, ...]:
-    """A policy as C takes it."""
-    values = (
-        policy.access, policy.ack_timeout, policy.max_retry_count, policy.max_rnr_retry_count,
-        policy.min_rnr_timer, policy.max_dest_rd_atomic, policy.max_rd_atomic,
-    )  # fmt: skip
-    return tuple(-1 if value is None else int(value) for value in values)
 
 
 def advance(id_handle: Any, qp: QueuePair, first: int, last: int, policy: QPPolicy) -> None:
@@ -86,7 +87,7 @@ def advance(id_handle: Any, qp: QueuePair, first: int, last: int, policy: QPPoli
     Raises:
         OSError: The connection manager or the device refused.
     """
-    code = lib.aio_qp_advance(id_handle, qp._require(), first, last, *_numbers(policy))
+    code = lib.aio_qp_advance(id_handle, qp._require(), first, last, *policy._numbers)
     if code > 0:
         qp._limit_reads(code - 1)
     elif code < 0:

@@ -38,12 +38,9 @@ class FreeSlots:
 
     __slots__ = ("_c", "_slots")
 
-    def __init__(self, c: Any, most: int, present: int) -> None:
+    def __init__(self, c: Any, slots: Any) -> None:
         self._c = c
-        self._slots = ffi.new("uint16_t[]", most)
-        c.free = self._slots
-        self._slots[0:present] = range(present)
-        c.n_free = present
+        self._slots = slots
 
     def __len__(self) -> int:
         return int(self._c.n_free)
@@ -96,22 +93,17 @@ class Lane:
 
     def __init__(self, config: ConnectionConfig, receives: int, sends: int) -> None:
         c = self.c = ffi.new("struct aio_lane *")
-        lib.aio_lane_init(c)
-        c.raw = config.raw
-        c.data_slots = config.send_depth
-        c.elastic = config.shared_slots is not None
-        # Until the peer's depth is known nothing may be sent; see also `Sender._plain`.
-        c.blocked = c.elastic
-        c.want = WANT_SENT if c.elastic else 0
-        self.free = FreeSlots(c, config.send_depth, sends)
+        slots = ffi.new("uint16_t[]", config.send_depth)
+        self.free = FreeSlots(c, slots)
         arrivals = _power_of_two(config.receives)
         self._arrivals = ffi.new("struct aio_arrival[]", arrivals)
-        c.arrivals, c.arrival_mask = self._arrivals, arrivals - 1
-        c.control = config.control_depth
-        c.posted = receives
-        c.unused = c.granted = receives - config.control_depth
-        c.due = max(1, (c.unused + 1) // 2)
-        c.chain = min(_CHAIN, max(1, config.recv_depth // 8))
+        chain = min(_CHAIN, max(1, config.recv_depth // 8))
+        # A pool's slots come and go, so that Python posts, and sees to all completions of sends.
+        # Until the peer's depth is known nothing may be sent; see also `Sender._plain`.
+        lib.aio_lane_init(
+            c, slots, sends, config.send_depth, self._arrivals, arrivals, receives,
+            config.control_depth, chain, config.raw, config.shared_slots is not None,
+        )  # fmt: skip
 
     def bind(self, qp: Any, send: Arena, recv: Arena, flags: int, inline_size: int) -> None:
         """Name the adapter's side.
@@ -123,11 +115,10 @@ class Lane:
             flags: Of sends.
             inline_size: Bytes that go into a work request itself.
         """
-        c = self.c
-        c.qp = qp
-        c.send_flags, c.inline_size = flags, inline_size
-        c.send_addr, c.send_stride, c.send_key = send.addr, send.slot_size, send.lkey
-        c.recv_addr, c.recv_stride, c.recv_key = recv.addr, recv.slot_size, recv.lkey
+        lib.aio_lane_bind(
+            self.c, qp, flags, inline_size, send.addr, send.slot_size, send.lkey,
+            recv.addr, recv.slot_size, recv.lkey,
+        )  # fmt: skip
 
     def allow_operations(self, depth: int) -> None:
         """Make room for so many operations of the program to be under way."""

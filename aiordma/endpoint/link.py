@@ -175,7 +175,7 @@ class Link(AdapterSide):
         self._on_ended = on_ended
         self._begin(on_failed)
         self._channel.sinks.add(self._base, ffi.cast("struct aio_sink *", self._lane), on_news)
-        self.post_recv(range(self.recv.count))
+        self._post_all()
 
     # Completions
 
@@ -279,6 +279,20 @@ class Link(AdapterSide):
         self.listen()
         if code:
             self.fail(os_error(code, "ibv_post_send"))
+
+    def _post_all(self) -> None:
+        """Post every receive slot, at the beginning."""
+        arena = self.recv
+        if not arena.whole:
+            self.post_recv(range(arena.count))
+            return
+        code = lib.aio_post_recv_slots(
+            self._qp_handle, self._base + (_RECV << SUB_SHIFT), arena.addr, arena.slot_size,
+            arena.lkey, ffi.NULL, arena.count,
+        )  # fmt: skip
+        self._lane.receives += arena.count
+        if code:
+            self.fail(os_error(code, "ibv_post_recv"))
 
     def post_recv(self, slots: Iterable[int]) -> None:
         """Post receive slots; those that follow one another in one registration, in one chain."""

@@ -76,13 +76,7 @@ class QueuePair(Requests, Groups):
     ) -> None:
         check_init(pd, attr)
         send_cq, recv_cq = attr.send_cq, attr.recv_cq or attr.send_cq
-        c_attr = ffi.new("struct ibv_qp_init_attr *")
-        c_attr.send_cq = send_cq._require()
-        c_attr.recv_cq = recv_cq._require()
-        c_attr.qp_type = int(attr.qp_type)
-        c_attr.sq_sig_all = int(attr.sq_sig_all)
         token = next_token()
-        c_attr.qp_context = ffi.cast("void *", token)
         sizes = (
             attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
             attr.max_inline_data,
@@ -92,31 +86,27 @@ class QueuePair(Requests, Groups):
                 if not 0 <= size < 1 << 31:
                     msg = f"{name} is out of range: {size}"
                     raise ValueError(msg)
-        c_attr.cap = sizes
-        cap = c_attr.cap
-        if attr.srq is not None:
-            c_attr.srq = attr.srq._require()
-            cap.max_recv_wr = cap.max_recv_sge = 0
+        numbers = ffi.new("uint32_t[6]", sizes)
+        srq = ffi.NULL if attr.srq is None else attr.srq._require()
         # Room for what was asked, before the queue pair exists: refusing costs nothing then.
         send_cq._promise(attr.max_send_wr)
         try:
             self._promise_receives(attr, recv_cq)
             try:
-                ffi.errno = 0  # not every driver gives a reason
-                handle = check_pointer(lib.ibv_create_qp(pd._require(), c_attr), "ibv_create_qp")
+                handle = lib.aio_create_qp(
+                    pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),
+                    attr.sq_sig_all, token, numbers,
+                )  # fmt: skip
+                check_pointer(handle, "ibv_create_qp")
             except BaseException:
                 self._unpromise_receives(attr, recv_cq)
                 raise
         except BaseException:
             send_cq._unpromise(attr.max_send_wr)
             raise
-        given = (
-            cap.max_send_wr, cap.max_recv_wr, cap.max_send_sge, cap.max_recv_sge,
-            cap.max_inline_data,
-        )  # fmt: skip
-        self.limits = QPLimits.of(pd.context, given)
+        *given, self.num = ffi.unpack(numbers, 6)
+        self.limits = QPLimits.of(pd.context, tuple(given))
         self.pd = pd
-        self.num = int(handle.qp_num)
         self._init = attr
         self._groups: list[tuple[bytes, int]] = []
         self._first_failure: BaseException | None = None
