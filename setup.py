@@ -7,8 +7,8 @@ import sysconfig
 from setuptools import Extension, setup
 
 FAST = (
-    "alarm", "fast", "mail", "operation", "owner", "reader", "received", "registration",
-    "stream_calls", "transfer", "wakeup",
+    "alarm", "cm_events", "fast", "mail", "operation", "owner", "reader", "received",
+    "registration", "stream_calls",
     "transfer", "wakeup",
 )  # fmt: skip
 # The stable ABI of 3.11 is the first with the buffer protocol, which received.c implements. A

@@ -193,3 +193,14 @@ class Owner:
         release: Callable[[], object],
         guard: Callable[[Any], object],
     ) -> None: ...
+
+_Numbers = tuple[int, int, int, int, int, int, int]
+
+@final
+class CMEvents:
+    """The events of a channel of the connection manager."""
+
+    def __init__(self, channel: int, event: int, next: int) -> None: ...
+    def next(self) -> tuple[int, int, int, int, bytes, _Numbers | None] | int | None: ...
+    @staticmethod
+    def ends(id: int, /) -> tuple[tuple[str, int], tuple[str, int]] | None: ...

@@ -615,6 +615,9 @@ class _Lib:
         max_rd_atomic: int,
         /,
     ) -> int: ...
+    def aio_resolve(
+        self, id: CData, src: CData, dst: CData, limit: int, token: int, route: int, /
+    ) -> int: ...
     def aio_connect(
         self,
         id: CData,

@@ -71,6 +71,17 @@ static struct rdma_conn_param aio_offer(const char *data, int length, int respon
     return param;
 }
 
+/*
+ * rdma_resolve_addr for the id with that token: -1 with errno.  With milliseconds for the route the id
+ * goes on to that by itself; see aio_cm_next.
+ */
+static int aio_resolve(struct rdma_cm_id *id, struct sockaddr_storage *src,
+                       struct sockaddr_storage *dst, int limit, uint64_t token, int route)
+{
+    id->context = (void *)(uintptr_t)(token | (uint64_t)route << AIO_TOKEN_BITS);
+    return rdma_resolve_addr(id, (struct sockaddr *)src, (struct sockaddr *)dst, limit);
+}
+
 /* rdma_connect and rdma_accept: -1 with errno. */
 static int aio_connect(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
                        int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,

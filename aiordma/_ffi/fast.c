@@ -15,7 +15,8 @@ static int fast_exec(PyObject *module)
     return aio_add_alarm(module) || aio_add_wakeup(module) || aio_add_registration(module) ||
                    aio_add_operation(module) || aio_add_transfer(module) ||
                    aio_add_message(module) || aio_add_mail(module) || aio_add_reader(module) ||
-                   aio_add_stream_calls(module) || aio_add_owner(module)
+                   aio_add_stream_calls(module) || aio_add_owner(module) ||
+                   aio_add_cm_events(module)
                ? -1
                : 0;
 }

@@ -131,6 +131,7 @@ static inline void replace(PyObject **place, PyObject *object)
 int aio_add_alarm(PyObject *module);
 int aio_add_wakeup(PyObject *module);
 int aio_add_registration(PyObject *module);
+int aio_add_cm_events(PyObject *module);
 int aio_add_operation(PyObject *module);
 int aio_add_owner(PyObject *module);
 int aio_add_transfer(PyObject *module);

@@ -14,6 +14,35 @@
  */
 
 /*
+ * An id's context: its token, and above it the milliseconds for the route of an id that goes on from
+ * its address to its route by itself; 0 for others.
+ */
+#define AIO_TOKEN_BITS 40
+
+static uint64_t aio_cm_token(const struct rdma_cm_id *id)
+{
+    return (uint64_t)(uintptr_t)id->context & ((UINT64_C(1) << AIO_TOKEN_BITS) - 1);
+}
+
+/*
+ * Go on where nobody has to be asked: 0, and nobody is told of this event.  1: this is no such
+ * event; or -errno of rdma_resolve_route, which becomes the event's status.
+ */
+static int aio_cm_go_on(const struct rdma_cm_event *ev)
+{
+    struct rdma_cm_id *id = ev->id;
+    int limit;
+
+    if (ev->event != RDMA_CM_EVENT_ADDR_RESOLVED || !id || ev->status)
+        return 1;
+    limit = (int)((uint64_t)(uintptr_t)id->context >> AIO_TOKEN_BITS);
+    if (!limit)
+        return 1;
+    id->context = (void *)(uintptr_t)aio_cm_token(id);
+    return rdma_resolve_route(id, limit) ? -(errno ? errno : EIO) : 0;
+}
+
+/*
  * Take one connection-management event: copy all of it, acknowledge, return 0.
  *
  * One at a time by design.  Fetching a batch first would leave unacknowledged events of an id
@@ -27,17 +56,23 @@ static int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *
 {
     struct rdma_cm_event *ev;
     const void *data;
+    int refused;
 
-    if (rdma_get_cm_event(channel, &ev))
-        return errno ? -errno : -EIO;
+    do {
+        if (rdma_get_cm_event(channel, &ev))
+            return errno ? -errno : -EIO;
+        refused = aio_cm_go_on(ev);
+        if (!refused)
+            rdma_ack_cm_event(ev);
+    } while (!refused);
     memset(out, 0, offsetof(struct aio_cm_event, private_data));
     out->type = (int)ev->event;
-    out->status = ev->status;
+    out->status = refused < 0 ? refused : ev->status;
     if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
         out->id = ev->id; /* its context is a copy of the listener's: not its own token */
-        out->listen_token = ev->listen_id ? (uint64_t)(uintptr_t)ev->listen_id->context : 0;
+        out->listen_token = ev->listen_id ? aio_cm_token(ev->listen_id) : 0;
     } else {
-        out->token = ev->id ? (uint64_t)(uintptr_t)ev->id->context : 0;
+        out->token = ev->id ? aio_cm_token(ev->id) : 0;
     }
     if (ev->id && ev->id->qp_type == IBV_QPT_UD) { /* port spaces UDP and IPOIB */
         out->is_datagram = 1;

@@ -312,6 +312,8 @@ void aio_stream_drop(struct aio_stream *s);
 int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, int last, int access,
                    int timeout, int retry_count, int rnr_retry_count, int min_rnr_timer,
                    int max_dest_rd_atomic, int max_rd_atomic);
+int aio_resolve(struct rdma_cm_id *id, struct sockaddr_storage *src, struct sockaddr_storage *dst,
+                int limit, uint64_t token, int route);
 int aio_connect(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
                 int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
                 uint32_t qp_num);

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionEvent"]
 
+_NOTHING = (0, 0, 0, 0, 0, 0, 0)
+
 
 class ConnectionEvent:
     """A connection-management event (`rdma_get_cm_event(3)`).
@@ -40,10 +42,8 @@ class ConnectionEvent:
     """
 
     __slots__ = (
-        "_account", "ah_attr", "channel", "connection_id", "flow_control", "hidden",
-        "initiator_depth", "listen_id", "private_data", "qkey", "qp_num", "responder_resources",
-        "retry_count",
-        "rnr_retry_count", "status", "type",
+        "_account", "_numbers", "ah_attr", "channel", "connection_id", "hidden", "initiator_depth",
+        "listen_id", "private_data", "responder_resources", "status", "type",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +54,7 @@ class ConnectionEvent:
         connection_id: ConnectionId | None,
         listen_id: ConnectionId | None = None,
         private_data: bytes = b"",
+        numbers: tuple[int, ...] | None = None,
     ) -> None:
         self.channel = channel
         self.type = type
@@ -61,18 +62,34 @@ class ConnectionEvent:
         self.connection_id = connection_id
         self.listen_id = listen_id
         self.private_data = private_data
-        self.responder_resources = 0
-        self.initiator_depth = 0
-        self.flow_control = 0
-        self.retry_count = 0
-        self.rnr_retry_count = 0
-        self.qp_num = 0
-        self.qkey = 0
+        # Before a connection is asked for there is nothing that two ends could have agreed on.
+        self._numbers = numbers or _NOTHING
+        self.responder_resources, self.initiator_depth, *_ = self._numbers
         self.ah_attr: AHAttributes | None = None
         # Answers a step that goes on by itself, so that no reader of the channel is told.
         self.hidden = False
         # The id whose count of unacknowledged events this one is part of, once handed out.
         self._account: ConnectionId | None = None
+
+    @property
+    def flow_control(self) -> int:
+        return self._numbers[2]
+
+    @property
+    def retry_count(self) -> int:
+        return self._numbers[3]
+
+    @property
+    def rnr_retry_count(self) -> int:
+        return self._numbers[4]
+
+    @property
+    def qp_num(self) -> int:
+        return self._numbers[5]
+
+    @property
+    def qkey(self) -> int:
+        return self._numbers[6]
 
     def ack(self) -> None:
         """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).

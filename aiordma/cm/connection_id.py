@@ -30,6 +30,7 @@ __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
 _FIRST_PATIENCE_S = 0.1
+_LONGEST_ROUTE_MS = (1 << 24) - 1
 _ADDR_RESOLVED = frozenset({EventType.ADDR_RESOLVED})
 _ROUTE_RESOLVED = frozenset({EventType.ROUTE_RESOLVED})
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
@@ -59,7 +60,7 @@ def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None
 
 def _route_call_can_block() -> bool:
     """Where ibacm runs, the call asks it, over a socket and without a limit of its own."""
-    return os.path.exists(_IBACM)
+    return os.access(_IBACM, os.F_OK)
 
 
 class ConnectionId(Options, Datagrams):
@@ -138,6 +139,27 @@ class ConnectionId(Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
+        await self._find(dst, src, timeout, 0)
+        self.stage = Stage.ADDRESS_RESOLVED
+
+    async def find(self, dst: Address, src: Address | None = None, timeout: float = 2.0) -> None:
+        """`resolve_addr` and `resolve_route`, which has as long again, in one step.
+
+        Readers of the channel are not told of the first, unless ibacm runs: then the second can
+        block, and goes to a thread.
+
+        Args, raises, cancellation: as those.
+        """
+        if _route_call_can_block():
+            await self.resolve_addr(dst, src, timeout)
+            await self.resolve_route(timeout)
+        else:
+            limit = min(max(1, int(timeout * 1000)), _LONGEST_ROUTE_MS)
+            await self._find(dst, src, timeout, limit)
+            self.stage = Stage.ROUTE_RESOLVED
+
+    async def _find(self, dst: Address, src: Address | None, timeout: float, route: int) -> None:
+        """Resolve the address and, with milliseconds for it, the route."""
         _check_limit(timeout)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
@@ -149,17 +171,15 @@ class ConnectionId(Options, Datagrams):
             left = max(0.001, deadline - loop.time())
             last = left <= patience
             try:
-                await self._resolve_addr(c_src, c_dst, min(left, patience), left, last=last)
-            except ConnectTimeoutError:
-                if last:
+                await self._try(c_src, c_dst, min(left, patience), left, route, last=last)
+                return
+            except ConnectTimeoutError as exc:
+                if last or exc.event == EventType.ROUTE_ERROR.name:
                     raise
                 patience *= 2
-            else:
-                self.stage = Stage.ADDRESS_RESOLVED
-                return
 
-    async def _resolve_addr(
-        self, c_src: Any, c_dst: Any, seconds: float, left: float, *, last: bool
+    async def _try(
+        self, c_src: Any, c_dst: Any, seconds: float, left: float, route: int, *, last: bool
     ) -> None:
         """One try.
 
@@ -169,17 +189,16 @@ class ConnectionId(Options, Datagrams):
         """
 
         def call() -> None:
-            target = ffi.cast("struct sockaddr *", c_dst)
-            origin = ffi.cast("struct sockaddr *", c_src)
             milliseconds = max(1, int(seconds * 1000))
-            code = lib.rdma_resolve_addr(self._require(), origin, target, milliseconds)
+            code = lib.aio_resolve(self._require(), c_src, c_dst, milliseconds, self._token, route)
             check_minus_one(code, "rdma_resolve_addr")
 
         self._trying = not last
+        answer = _ROUTE_RESOLVED if route else _ADDR_RESOLVED
         try:
             # The kernel's own limit answers with an event; ours is for an event that got lost.  It
             # is that of all tries: a loop that is late must not ask again for what is resolved.
-            await self._step(call, _ADDR_RESOLVED, left + 1.0)
+            await self._step(call, answer, left + route / 1000 + 1.0)
         finally:
             self._trying = False
 

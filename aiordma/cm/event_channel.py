@@ -1,7 +1,8 @@
 """EventChannel: the descriptor on which connection events arrive.
 
 Theory of operation
-    `aio_cm_next` (glue.c) takes one event from the kernel, copies and acknowledges it.  It is then
+    `aio_cm_next` (glue.c) takes one event from the kernel, copies and acknowledges it; where an id
+    is to go on from its address to its route by itself, it starts that instead.  It is then
     routed by the integer token in the id's context, never by pointer, and dispatched before the
     next one is taken: a handler may close the id that the next event names.
 
@@ -25,8 +26,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Self
 
-from aiordma._ffi import ffi, lib
+from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.check import check_pointer
+from aiordma._ffi.fast import CMEvents
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
@@ -48,10 +50,6 @@ _BUDGET = 8
 _BUDGET_OF_A_LISTENER = 64
 _MAX_KEPT = 4096
 _KINDS = {int(kind): kind for kind in EventType}
-# Before a connection is asked for there is nothing that two ends could have agreed on.
-_WITHOUT_PARAMETERS = frozenset({
-    EventType.ADDR_RESOLVED, EventType.ADDR_ERROR, EventType.ROUTE_RESOLVED, EventType.ROUTE_ERROR,
-})  # fmt: skip
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
 
@@ -66,13 +64,18 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_budget", "_event", "_ids", "_iterators", "_kept", "_kicking", "_pump", "_tokens",
+        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_pump", "_tokens",
         "_unacked", "_waiters",
     )  # fmt: skip
 
     def __init__(self) -> None:
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._event = ffi.new("struct aio_cm_event *")
+        self._events = CMEvents(
+            int(ffi.cast("uintptr_t", handle)),
+            int(ffi.cast("uintptr_t", self._event)),
+            function_address("aio_cm_next"),
+        )
         self._ids: WeakTable[ConnectionId] = WeakTable()
         self._tokens = itertools.count(1)
         # Made with the first iterator: to go through an empty one takes as long as the rest.
@@ -121,61 +124,57 @@ class EventChannel(Resource):
             self._pump.kick()
 
     def _enroll(self, connection_id: Any) -> int:
-        token = next(self._tokens)
+        token = next(self._tokens)  # of 40 bits at most: aio_cm_token
         self._ids[token] = connection_id
         return token
 
     # Dispatch
 
     def _on_readable(self) -> bool:
+        take = self._events.next
         for _ in range(self._budget):
-            code = lib.aio_cm_next(self._require(), self._event)
-            if code == -errno.EAGAIN:
+            taken = take()
+            if taken is None:
                 return False
-            if code == -errno.EINTR:
-                continue
-            if code:
-                raise os_error(-code, "rdma_get_cm_event")
-            self._dispatch(self._event)
+            if isinstance(taken, int):
+                raise os_error(taken, "rdma_get_cm_event")
+            self._dispatch(*taken)
             if self._state is not ResourceState.OPEN:
                 return False
         return True
 
-    def _dispatch(self, raw: Any) -> None:
-        number: int = raw.type
+    def _dispatch(
+        self,
+        number: int,
+        status: int,
+        token: int,
+        listen_token: int,
+        private_data: bytes,
+        numbers: tuple[int, ...] | None,
+    ) -> None:
         kind = _KINDS.get(number) or EventType(number)
-        size: int = raw.private_data_len
-        private_data = bytes(ffi.buffer(raw.private_data, size)) if size else b""
         listener = None
-        if kind == EventType.CONNECT_REQUEST:
-            listener = self._ids.get(raw.listen_token)
+        if kind is EventType.CONNECT_REQUEST:
+            listener = self._ids.get(listen_token)
             if listener is None or listener.closed:
-                self._discard(raw.id)
+                self._discard(self._event.id)
                 return
-            target: ConnectionId | None = ConnectionId._adopt(self, raw.id, listener)
+            target: ConnectionId | None = ConnectionId._adopt(self, self._event.id, listener)
         else:
-            target = self._ids.get(raw.token)
+            target = self._ids.get(token)
             if target is None:
                 return
-        event = ConnectionEvent(self, kind, raw.status, target, listener, private_data)
-        if kind not in _WITHOUT_PARAMETERS:
-            event.responder_resources = raw.responder_resources
-            event.initiator_depth = raw.initiator_depth
-            event.flow_control = raw.flow_control
-            event.retry_count = raw.retry_count
-            event.rnr_retry_count = raw.rnr_retry_count
-            event.qp_num = raw.qp_num
-            event.qkey = raw.qkey
-        if raw.is_datagram and kind in _WITH_WAY:
-            event.ah_attr = AHAttributes._from_c(raw.ah_attr)
+        event = ConnectionEvent(self, kind, status, target, listener, private_data, numbers)
+        if kind in _WITH_WAY and self._event.is_datagram:
+            event.ah_attr = AHAttributes._from_c(self._event.ah_attr)
         handler = listener or target
         assert handler is not None
+        taken = True
         try:
             taken = handler._on_event(event)
         except Exception as exc:
             self._report(exc)
-            taken = True
-        if not event.hidden:
+        if not event.hidden and not (taken and self._iterators is None and not self._waiters):
             self._publish(event, taken=taken)
 
     def _discard(self, handle: Any) -> None:

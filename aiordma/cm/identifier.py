@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
+from aiordma._ffi.fast import CMEvents
 from aiordma.cm.address import Address, from_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, PortSpace
@@ -198,6 +199,11 @@ class Identifier(Resource):
         destination = self.destination
         return destination[1] if destination else 0
 
+    def _ends(self) -> tuple[Address | None, Address | None]:
+        """`destination` and `source` of an id that has a peer."""
+        both = CMEvents.ends(int(ffi.cast("uintptr_t", self._require())))
+        return both or (self.destination, self.source)
+
     @property
     def local_gid(self) -> bytes:
         """The GID that the connection uses on this side; 16 bytes."""
@@ -207,15 +213,8 @@ class Identifier(Resource):
 
     def _on_event(self, event: ConnectionEvent) -> bool:
         """Called by the channel for each event of this id; True if somebody took it."""
-        if self._trying and event.type == EventType.ADDR_ERROR:
-            event.hidden = event.status == -errno.ETIMEDOUT
-        if event.type in (EventType.DISCONNECTED, EventType.DEVICE_REMOVAL):
-            if event.type == EventType.DEVICE_REMOVAL and self.qp is not None:
-                self.qp._broken(cm_error(event.type.name, event.status))
-            self._peer_left()
-        elif event.type == EventType.CONNECT_RESPONSE:
-            event = self._on_response(event)
-        elif event.type == EventType.ESTABLISHED:
+        kind = event.type
+        if kind is EventType.ESTABLISHED:
             datagram = event.ah_attr is not None
             if self.stage is Stage.CONNECTING and not datagram:
                 # The answer to a client on iWARP, which tells the two exchanged.
@@ -223,20 +222,32 @@ class Identifier(Resource):
                 event.responder_resources = event.initiator_depth
                 event.initiator_depth = own_reads
             self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
+        elif kind is EventType.CONNECT_RESPONSE:
+            self._on_response(event)
+            kind = event.type
+        elif kind is EventType.DISCONNECTED or kind is EventType.DEVICE_REMOVAL:
+            if kind is EventType.DEVICE_REMOVAL and self.qp is not None:
+                self.qp._broken(cm_error(kind.name, event.status))
+            self._peer_left()
+        elif kind is EventType.ADDR_ERROR and self._trying:
+            event.hidden = event.status == -errno.ETIMEDOUT
         taken = self._sink(event) if self._sink is not None else False
         waiter = self._waiter
         if waiter is None or waiter[1].done():
             return taken
-        if event.type in waiter[0]:
+        if kind in waiter[0]:
             waiter[1].set_result(event)
-        elif event.type in _ASIDE:
+        elif kind in _ASIDE:
             return taken
+        elif kind is EventType.ADDR_RESOLVED and event.status:
+            # It was to go on by itself, and could not.
+            waiter[1].set_exception(os_error(-event.status, "rdma_resolve_route"))
         else:
             # Whatever else arrives, known or not, ends the step: nobody waits for ever.
-            waiter[1].set_exception(cm_error(event.type.name, event.status, event.private_data))
+            waiter[1].set_exception(cm_error(kind.name, event.status, event.private_data))
         return True
 
-    def _on_response(self, event: ConnectionEvent) -> ConnectionEvent:
+    def _on_response(self, event: ConnectionEvent) -> None:
         """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
         try:
             assert self.qp is not None
@@ -248,7 +259,6 @@ class Identifier(Resource):
         else:
             event.type = EventType.ESTABLISHED
             self.stage = Stage.CONNECTED
-        return event
 
     def _peer_left(self) -> None:
         if self.stage is Stage.CONNECTED or self.stage is Stage.ACCEPTED:

@@ -131,8 +131,7 @@ class ConnectionCore:
         """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
         link, config = self._link, self.config
         self._names = link.describe()
-        ends = ends or (link.cm_id.destination, link.cm_id.source)
-        self._names["peername"], self._names["sockname"] = ends
+        self._names["peername"], self._names["sockname"] = ends or link.cm_id._ends()
         if hello is None:
             self._sender.credits = _UNLIMITED
             return

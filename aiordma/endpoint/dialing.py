@@ -134,8 +134,7 @@ async def way_to(
             cm_id.set_option(Option.ID_REUSEADDR, 1)
         if tos is not None:
             cm_id.set_option(Option.ID_TOS, tos)
-        await cm_id.resolve_addr(address, local_addr, timeout=step)
-        await cm_id.resolve_route(timeout=step)
+        await cm_id.find(address, local_addr, timeout=step)
     except BaseException:
         cm_id.close()
         release()

@@ -283,6 +283,8 @@ class Link(AdapterSide):
     def _post_all(self) -> None:
         """Post every receive slot, at the beginning."""
         arena = self.recv
+        if self.failure is not None:
+            return
         if not arena.whole:
             self.post_recv(range(arena.count))
             return

@@ -43,8 +43,9 @@ class ConnectRequest:
         self._answered = False
         self._timer: asyncio.TimerHandle | None = None
         self.hello: Hello | None = None
-        self.peername: Address | None = cm_id.destination
-        self.sockname: Address | None = cm_id.source
+        self.peername: Address | None
+        self.sockname: Address | None
+        self.peername, self.sockname = cm_id._ends()
 
     @property
     def private_data(self) -> bytes:
