@@ -644,6 +644,9 @@ class _Lib:
         qp_num: int,
         /,
     ) -> int: ...
+    def aio_create_cq(
+        self, context: CData, cqe: int, own: CData, channel: CData, vector: int, /
+    ) -> CData: ...
     def aio_create_qp(
         self,
         pd: CData,

@@ -103,6 +103,14 @@ static int aio_accept(struct rdma_cm_id *id, const char *data, int length, int r
     return rdma_accept(id, &param);
 }
 
+/* ibv_create_cq: NULL with errno, which is 0 where a driver gives no reason. */
+static struct ibv_cq *aio_create_cq(struct ibv_context *context, int cqe, struct aio_cq *own,
+                                    struct ibv_comp_channel *channel, int vector)
+{
+    errno = 0;
+    return ibv_create_cq(context, cqe, own, channel, vector);
+}
+
 /*
  * ibv_create_qp: NULL with errno, which is 0 where a driver gives no reason.
  *

@@ -320,6 +320,8 @@ int aio_connect(struct rdma_cm_id *id, const char *data, int length, int respond
 int aio_accept(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
                int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
                uint32_t qp_num);
+struct ibv_cq *aio_create_cq(struct ibv_context *context, int cqe, struct aio_cq *own,
+                             struct ibv_comp_channel *channel, int vector);
 struct ibv_qp *aio_create_qp(struct ibv_pd *pd, struct ibv_cq *send_cq, struct ibv_cq *recv_cq,
                              struct ibv_srq *srq, int type, int all_signaled, uint64_t token,
                              uint32_t *numbers);

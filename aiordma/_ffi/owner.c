@@ -19,7 +19,7 @@ typedef struct {
 } Owner;
 
 /* Of verbs/resource.py; see `rules`. */
-static PyObject *state_open, *state_destroying, *acquire_lock, *release_lock, *guard;
+static PyObject *state_open, *state_closing, *state_destroying, *acquire_lock, *release_lock, *guard;
 
 static PyTypeObject *owner_type;
 
@@ -156,6 +156,85 @@ static PyObject *owner_require(PyObject *object, PyObject *unused)
     return NULL;
 }
 
+/* What _retain and _let_go are called with: NULL and None alike; -1 if it is none. */
+static int child_of(PyObject *args, PyObject **child)
+{
+    *child = NULL;
+    if (!PyArg_ParseTuple(args, "|O", child))
+        return -1;
+    if (*child == Py_None)
+        *child = NULL;
+    return 0;
+}
+
+/* Under the lock: the counting of _retain and _let_go. */
+static int count(Owner *self, PyObject *child, int more)
+{
+    PyObject *own = child ? PyLong_FromVoidPtr(child) : NULL, *reference = NULL;
+    PyObject *made = child ? made_by(self) : NULL;
+    int rc = child && (!own || !made) ? -1 : 0;
+
+    self->children += more;
+    if (!rc && child && more > 0) {
+        reference = PyWeakref_NewRef(child, NULL);
+        rc = reference ? PyDict_SetItem(made, own, reference) : -1;
+    } else if (!rc && child) {
+        rc = PyDict_DelItem(made, own);
+    }
+    Py_XDECREF(own);
+    Py_XDECREF(reference);
+    return rc;
+}
+
+static PyObject *owner_retain(PyObject *object, PyObject *args)
+{
+    Owner *self = (Owner *)object;
+    PyObject *child, *handle, *error[3];
+    int open, rc = 0;
+
+    if (child_of(args, &child) || call(acquire_lock, NULL))
+        return NULL;
+    open = self->state == state_open;
+    if (open)
+        rc = count(self, child, 1);
+    PyErr_Fetch(&error[0], &error[1], &error[2]);
+    if (call(release_lock, NULL))
+        return NULL;
+    if (rc) {
+        PyErr_Restore(error[0], error[1], error[2]);
+        return NULL;
+    }
+    if (open)
+        Py_RETURN_NONE;
+    handle = owner_require(object, NULL); /* refuses */
+    Py_XDECREF(handle);
+    return NULL;
+}
+
+static PyObject *owner_let_go(PyObject *object, PyObject *args)
+{
+    Owner *self = (Owner *)object;
+    PyObject *child, *error[3];
+    int last;
+
+    if (child_of(args, &child) || call(acquire_lock, NULL))
+        return NULL;
+    count(self, child, -1);
+    PyErr_Fetch(&error[0], &error[1], &error[2]);
+    last = self->state == state_closing && !self->children;
+    if (last)
+        replace(&self->state, Py_NewRef(state_destroying));
+    if (call(release_lock, NULL))
+        return NULL;
+    if (error[0]) {
+        PyErr_Restore(error[0], error[1], error[2]);
+        return NULL;
+    }
+    if (last)
+        return PyObject_CallMethod(object, "_schedule", NULL);
+    Py_RETURN_NONE;
+}
+
 static PyObject *owner_made(PyObject *object, void *unused)
 {
     (void)unused;
@@ -170,12 +249,13 @@ static PyObject *owner_closed(PyObject *object, void *unused)
 
 static PyObject *owner_rules(PyObject *unused, PyObject *args)
 {
-    PyObject *open, *destroying, *acquire, *release, *guarded;
+    PyObject *open, *closing, *destroying, *acquire, *release, *guarded;
 
     (void)unused;
-    if (!PyArg_ParseTuple(args, "OOOOO", &open, &destroying, &acquire, &release, &guarded))
+    if (!PyArg_ParseTuple(args, "OOOOOO", &open, &closing, &destroying, &acquire, &release, &guarded))
         return NULL;
     replace(&state_open, Py_NewRef(open));
+    replace(&state_closing, Py_NewRef(closing));
     replace(&state_destroying, Py_NewRef(destroying));
     replace(&acquire_lock, Py_NewRef(acquire));
     replace(&release_lock, Py_NewRef(release));
@@ -221,8 +301,12 @@ static void owner_dealloc(PyObject *object)
 
 static PyMethodDef owner_methods[] = {
     {"_require", owner_require, METH_NOARGS, "The C handle, for a call."},
+    {"_retain", owner_retain, METH_VARARGS,
+     "Count one more user that the C object has to outlive: a child, or a use under way."},
+    {"_let_go", owner_let_go, METH_VARARGS,
+     "One user less; destroys a closed object that was waiting for it.  Any thread."},
     {"_rules", owner_rules, METH_VARARGS | METH_STATIC,
-     "Tell the states OPEN and DESTROYING, how to lock and unlock, and who guards against forks."},
+     "Tell the states OPEN, CLOSING and DESTROYING, how to lock and unlock, and who guards against forks."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -21,6 +21,7 @@ from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import _RTS, Stage
 from aiordma.cm.options import Options
 from aiordma.errors import ConnectTimeoutError, RdmaError, cm_error, os_error
+from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.qp_attr import check_init
@@ -229,7 +230,11 @@ class ConnectionId(Options, Datagrams):
     # Queue pair
 
     def create_qp(
-        self, pd: ProtectionDomain, attr: QPInitAttr, uses: tuple[Resource, ...] = ()
+        self,
+        pd: ProtectionDomain,
+        attr: QPInitAttr,
+        uses: tuple[Resource, ...] = (),
+        cq: CompletionQueue | None = None,
     ) -> QueuePair:
         """Make the id's queue pair, ready for receives (`ibv_create_qp(3)`).
 
@@ -237,19 +242,20 @@ class ConnectionId(Options, Datagrams):
             pd: Protection domain, on the id's device.
             attr: Sizes, completion queues, type.
             uses: Resources that outlive it, whatever is closed first; so does the id.
+            cq: Where all of it completes, if `attr` does not say.
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
             OSError: EINVAL if the id has one already, is bound to no device, or beyond limits.
         """
         self._require()
-        check_init(pd, attr)
+        check_init(pd, attr, cq)
         if self.qp is not None:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
         if self.context is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
         self._check_qp_type(attr)
-        qp = QueuePair(pd, attr, (self, *uses))
+        qp = QueuePair(pd, attr, (self, *uses), cq)
         self.qp = qp
         try:
             self._start_qp(qp)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import errno
-import functools
 from collections.abc import Awaitable, Callable, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
 from aiordma.cm.address import Address, check_address, check_port
-from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, parse_refusal
 from aiordma.errors import ConnectionRejectedError, ProtocolError
 
-__all__ = ["Opening", "connect", "connection_parameter", "hello_bytes"]
+__all__ = ["Opening", "connect"]
 
 T = TypeVar("T")
 _REQUEST_ROOM = 56  # private data of a connection request on InfiniBand and RoCE
@@ -40,39 +39,6 @@ class Opening(Generic[T]):
 
     async def __aexit__(self, *exc_info: Any) -> None:
         await self._opened.__aexit__(*exc_info)
-
-
-@functools.lru_cache(64)
-def connection_parameter(
-    config: ConnectionConfig, responder_resources: int = 255, initiator_depth: int = 255
-) -> ConnectionParameter:
-    """Depths, at most those given, and retries as the configuration says, 0 included.
-
-    Connections of a kind share them; so nobody changes them.
-    """
-    return ConnectionParameter.exact(
-        responder_resources=min(config.responder_resources, responder_resources),
-        initiator_depth=min(config.initiator_depth, initiator_depth),
-        retry_count=config.retry_count,
-        rnr_retry_count=config.rnr_retry_count,
-    )
-
-
-@functools.lru_cache(64)
-def hello_bytes(config: ConnectionConfig, private_data: bytes, window: int, room: int) -> bytes:
-    """The same as private data of at most `room` bytes."""
-    return hello_of(config, private_data, window).pack(room)
-
-
-def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None = None) -> Hello:
-    """This side's half of the handshake; `window` is what the peer may send at first."""
-    return Hello(
-        recv_depth=config.recv_depth if window is None else window,
-        rendezvous_window=config.rendezvous_window,
-        slot_size=config.slot_size,
-        max_message_kib=config.max_message_size // 1024,
-        user_data=private_data,
-    )
 
 
 def connect(
@@ -178,8 +144,8 @@ async def _one(
         connection = Connection(link, config)
         data = private_data
         if not config.raw:
-            data = hello_bytes(config, private_data, connection._window, _REQUEST_ROOM)
-        parameter = connection_parameter(config)
+            data = plan_of(config).hello(private_data, connection._window, _REQUEST_ROOM)
+        parameter = plan_of(config).parameter()
         # Who dials has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=data, timeout=None)
         theirs = None

@@ -13,18 +13,16 @@ Theory of operation
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import Lane
+from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.loop.slots import SUB_SHIFT
@@ -34,9 +32,8 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Link"]
@@ -52,38 +49,21 @@ _SOLICITED = int(SendFlags.SOLICITED)
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
-@functools.lru_cache(64)
-def _policy(config: ConnectionConfig) -> QPPolicy:
-    """What the queue pairs of a configuration apply; they share it."""
-    return QPPolicy(
-        access=Access(0),
-        ack_timeout=config.ack_timeout,
-        max_retry_count=config.retry_count,
-        max_rnr_retry_count=config.rnr_retry_count,
-        min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
-        max_dest_rd_atomic=config.responder_resources,
-        max_rd_atomic=config.initiator_depth,
-    )
-
-
 def _create_qp(
-    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, config: ConnectionConfig
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan
 ) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it.
 
     How much an adapter takes it does not say: one asks, and is refused.
     """
-    attr = QPInitAttr(
-        send_cq=slots.cq, max_send_wr=config.sends, max_recv_wr=config.receives,
-        max_inline_data=0 if pd.context.is_iwarp else _INLINE,
-    )  # fmt: skip
     memory = tuple(slots.regions)
+    inline = 0 if pd.context.is_iwarp else _INLINE
     try:
-        return cm_id.create_qp(pd, attr, memory)
+        return cm_id.create_qp(pd, plan.attributes(inline), memory, slots.cq)
     except OSError:
-        if not attr.max_inline_data:
+        if not inline:
             raise
-    return cm_id.create_qp(pd, replace(attr, max_inline_data=0), memory)
+    return cm_id.create_qp(pd, plan.attributes(0), memory, slots.cq)
 
 
 class Link(AdapterSide):
@@ -94,8 +74,8 @@ class Link(AdapterSide):
 
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
-        "_on_read", "_on_sent", "_open_rights", "_quiet", "_slots", "control", "lane",
-        "pool", "recv", "send",
+        "_on_read", "_on_sent", "_open_rights", "_pool", "_pool_size", "_quiet", "_slots",
+        "control", "lane", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -106,7 +86,6 @@ class Link(AdapterSide):
         pd: ProtectionDomain,
         slots: Slots,
         qp: QueuePair,
-        pool: BufferPool,
         config: ConnectionConfig,
     ) -> None:
         super().__init__(cm_id, context, channel, pd, slots.cq, qp)
@@ -122,7 +101,8 @@ class Link(AdapterSide):
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
         self._data_slots = config.send_depth  # send slots from this number on are control slots
-        self.pool = pool
+        self._pool: BufferPool | None = None
+        self._pool_size = config.receive_buffer_size // 4
         self._open_rights: Counter[Access] | None = None  # made when memory is first exposed
         slots.pin_with(self.pin, self.unpin)
 
@@ -137,14 +117,18 @@ class Link(AdapterSide):
         """
         context = cm_id.context
         assert context is not None
+        plan = plan_of(config)
         channel, release = shared_completions(context)
         pd: ProtectionDomain | None = None
         slots: Slots | None = None
         try:
             pd = ProtectionDomain(context)
-            slots = await Slots.open(pd, channel, config)
-            cm_id.policy = _policy(config)
-            qp = _create_qp(cm_id, pd, slots, config)
+            if plan.quick:
+                slots = Slots.own(pd, channel, plan)
+            else:
+                slots = await Slots.open(pd, channel, config)
+            cm_id.policy = plan.policy
+            qp = _create_qp(cm_id, pd, slots, plan)
         except BaseException:
             if slots is not None:
                 slots.abandon()
@@ -152,10 +136,7 @@ class Link(AdapterSide):
                 pd.close()
             release()
             raise
-        # iWARP writes the answer of a read as if the peer wrote it.
-        lands = _LANDS_ON_IWARP if context.is_iwarp else Access.LOCAL_WRITE
-        pool = BufferPool(pd, config.receive_buffer_size // 4, lands)
-        link = cls(cm_id, context, channel, pd, slots, qp, pool, config)
+        link = cls(cm_id, context, channel, pd, slots, qp, config)
         link.at_close(release)
         return link
 
@@ -321,6 +302,17 @@ class Link(AdapterSide):
 
     # Memory beside the slots
 
+    @property
+    def pool(self) -> BufferPool:
+        """Buffers for what does not fit into slots; made for the first who asks."""
+        if self._pool is None:
+            # iWARP writes the answer of a read as if the peer wrote it.
+            lands = _LANDS_ON_IWARP if self.context.is_iwarp else Access.LOCAL_WRITE
+            self._pool = BufferPool(self.pd, self._pool_size, lands)
+            if self.closed:
+                self._pool.close()
+        return self._pool
+
     def open_access(self, rights: Access) -> None:
         """Let the peer use regions registered for it in these ways; counted."""
         before = self._rights()
@@ -372,5 +364,6 @@ class Link(AdapterSide):
 
     def _give_back(self) -> list[Resource]:
         parts = self._slots.close(self.qp)
-        self.pool.close()
+        if self._pool is not None:
+            self._pool.close()
         return parts

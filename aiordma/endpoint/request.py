@@ -11,10 +11,10 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.connect import connection_parameter, hello_bytes
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 
@@ -124,9 +124,8 @@ class ConnectRequest:
             self._refuse(RefusalReason.RESOURCES)
             raise
         # Not more than the client wants, and serves.
-        parameter = connection_parameter(
-            config, self._event.responder_resources, self._event.initiator_depth
-        )
+        plan = plan_of(config)
+        parameter = plan.parameter(self._event.responder_resources, self._event.initiator_depth)
         try:
             # Before the answer: the client's first messages may come with its confirmation.
             ends = self.peername, self.sockname
@@ -135,7 +134,7 @@ class ConnectRequest:
                 await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
             else:
                 greeting = connection._await_greeting()
-                data = hello_bytes(config, private_data, connection._window, _REPLY_ROOM)
+                data = plan.hello(private_data, connection._window, _REPLY_ROOM)
                 await self._cm_id.accept(parameter, private_data=data, timeout=None)
                 await greeting
         except BaseException:

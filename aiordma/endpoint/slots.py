@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Callable
 
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
+from aiordma.endpoint.plan import CONTROL_SIZE, INLINE_REGISTRATION, Plan, plan_of
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
@@ -39,9 +40,7 @@ _CQE = 1024  # completions that a shared queue has room for at first
 # Software iWARP's cannot grow; one of this size also leaps over the page of queues that its driver
 # cannot have, which would be the end after some 40 connections (docs/surprises.md).
 _IWARP_CQE = 32_768
-_CONTROL_SIZE = 64  # a message without data is a header
 _STEPS = 16  # from the guaranteed slots to all
-_INLINE = 1 << 20  # registering more than this takes long enough to go to a thread
 
 
 class SharedQueues:
@@ -108,6 +107,25 @@ class Slots:
         self._share: Share | None = None
 
     @classmethod
+    def own(cls, pd: ProtectionDomain, channel: CompletionChannel, plan: Plan) -> Slots:
+        """Slots of its own that are registered quickly.
+
+        Raises:
+            OSError: As `open`.
+        """
+        slots = cls()
+        made = arenas(pd, *plan.shapes)
+        slots.recv, slots.send = made[:2]
+        slots.control = None if plan.config.raw else made[2]
+        try:
+            slots.cq = CompletionQueue(channel.context, plan.completions, channel)
+        except BaseException:
+            slots.recv.close()
+            raise
+        slots._undo += slots.recv.close, slots.cq.close
+        return slots
+
+    @classmethod
     async def open(
         cls, pd: ProtectionDomain, channel: CompletionChannel, config: ConnectionConfig
     ) -> Slots:
@@ -125,7 +143,7 @@ class Slots:
                 await slots._register(pd, config)
             else:
                 await slots._join(pd, config, config.shared_slots)
-                (slots.control,) = arenas(pd, (CONTROL_SLOTS, _CONTROL_SIZE))
+                (slots.control,) = arenas(pd, (CONTROL_SLOTS, CONTROL_SIZE))
                 slots._undo.append(slots.control.close)
             slots._complete(channel, config)
         except BaseException:
@@ -134,14 +152,9 @@ class Slots:
         return slots
 
     async def _register(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
-        """Slots of its own, all in one registration, off the loop if that takes long."""
-        shapes = [(config.receives, config.slot_size), (config.send_depth, config.slot_size)]
-        if not config.raw:
-            shapes.append((CONTROL_SLOTS, _CONTROL_SIZE))
-        if sum(count * size for count, size in shapes) <= _INLINE:
-            made = arenas(pd, *shapes)
-        else:
-            made = await call_blocking(lambda: arenas(pd, *shapes), undo=lambda m: m[0].close())
+        """Slots of its own, all in one registration, off the loop because that takes long."""
+        shapes = plan_of(config).shapes
+        made = await call_blocking(lambda: arenas(pd, *shapes), undo=lambda m: m[0].close())
         self._undo.append(made[0].close)
         self.recv, self.send = made[:2]
         self.control = None if config.raw else made[2]
@@ -183,6 +196,8 @@ class Slots:
         self, pin: Callable[[MemoryRegion], None], unpin: Callable[[MemoryRegion], None]
     ) -> None:
         """How memory that comes later is kept as long as the queue pair may use it."""
+        if self._share is None:
+            return
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
                 arena.pin, arena.unpin = pin, unpin
@@ -216,8 +231,8 @@ class Slots:
 async def _elastic(
     pd: ProtectionDomain, most: int, base: int, slot_size: int, share: Share
 ) -> ElasticArena:
-    chunk = min(max(4, (most - base) // _STEPS), max(1, _INLINE // slot_size))
-    if base * slot_size <= _INLINE:
+    chunk = min(max(4, (most - base) // _STEPS), max(1, INLINE_REGISTRATION // slot_size))
+    if base * slot_size <= INLINE_REGISTRATION:
         return ElasticArena(pd, most, base, chunk, slot_size, share)
     return await call_blocking(
         lambda: ElasticArena(pd, most, base, chunk, slot_size, share), undo=ElasticArena.close

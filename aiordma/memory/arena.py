@@ -15,7 +15,8 @@ class Arena:
 
     Args:
         mr: The slab.
-        start: First byte of slot 0 in it.
+        view: All bytes of the slots.
+        addr: Address of slot 0.
         count: Slots.
         slot_size: Bytes each.
 
@@ -32,12 +33,14 @@ class Arena:
 
     __slots__ = ("addr", "count", "lkey", "mr", "slot_size", "view")
 
-    def __init__(self, mr: MemoryRegion, start: int, count: int, slot_size: int) -> None:
+    def __init__(
+        self, mr: MemoryRegion, view: memoryview, addr: int, count: int, slot_size: int
+    ) -> None:
         self.mr = mr
         self.count = count
         self.slot_size = slot_size
-        self.view = mr.view[start : start + count * slot_size]
-        self.addr = mr.addr + start
+        self.view = view
+        self.addr = addr
         self.lkey = mr.lkey
 
     def key(self, slot: int) -> int:
@@ -86,11 +89,15 @@ def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
     Raises:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
     """
-    size = sum(count * slot_size for count, slot_size in shapes)
+    size = 0
+    for count, slot_size in shapes:
+        size += count * slot_size
     mr = MemoryRegion.slab(pd, size)
+    view, addr = mr.view, mr.addr
     made = []
     start = 0
     for count, slot_size in shapes:
-        made.append(Arena(mr, start, count, slot_size))
-        start += count * slot_size
+        end = start + count * slot_size
+        made.append(Arena(mr, view[start:end], addr + start, count, slot_size))
+        start = end
     return made

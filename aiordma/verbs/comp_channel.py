@@ -306,7 +306,7 @@ class CompletionChannel(Resource):
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         total = 0
-        for _ in range(0 if cq.closed else cq.cqe // _BUDGET + 1):
+        for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
             took = lib.aio_sweep(self._drain, cq._handle, self._wcs, _BUDGET)
             if took <= 0:
                 break

@@ -108,12 +108,13 @@ class Context(Resource):
     to librdmacm, lives as long as the process and need not be closed.
     """
 
-    __slots__ = ("_attributes", "_borrowed", "_kept", "_name", "_transport")
+    __slots__ = ("_attributes", "_borrowed", "_iwarp", "_kept", "_name", "_transport")
 
     def __init__(self, handle: Any, *, borrowed: bool = False) -> None:
         self._borrowed = borrowed
         self._attributes: DeviceAttributes | None = None
         self._name = ""
+        self._iwarp: bool | None = None
         self._transport: TransportType | None = None
         #: What others derive from the device, which each new connection would ask for again.
         self._kept: dict[Hashable, Any] = {}
@@ -149,7 +150,9 @@ class Context(Resource):
     @property
     def is_iwarp(self) -> bool:
         """Whether the connecting side has to send first and immediates do not exist."""
-        return self.transport is TransportType.IWARP
+        if self._iwarp is None:
+            self._iwarp = self.transport is TransportType.IWARP
+        return self._iwarp
 
     @property
     def num_comp_vectors(self) -> int:

@@ -77,7 +77,7 @@ class CompletionQueue(Resource):
     """
 
     __slots__ = (
-        "_aio", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
+        "_aio", "_cqe", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
         "_waiters", "channel", "context", "table",
     )  # fmt: skip
 
@@ -91,7 +91,7 @@ class CompletionQueue(Resource):
         if cqe <= 0:
             msg = f"a completion queue needs room for at least one completion, not {cqe}"
             raise ValueError(msg)
-        if not 0 <= comp_vector < context.num_comp_vectors:
+        if comp_vector and not 0 <= comp_vector < context.num_comp_vectors:
             msg = f"completion vector {comp_vector} is not in 0..{context.num_comp_vectors - 1}"
             raise ValueError(msg)
         if cqe > context.attributes.max_cqe:
@@ -103,9 +103,9 @@ class CompletionQueue(Resource):
         self._aio = ffi.new("struct aio_cq *")
         self._token = self._aio.token = next_token()
         channel_handle = ffi.NULL if channel is None else channel._require()
-        ffi.errno = 0  # not every driver gives a reason
-        handle = lib.ibv_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
+        handle = lib.aio_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
         check_pointer(handle, "ibv_create_cq")
+        self._cqe = int(handle.cqe)
         self._queue: deque[WorkCompletion] = EMPTY
         self._waiters = Waiters()
         self._scratch: Any = None
@@ -122,7 +122,8 @@ class CompletionQueue(Resource):
     @property
     def cqe(self) -> int:
         """Room for completions, at least what was asked for."""
-        return int(self._require().cqe)
+        self._require()
+        return self._cqe
 
     @property
     def managed(self) -> bool:
@@ -369,7 +370,7 @@ class CompletionQueue(Resource):
             raise self._error()
         with _promises:
             needed = self._promised + depth
-            if needed > self.cqe:
+            if needed > self._cqe:
                 self._grow(needed)
             self._promised = needed
 
@@ -412,7 +413,9 @@ class CompletionQueue(Resource):
             self._resize(cqe)
 
     def _resize(self, cqe: int) -> None:
-        check_errno(lib.ibv_resize_cq(self._require(), cqe), "ibv_resize_cq")
+        handle = self._require()
+        check_errno(lib.ibv_resize_cq(handle, cqe), "ibv_resize_cq")
+        self._cqe = int(handle.cqe)
 
     # Life
 

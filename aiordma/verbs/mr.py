@@ -39,6 +39,7 @@ _ZERO_BASED = int(Access.ZERO_BASED)
 _ON_DEMAND = int(Access.ON_DEMAND)
 _LOCAL = Access.LOCAL_WRITE
 _LOCAL_BITS = int(_LOCAL)
+_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _HUGETLB = int(Access.HUGETLB)
 _EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
 _ADDRESSES = 1 << 64
@@ -140,10 +141,6 @@ class MemoryRegion(Resource):
         length: int,
         call: Callable[[], Any],
     ) -> None:
-        self.pd = pd
-        self.access = access
-        self.addr = addr
-        self.length = length
         # May run in a worker thread while the loop gives up and closes the domain: it has to
         # outlive the call.
         pd._retain()
@@ -151,12 +148,21 @@ class MemoryRegion(Resource):
             handle = call()
             if not handle:
                 raise _refusal(ffi.errno, verb, pd.context, access, length)
-            self.lkey = int(handle.lkey)
-            self.rkey = int(handle.rkey)
-            self._registration = Registration(addr, self.lkey, int(access), pd, self)
-            super().__init__(handle, (pd,))
+            self._registered(pd, access, int(access), addr, length, handle)
         finally:
             pd._let_go()
+
+    def _registered(
+        self, pd: ProtectionDomain, access: Access, rights: int, addr: int, length: int, handle: Any
+    ) -> None:
+        self.pd = pd
+        self.access = access
+        self.addr = addr
+        self.length = length
+        self.lkey = handle.lkey
+        self.rkey = handle.rkey
+        self._registration = Registration(addr, self.lkey, rights, pd, self)
+        super().__init__(handle, (pd,))
 
     @classmethod
     def slab(cls, pd: ProtectionDomain, size: int) -> Self:
@@ -166,14 +172,18 @@ class MemoryRegion(Resource):
             OSError: As the class.
         """
         self = cls.__new__(cls)
-        memory = ffi.from_buffer(_fresh(size, _LOCAL))
+        memory = ffi.from_buffer(mmap.mmap(-1, size, _PRIVATE))
         self._keep = memory
         self._view = memoryview(ffi.buffer(memory, size))
         where = int(ffi.cast("uintptr_t", memory))
-        self._register(
-            pd, "ibv_reg_mr", _LOCAL, where, size,
-            lambda: lib.ibv_reg_mr_iova(pd._handle, memory, size, where, _LOCAL_BITS),
-        )  # fmt: skip
+        pd._retain()  # as in _register
+        try:
+            handle = lib.ibv_reg_mr_iova(pd._handle, memory, size, where, _LOCAL_BITS)
+            if not handle:
+                raise _refusal(ffi.errno, "ibv_reg_mr", pd.context, _LOCAL, size)
+            self._registered(pd, _LOCAL, _LOCAL_BITS, where, size, handle)
+        finally:
+            pd._let_go()
         return self
 
     @classmethod
@@ -398,7 +408,7 @@ def _fresh(size: int, access: Access) -> mmap.mmap:
     if int(access) & _HUGETLB:
         msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
         raise ValueError(msg)
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size, _PRIVATE)
 
 
 def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:

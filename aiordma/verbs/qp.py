@@ -61,6 +61,7 @@ class QueuePair(Requests, Groups):
         pd: Protection domain of everything that it touches.
         attr: Sizes and completion queues.
         uses: Further resources that must outlive it, such as the memory that it will be given.
+        cq: Where all of it completes, if `attr` does not say: attributes that are shared.
 
     Raises:
         ValueError: A size is out of range, or a completion queue would be too small.
@@ -72,10 +73,15 @@ class QueuePair(Requests, Groups):
     )  # fmt: skip
 
     def __init__(
-        self, pd: ProtectionDomain, attr: QPInitAttr, uses: tuple[Resource, ...] = ()
+        self,
+        pd: ProtectionDomain,
+        attr: QPInitAttr,
+        uses: tuple[Resource, ...] = (),
+        cq: CompletionQueue | None = None,
     ) -> None:
-        check_init(pd, attr)
-        send_cq, recv_cq = attr.send_cq, attr.recv_cq or attr.send_cq
+        check_init(pd, attr, cq)
+        send_cq = cq or attr.send_cq
+        recv_cq = attr.recv_cq or send_cq
         token = next_token()
         sizes = (
             attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
@@ -124,8 +130,8 @@ class QueuePair(Requests, Groups):
         self.srq = attr.srq
         self._last_receive: threading.Event | None = None
         self._drains = False
-        shared = () if attr.srq is None else (attr.srq,)
-        super().__init__(handle, (*uses, pd, send_cq, recv_cq, *shared))
+        parents = (*uses, pd, send_cq, recv_cq)
+        super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
         send_cq._enter(self)
         if recv_cq is not send_cq:
             recv_cq._enter(self)

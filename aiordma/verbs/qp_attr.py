@@ -46,9 +46,10 @@ class QPInitAttr:
     srq: SharedReceiveQueue | None = None
 
 
-def check_init(pd: object, attr: object) -> None:
+def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> None:
     """Refuse what is no description of a queue pair, or one beyond the device's limits.
 
+    `cq` stands in for queues that `attr` does not name.
     Before the completion queues grow for it, and with the name of what is too large, which C does
     not tell.
 
@@ -63,9 +64,10 @@ def check_init(pd: object, attr: object) -> None:
     if not isinstance(attr, QPInitAttr):
         msg = f"not a QPInitAttr: {attr!r}"
         raise TypeError(msg)
-    for cq in (attr.send_cq, attr.recv_cq or attr.send_cq):
-        if not isinstance(cq, CompletionQueue):
-            msg = f"not a completion queue: {cq!r}"
+    send_cq = cq or attr.send_cq
+    for queue in (send_cq,) if attr.recv_cq is None else (send_cq, attr.recv_cq):
+        if not isinstance(queue, CompletionQueue):
+            msg = f"not a completion queue: {queue!r}"
             raise TypeError(msg)
     if attr.srq is not None and attr.srq.pd is not pd:
         msg = "the shared receive queue belongs to another protection domain"

@@ -52,8 +52,9 @@ def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
     Owner._rules(
-        ResourceState.OPEN, ResourceState.DESTROYING, _lock.acquire, _lock.release, fork.guard
-    )
+        ResourceState.OPEN, ResourceState.CLOSING, ResourceState.DESTROYING,
+        _lock.acquire, _lock.release, fork.guard,
+    )  # fmt: skip
 
 
 os.register_at_fork(after_in_child=_renew_lock)
@@ -108,13 +109,6 @@ class Resource(Owner):
         msg = f"the {name} is closed"
         raise ResourceClosedError(msg)
 
-    def _retain(self, child: Resource | None = None) -> None:
-        """Count one more user that the C object has to outlive: a child, or a use under way."""
-        with _lock:
-            if self._state is not ResourceState.OPEN:
-                self._refuse()
-            self._add(child)
-
     def _add(self, child: Resource | None) -> None:
         self._children += 1
         if child is not None:
@@ -136,17 +130,6 @@ class Resource(Owner):
             self._parents = tuple(parent for parent in self._parents if parent not in held)
         for resource in held:
             resource._let_go(self)
-
-    def _let_go(self, child: Resource | None = None) -> None:
-        """One user less; destroys a closed object that was waiting for it.  Any thread."""
-        with _lock:
-            self._children -= 1
-            if child is not None:
-                del self._made[id(child)]
-            if self._state is not ResourceState.CLOSING or self._children:
-                return
-            self._state = ResourceState.DESTROYING
-        self._schedule()
 
     def close(self) -> None:
         """Shut the object for new use; destroy it as soon as nothing made from it is left.

@@ -97,7 +97,8 @@ class WRRules:
 
         Queue pairs of a kind share them.
         """
-        key = (WRRules, limits, qp_type, all_signaled, read_depth)
+        # By identity, because to hash what a dataclass holds takes long: a device keeps its limits.
+        key = (WRRules, id(limits), qp_type, all_signaled, read_depth)
         rules: WRRules | None = context._kept.get(key)
         if rules is None:
             rules = cls._of(context, limits, qp_type, all_signaled, read_depth)

@@ -21,7 +21,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.connect import hello_of
+from aiordma.endpoint.plan import hello_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.link import Link

@@ -1,0 +1,135 @@
+"""Plan: what follows from a configuration alone, worked out once for all of its connections.
+
+A configuration is a value, and hashing its two dozen fields takes longer than most of what is looked
+up by it.  So plans are kept by the configuration's identity; a plan holds its configuration, whose
+identity therefore stays its own.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.qp_transition import QPPolicy
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.wire import Hello
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Access
+from aiordma.verbs.qp import QPInitAttr
+from aiordma.verbs.rnr_timer import rnr_timer_code
+
+__all__ = ["CONTROL_SIZE", "INLINE_REGISTRATION", "Plan", "hello_of", "plan_of"]
+
+CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
+INLINE_REGISTRATION = 1 << 20  # registering more bytes than this takes long enough for a thread
+_MOST = 64
+
+
+class Plan:
+    """What follows from `config`.
+
+    Attributes:
+        config: The configuration.
+        policy: What queue pairs apply.
+        shapes: Slots that a connection has for itself: how many of which size, for receives, sends
+            and messages without data.
+        size: Bytes of these.
+        quick: Whether they are a connection's own, and registered without a thread.
+        completions: Room in the completion queue.
+    """
+
+    __slots__ = (
+        "_attributes", "_hellos", "_parameters", "completions", "config", "policy", "quick",
+        "shapes", "size",
+    )  # fmt: skip
+
+    def __init__(self, config: ConnectionConfig) -> None:
+        self.config = config
+        self.policy = QPPolicy(
+            access=Access(0),
+            ack_timeout=config.ack_timeout,
+            max_retry_count=config.retry_count,
+            max_rnr_retry_count=config.rnr_retry_count,
+            min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
+            max_dest_rd_atomic=config.responder_resources,
+            max_rd_atomic=config.initiator_depth,
+        )
+        shapes = [(config.receives, config.slot_size), (config.send_depth, config.slot_size)]
+        if not config.raw:
+            shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
+        self.shapes = tuple(shapes)
+        self.size = sum(count * size for count, size in shapes)
+        self.quick = config.shared_slots is None and self.size <= INLINE_REGISTRATION
+        self.completions = config.sends + config.receives
+        self._attributes: dict[int, QPInitAttr] = {}
+        self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
+        self._hellos: dict[int, bytes] = {}
+
+    def attributes(self, inline: int) -> QPInitAttr:
+        """Of a queue pair with room for so many inline bytes; its completion queue is not in it."""
+        attr = self._attributes.get(inline)
+        if attr is None:
+            config = self.config
+            attr = self._attributes[inline] = QPInitAttr(
+                send_cq=cast("CompletionQueue", None), max_send_wr=config.sends,
+                max_recv_wr=config.receives, max_inline_data=inline,
+            )  # fmt: skip
+        return attr
+
+    def parameter(
+        self, responder_resources: int = 255, initiator_depth: int = 255
+    ) -> ConnectionParameter:
+        """Depths, at most those given, and retries as the configuration says, 0 included.
+
+        Connections share them; so nobody changes them.
+        """
+        depths = responder_resources, initiator_depth
+        parameter = self._parameters.get(depths)
+        if parameter is None:
+            config = self.config
+            parameter = self._parameters[depths] = ConnectionParameter.exact(
+                responder_resources=min(config.responder_resources, responder_resources),
+                initiator_depth=min(config.initiator_depth, initiator_depth),
+                retry_count=config.retry_count,
+                rnr_retry_count=config.rnr_retry_count,
+            )
+        return parameter
+
+    def hello(self, private_data: bytes, window: int, room: int) -> bytes:
+        """This side's half of the handshake, as private data of at most `room` bytes.
+
+        Args:
+            private_data: The program's.
+            window: What the peer may send at first.
+            room: Bytes.
+        """
+        if private_data:
+            return hello_of(self.config, private_data, window).pack(room)
+        packed = self._hellos.get(window)
+        if packed is None:
+            packed = self._hellos[window] = hello_of(self.config, b"", window).pack(room)
+        return packed
+
+
+def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None = None) -> Hello:
+    """This side's half of the handshake; `window` is what the peer may send at first."""
+    return Hello(
+        recv_depth=config.recv_depth if window is None else window,
+        rendezvous_window=config.rendezvous_window,
+        slot_size=config.slot_size,
+        max_message_kib=config.max_message_size // 1024,
+        user_data=private_data,
+    )
+
+
+_plans: dict[int, Plan] = {}
+
+
+def plan_of(config: ConnectionConfig) -> Plan:
+    """The plan of a configuration."""
+    plan = _plans.get(id(config))
+    if plan is None:
+        if len(_plans) >= _MOST:
+            _plans.clear()
+        plan = _plans[id(config)] = Plan(config)
+    return plan
