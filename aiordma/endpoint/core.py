@@ -13,6 +13,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ from aiordma.errors import (
 )
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
 __all__ = ["ConnectionCore", "ConnectionStats", "closed_error"]
@@ -102,18 +104,53 @@ class ConnectionCore:
             over=lambda: self._over(closed_error()),
             stop=self._stop_parts,
         )
-        self._names: dict[str, Any] = {}
+        self._known: dict[str, Any] | None = None
+        self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
-        self._operations = Operations(link, config, self._mail, self._reason)
-        self._one_sided = OneSided(link, config, self._operations, self._reason)
+        # Made for those who ask: most connections have messages only.
+        self._own_operations: Operations | None = None
+        self._own_one_sided: OneSided | None = None
+        self._own_events: EventHub | None = None
         link.at_close(self._drop_memory)
-        self._events = EventHub()
-        link.at_close(self._events.end)
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
-            self._operations.on_ended, self._mail,
+            self._on_ended, self._mail,
         )  # fmt: skip
+
+    @property
+    def _operations(self) -> Operations:
+        if self._own_operations is None:
+            self._own_operations = Operations(self._link, self.config, self._mail, self._reason)
+        return self._own_operations
+
+    @property
+    def _one_sided(self) -> OneSided:
+        if self._own_one_sided is None:
+            self._own_one_sided = OneSided(self._link, self.config, self._operations, self._reason)
+        return self._own_one_sided
+
+    @property
+    def _events(self) -> EventHub:
+        if self._own_events is None:
+            self._own_events = EventHub()
+            if self._link.closed:
+                self._own_events.end()
+            else:
+                self._link.at_close(self._own_events.end)
+        return self._own_events
+
+    @property
+    def _names(self) -> dict[str, Any]:
+        """What it runs on: asked for at the first use, and at the latest when the link closes."""
+        if self._known is None:
+            self._known = {}
+            # A device that is gone has no names.
+            with contextlib.suppress(OSError, ResourceClosedError):
+                self._known = self._link.describe()
+                ends = self._ends or self._link.cm_id._ends()
+                self._known["peername"], self._known["sockname"] = ends
+        return self._known
 
     # Handshake: called by connect and accept
 
@@ -130,8 +167,8 @@ class ConnectionCore:
     ) -> None:
         """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
         link, config = self._link, self.config
-        self._names = link.describe()
-        self._names["peername"], self._names["sockname"] = ends or link.cm_id._ends()
+        self._ends = ends
+        link.before_close = lambda: self._names
         if hello is None:
             self._sender.credits = _UNLIMITED
             return
@@ -216,12 +253,16 @@ class ConnectionCore:
         if self._fetcher is not None:
             self._fetcher.taken(size)
 
+    def _on_ended(self, number: int, record: WCRecord) -> None:
+        self._operations.on_ended(number, record)
+
     def _on_read(self, number: int) -> None:
         if self._fetcher is not None:
             self._fetcher.on_read(number)
 
     def _on_cm_event(self, event: ConnectionEvent) -> bool:
-        self._events.publish(event)
+        if self._own_events is not None:
+            self._own_events.publish(event)
         if event.type == EventType.ESTABLISHED:
             return True
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):

@@ -6,7 +6,6 @@ all of it has one deadline.  They differ in what is made once the way is known.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 from collections.abc import Callable, Coroutine
 from typing import TypeVar
@@ -18,6 +17,7 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.errors import AddressError, ConnectTimeoutError
 from aiordma.loop import registry
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 
 __all__ = ["dial", "shared_channel", "warm_up", "way_to"]
@@ -77,9 +77,9 @@ async def dial(
     async def one(address: Address) -> T:
         return await attempt(address, origins[address])
 
-    begun = asyncio.timeout(limit)
+    begun = Limit(limit)
     try:
-        async with begun:
+        with begun:
             await warm_up()
             origins = await _ways(host, port, local_addr)
             addresses = interleave(list(origins))
@@ -90,7 +90,7 @@ async def dial(
         error = exc.as_one(host)
         raise error from error.__cause__
     except TimeoutError as exc:
-        if not begun.expired() or isinstance(exc, ConnectTimeoutError):
+        if not begun.expired or isinstance(exc, ConnectTimeoutError):
             raise
         text = (
             f"no connection to {host} port {port} within {limit} s (is the peer up, is "

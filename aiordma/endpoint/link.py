@@ -75,7 +75,7 @@ class Link(AdapterSide):
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
         "_on_read", "_on_sent", "_open_rights", "_pool", "_pool_size", "_quiet", "_slots",
-        "control", "lane", "recv", "send",
+        "before_close", "control", "lane", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,8 @@ class Link(AdapterSide):
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
         self._data_slots = config.send_depth  # send slots from this number on are control slots
+        #: Called once, while everything is still open.
+        self.before_close: Callable[[], object] | None = None
         self._pool: BufferPool | None = None
         self._pool_size = config.receive_buffer_size // 4
         self._open_rights: Counter[Access] | None = None  # made when memory is first exposed
@@ -352,6 +354,9 @@ class Link(AdapterSide):
 
     def close(self) -> None:
         """Give everything back, in the order that C needs; the C calls run in the reaper."""
+        if not self.closed and self.before_close is not None:
+            self.before_close()
+            self.before_close = None
         self._lane.closed = True
         if self._base and not self.closed:
             self._channel.sinks.remove(self._base)

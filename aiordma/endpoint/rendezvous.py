@@ -111,7 +111,8 @@ class Exposer:
 
     def resize(self, window: int) -> None:
         """The peer admits this many at a time; before the first send."""
-        self.window = Credits(window)
+        if window != self.window.free:
+            self.window = Credits(window)
 
     async def drained(self) -> None:
         """Wait until no exposure is open."""

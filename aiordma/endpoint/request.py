@@ -17,6 +17,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
+from aiordma.loop.limit import Limit
 
 if TYPE_CHECKING:
     from aiordma.endpoint.listener import Listener
@@ -102,7 +103,7 @@ class ConnectRequest:
             raise ValueError(msg)
         self._answer()
         try:
-            async with asyncio.timeout(config.handshake_timeout_s):
+            with Limit(config.handshake_timeout_s):
                 return await self._accept(bytes(private_data), config)
         except TimeoutError as exc:
             text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"

@@ -11,6 +11,7 @@ with a limit of our own.
 from __future__ import annotations
 
 import errno
+import functools
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -128,6 +129,7 @@ class Hello:
         return header + self.user_data
 
     @classmethod
+    @functools.lru_cache(64)  # it never changes, and the peers of a program mostly say the same
     def parse(cls, data: bytes) -> Hello | None:
         """From private data; None if it does not begin with our magic number.
 
