@@ -126,8 +126,13 @@ static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
     static char *names[] = {"handle", "parents", NULL};
     PyObject *handle, *parents = NULL;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O!", names, &handle, &PyTuple_Type, &parents))
+    if (kwargs ? !PyArg_ParseTupleAndKeywords(args, kwargs, "O|O", names, &handle, &parents)
+               : !PyArg_UnpackTuple(args, "Resource", 1, 2, &handle, &parents))
         return -1;
+    if (parents && !PyTuple_Check(parents)) {
+        PyErr_SetString(PyExc_TypeError, "parents are a tuple");
+        return -1;
+    }
     replace(&self->handle, Py_NewRef(handle));
     replace(&self->state, Py_NewRef(state_destroying));
     replace(&self->parents, PyTuple_New(0));

@@ -26,6 +26,8 @@ Address = tuple[str, int]
 _IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as any sockaddr
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
+_FEW = 64
+_sockaddrs: dict[Address, Any] = {}  # a client's connections go to few; nobody changes them
 
 
 @functools.lru_cache(256)  # a server's, and a client's, connections have few
@@ -46,6 +48,8 @@ def to_sockaddr(address: Address) -> Any:
     """
     check_address(address)
     host, port = address
+    if (known := _sockaddrs.get((host, port))) is not None:
+        return known
     name, _, scope = host.partition("%")
     ip = _ip(name or "0.0.0.0")
     ip = getattr(ip, "ipv4_mapped", None) or ip
@@ -55,6 +59,9 @@ def to_sockaddr(address: Address) -> Any:
         sin.sin_family = socket.AF_INET
         sin.sin_port = socket.htons(port)
         ffi.memmove(ffi.addressof(sin, "sin_addr"), ip.packed, 4)
+        if len(_sockaddrs) >= _FEW:
+            _sockaddrs.clear()
+        _sockaddrs[host, port] = storage  # not so IPv6: interfaces get new numbers
     else:
         sin6 = ffi.cast("struct sockaddr_in6 *", storage)
         sin6.sin6_family = socket.AF_INET6

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from typing import Any
 
 from aiordma._ffi import ffi, lib
@@ -59,9 +60,19 @@ def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None
         raise ValueError(msg)
 
 
+_ibacm = 0.0, False  # when it was looked for, and whether it was there
+
+
 def _route_call_can_block() -> bool:
-    """Where ibacm runs, the call asks it, over a socket and without a limit of its own."""
-    return os.access(_IBACM, os.F_OK)
+    """Where ibacm runs, the call asks it, over a socket and without a limit of its own.
+
+    librdmacm looks for it once, when it is first used; this looks each second.
+    """
+    global _ibacm
+    now = time.monotonic()
+    if now - _ibacm[0] > 1.0:
+        _ibacm = now, os.access(_IBACM, os.F_OK)
+    return _ibacm[1]
 
 
 class ConnectionId(Options, Datagrams):
@@ -255,7 +266,7 @@ class ConnectionId(Options, Datagrams):
         if self.context is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
         self._check_qp_type(attr)
-        qp = QueuePair(pd, attr, (self, *uses), cq)
+        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True)
         self.qp = qp
         try:
             self._start_qp(qp)
@@ -276,7 +287,7 @@ class ConnectionId(Options, Datagrams):
     # Connection
 
     def _offer(self, param: ConnectionParameter | None) -> tuple[int, int, bool, int, int]:
-        context = self.context
+        context = self._context or self.context
         assert context is not None
         return (param or ConnectionParameter())._numbers(context.attributes)
 

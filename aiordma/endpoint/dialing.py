@@ -82,9 +82,10 @@ async def dial(
         with begun:
             await warm_up()
             origins = await _ways(host, port, local_addr)
+            if len(origins) == 1:
+                ((address, origin),) = origins.items()
+                return await attempt(address, origin)
             addresses = interleave(list(origins))
-            if len(addresses) == 1:
-                return await one(addresses[0])
             return await race(addresses, one, delay, discard)
     except AllFailedError as exc:
         error = exc.as_one(host)

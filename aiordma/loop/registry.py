@@ -21,11 +21,31 @@ S = TypeVar("S", bound=Shared)
 
 
 class _Entry:
-    __slots__ = ("shared", "users")
+    __slots__ = ("entries", "key", "shared", "users")
 
-    def __init__(self, shared: Any) -> None:
+    def __init__(self, shared: Any, key: Hashable, entries: dict[Hashable, _Entry]) -> None:
         self.shared = shared
+        self.key = key
+        self.entries = entries
         self.users = 0
+
+
+class _Release:
+    """One user lets go of an entry; once.  A fifth of a closure's objects: connections have two."""
+
+    __slots__ = ("_entry",)
+
+    def __init__(self, entry: _Entry) -> None:
+        self._entry: _Entry | None = entry
+
+    def __call__(self) -> None:
+        entry, self._entry = self._entry, None
+        if entry is None:
+            return
+        entry.users -= 1
+        if entry.users == 0 and entry.entries.get(entry.key) is entry:
+            del entry.entries[entry.key]
+            entry.shared.close()
 
 
 _ATTRIBUTE = "_aiordma_shared"
@@ -66,18 +86,6 @@ def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], No
     entries = _entries_of(asyncio.get_running_loop())
     entry = entries.get(key)
     if entry is None:
-        entry = entries[key] = _Entry(factory())
+        entry = entries[key] = _Entry(factory(), key, entries)
     entry.users += 1
-    held = True
-
-    def release() -> None:
-        nonlocal held
-        if not held:
-            return
-        held = False
-        entry.users -= 1
-        if entry.users == 0 and entries.get(key) is entry:
-            del entries[key]
-            entry.shared.close()
-
-    return entry.shared, release
+    return entry.shared, _Release(entry)

@@ -428,4 +428,6 @@ class CompletionChannel(Resource):
 
 def shared_completions(context: Context) -> tuple[CompletionChannel, Callable[[], None]]:
     """The channel that all connections of the running loop on a device share, and its release."""
-    return registry.acquire(("completions", id(context)), lambda: CompletionChannel(context))
+    return registry.acquire(
+        ("completions", id(context)), functools.partial(CompletionChannel, context)
+    )

@@ -62,6 +62,7 @@ class QueuePair(Requests, Groups):
         attr: Sizes and completion queues.
         uses: Further resources that must outlive it, such as the memory that it will be given.
         cq: Where all of it completes, if `attr` does not say: attributes that are shared.
+        checked: `check_init` was called for these.
 
     Raises:
         ValueError: A size is out of range, or a completion queue would be too small.
@@ -69,7 +70,7 @@ class QueuePair(Requests, Groups):
     """
 
     __slots__ = (
-        "_drains", "_first_failure", "_groups", "_init", "_last_receive", "_on_first_failure", "pd",
+        "_cqs", "_drains", "_first_failure", "_groups", "_init", "_last_receive", "_on_first_failure", "pd",
     )  # fmt: skip
 
     def __init__(
@@ -78,8 +79,11 @@ class QueuePair(Requests, Groups):
         attr: QPInitAttr,
         uses: tuple[Resource, ...] = (),
         cq: CompletionQueue | None = None,
+        *,
+        checked: bool = False,
     ) -> None:
-        check_init(pd, attr, cq)
+        if not checked:
+            check_init(pd, attr, cq)
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
@@ -124,9 +128,8 @@ class QueuePair(Requests, Groups):
         self._rules = WRRules.of(
             pd.context, self.limits, attr.qp_type, all_signaled=attr.sq_sig_all
         )
-        self._sq = WorkQueue(send_cq, attr.max_send_wr, self._on_failure, self._cause)
-        receives = attr.max_recv_wr if attr.srq is None else 0
-        self._rq = WorkQueue(recv_cq, receives, self._on_failure, self._cause)
+        self._queues = None
+        self._cqs = send_cq, recv_cq
         self.srq = attr.srq
         self._last_receive: threading.Event | None = None
         self._drains = False
@@ -139,6 +142,18 @@ class QueuePair(Requests, Groups):
             self._last_receive = threading.Event()
             attr.srq._takers[self.num] = self
         enroll(token, self)
+
+    def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
+        attr = self._init
+        receives = attr.max_recv_wr if attr.srq is None else 0
+        self._queues = queues = (
+            WorkQueue(self._cqs[0], attr.max_send_wr, self._on_failure, self._cause),
+            WorkQueue(self._cqs[1], receives, self._on_failure, self._cause),
+        )
+        if self.closed:
+            for queue in queues:
+                queue.room.fail(_closed_error)
+        return queues
 
     @staticmethod
     def _promise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
@@ -257,23 +272,23 @@ class QueuePair(Requests, Groups):
         self.modify(QPAttrMask.STATE, qp_state=QPState.ERR)
 
     def _fail_waiters(self) -> None:
-        self._sq.give_up(self.num)
-        self._rq.give_up(self.num)
+        for queue in self._queues or ():
+            queue.give_up(self.num)
 
     @property
     def send_cq(self) -> CompletionQueue:
         """Where sends complete."""
-        return self._sq.cq
+        return self._cqs[0]
 
     @property
     def recv_cq(self) -> CompletionQueue:
         """Where receives complete."""
-        return self._rq.cq
+        return self._cqs[1]
 
     @property
     def outstanding(self) -> int:
         """Posted requests whose completion has not been seen."""
-        return len(self._sq) + len(self._rq)
+        return 0 if self._queues is None else len(self._queues[0]) + len(self._queues[1])
 
     def _on_failure(self, posted: Posted, record: WCRecord) -> None:
         self._failed(posted.operation, record)
@@ -335,11 +350,11 @@ class QueuePair(Requests, Groups):
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
-        return self._sq.cq._home
+        return self._cqs[0]._home
 
     def _on_close(self) -> None:
-        self._sq.room.fail(_closed_error)
-        self._rq.room.fail(_closed_error)
+        for queue in self._queues or ():
+            queue.room.fail(_closed_error)
         if self.srq is not None:
             self._drain_shared()
         try:
@@ -350,10 +365,9 @@ class QueuePair(Requests, Groups):
         # The adapter forgets the memory only when the queue pair is destroyed: so the queue pair
         # keeps it from now on, in place of the requests.
         # Not so a window that is bound to it: that one has to go first.
-        regions = self._sq.regions() + self._rq.regions()
-        self._hold(region for region in regions if id(region) not in self._made)
-        self._sq.release_regions()
-        self._rq.release_regions()
+        for queue in self._queues or ():
+            self._hold(region for region in queue.regions() if id(region) not in self._made)
+            queue.release_regions()
         self._free_prepared()
         if not self.outstanding:
             return
@@ -386,8 +400,8 @@ class QueuePair(Requests, Groups):
         self._drains = not refused
 
     def _abandon_all(self) -> None:
-        self._sq.abandon(self.num)
-        self._rq.abandon(self.num)
+        for queue in self._queues or ():
+            queue.abandon(self.num)
 
     def _destroy(self, handle: Any) -> None:
         if self._drains and self._last_receive is not None:
@@ -396,10 +410,11 @@ class QueuePair(Requests, Groups):
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:
-            for cq in {self._sq.cq, self._rq.cq}:
+            send_cq, recv_cq = self._cqs
+            for cq in {send_cq, recv_cq}:
                 cq._leave(self)
-            self._sq.cq._unpromise(self._init.max_send_wr)
-            self._unpromise_receives(self._init, self._rq.cq)
+            send_cq._unpromise(self._init.max_send_wr)
+            self._unpromise_receives(self._init, recv_cq)
 
     def __repr__(self) -> str:
         return f"<QueuePair {self._state.value} num={self.num} outstanding={self.outstanding}>"

@@ -34,12 +34,11 @@ class RawPosting(Resource):
     Part of `QueuePair`, which sets the attributes and defines `to_error`.
     """
 
-    __slots__ = ("_in_error", "_rq", "_rules", "_sq", "limits", "num", "srq")
+    __slots__ = ("_in_error", "_queues", "_rules", "limits", "num", "srq")
 
     _in_error: bool
-    _rq: WorkQueue
+    _queues: tuple[WorkQueue, WorkQueue] | None  # a connection posts in C, and needs none
     _rules: WRRules
-    _sq: WorkQueue
     limits: QPLimits
     num: int
     srq: SharedReceiveQueue | None
@@ -47,6 +46,18 @@ class RawPosting(Resource):
     def to_error(self) -> None:
         """Move to the error state."""
         raise NotImplementedError
+
+    def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
+        """The accounts of the send and the receive queue."""
+        raise NotImplementedError
+
+    @property
+    def _sq(self) -> WorkQueue:
+        return (self._queues or self._make_queues())[0]
+
+    @property
+    def _rq(self) -> WorkQueue:
+        return (self._queues or self._make_queues())[1]
 
     def post_send(self, requests: SendWR | Sequence[SendWR]) -> None:
         """Post one send request or a list, with one doorbell (`ibv_post_send(3)`).
