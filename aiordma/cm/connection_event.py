@@ -33,10 +33,6 @@ class ConnectionEvent:
         responder_resources: Reads and atomics that the peer wants to have under way to this
             side; the numbers come as seen from here, not as the peer gave them.
         initiator_depth: Reads and atomics that the peer serves to this side at a time.
-        retry_count: The peer's retries.
-        rnr_retry_count: The peer's retries when this side is not ready.
-        qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
-        qkey: The key that the datagrams to it need; 0 for connections.
         ah_attr: The way to it, for an `AddressHandle`: of a datagram service when it is
             ESTABLISHED, of a group after MULTICAST_JOIN; else None.
     """
@@ -73,22 +69,27 @@ class ConnectionEvent:
 
     @property
     def flow_control(self) -> int:
+        """Whether the peer uses end-to-end flow control."""
         return self._numbers[2]
 
     @property
     def retry_count(self) -> int:
+        """The peer's retries."""
         return self._numbers[3]
 
     @property
     def rnr_retry_count(self) -> int:
+        """The peer's retries when this side is not ready."""
         return self._numbers[4]
 
     @property
     def qp_num(self) -> int:
+        """The peer's queue pair; 0xFFFFFF for a multicast group."""
         return self._numbers[5]
 
     @property
     def qkey(self) -> int:
+        """The key that the datagrams to it need; 0 for connections."""
         return self._numbers[6]
 
     def ack(self) -> None:

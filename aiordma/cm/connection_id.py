@@ -154,23 +154,36 @@ class ConnectionId(Options, Datagrams):
         await self._find(dst, src, timeout, 0)
         self.stage = Stage.ADDRESS_RESOLVED
 
-    async def find(self, dst: Address, src: Address | None = None, timeout: float = 2.0) -> None:
+    async def find(
+        self,
+        dst: Address,
+        src: Address | None = None,
+        timeout: float = 2.0,
+        *,
+        limited: bool = False,
+    ) -> None:
         """`resolve_addr` and `resolve_route`, which has as long again, in one step.
 
         Readers of the channel are not told of the first, unless ibacm runs: then the second can
         block, and goes to a thread.
 
-        Args, raises, cancellation: as those.
+        Args:
+            dst, src, timeout: As `resolve_addr`.
+            limited: The caller has a limit for this and more, which will do if an event gets lost.
+
+        Raises, cancellation: as those.
         """
         if _route_call_can_block():
             await self.resolve_addr(dst, src, timeout)
             await self.resolve_route(timeout)
         else:
             limit = min(max(1, int(timeout * 1000)), _LONGEST_ROUTE_MS)
-            await self._find(dst, src, timeout, limit)
+            await self._find(dst, src, timeout, limit, limited=limited)
             self.stage = Stage.ROUTE_RESOLVED
 
-    async def _find(self, dst: Address, src: Address | None, timeout: float, route: int) -> None:
+    async def _find(
+        self, dst: Address, src: Address | None, timeout: float, route: int, *, limited: bool = False
+    ) -> None:
         """Resolve the address and, with milliseconds for it, the route."""
         _check_limit(timeout)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
@@ -182,8 +195,11 @@ class ConnectionId(Options, Datagrams):
         while True:
             left = max(0.001, deadline - loop.time())
             last = left <= patience
+            # The kernel's own limit answers with an event; ours is for an event that got lost.  It
+            # is that of all tries: a loop that is late must not ask again for what is resolved.
+            late = None if limited else left + route / 1000 + 1.0
             try:
-                await self._try(c_src, c_dst, min(left, patience), left, route, last=last)
+                await self._try(c_src, c_dst, min(left, patience), late, route, last=last)
                 return
             except ConnectTimeoutError as exc:
                 if last or exc.event == EventType.ROUTE_ERROR.name:
@@ -191,7 +207,7 @@ class ConnectionId(Options, Datagrams):
                 patience *= 2
 
     async def _try(
-        self, c_src: Any, c_dst: Any, seconds: float, left: float, route: int, *, last: bool
+        self, c_src: Any, c_dst: Any, seconds: float, late: float | None, route: int, *, last: bool
     ) -> None:
         """One try.
 
@@ -208,9 +224,7 @@ class ConnectionId(Options, Datagrams):
         self._trying = not last
         answer = _ROUTE_RESOLVED if route else _ADDR_RESOLVED
         try:
-            # The kernel's own limit answers with an event; ours is for an event that got lost.  It
-            # is that of all tries: a loop that is late must not ask again for what is resolved.
-            await self._step(call, answer, left + route / 1000 + 1.0)
+            await self._step(call, answer, late)
         finally:
             self._trying = False
 

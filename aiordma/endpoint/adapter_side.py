@@ -64,6 +64,8 @@ class AdapterSide:
 
     #: Whether the loop is woken by what the peer asks attention for, and by nothing else.
     _quiet = False
+    #: Whether nothing was posted yet, and the completion queue is nobody else's.
+    _unused = False
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class AdapterSide:
         self._on_failed = on_failed
         self._base = self._channel.table.add(self)
         self.qp._on_first_failure = self.fail
-        self._cq.manage(solicited_only=self._quiet)
+        self._cq.manage(solicited_only=self._quiet, unused=self._unused)
 
     # Completions
 

@@ -134,7 +134,7 @@ async def _one(
         local_addr,
         reuse_address=reuse_address,
         tos=config.tos,
-        step=limit or 60.0,
+        limit=limit,
     )
     link: Link | None = None
     connection: Connection | None = None

@@ -95,15 +95,7 @@ class ConnectionCore:
         self._established: asyncio.Future[None] | None = None
         self._closing = False
         self._cause: BaseException | None = None
-        self._shutdown = Shutdown(
-            link,
-            config,
-            self._sender,
-            self._exposer,
-            alive=lambda: self._cause is None,
-            over=lambda: self._over(closed_error()),
-            stop=self._stop_parts,
-        )
+        self._shutdown = Shutdown(link, config, self._sender, self._exposer, self)
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
@@ -281,6 +273,13 @@ class ConnectionCore:
         self._over(self._link.failure)
 
     # End
+
+    @property
+    def _alive(self) -> bool:
+        return self._cause is None
+
+    def _end(self) -> None:
+        self._over(closed_error())
 
     def _ended(self) -> BaseException:
         return ConnectionEndedError("the peer closed the connection")

@@ -23,6 +23,7 @@ from aiordma.loop.workers import call_blocking
 __all__ = ["dial", "shared_channel", "warm_up", "way_to"]
 
 T = TypeVar("T")
+_STEP_S = 60.0  # for each step, where nobody has said anything
 _warm = False
 
 
@@ -106,7 +107,7 @@ async def way_to(
     *,
     reuse_address: bool = False,
     tos: int | None = None,
-    step: float,
+    limit: float | None,
 ) -> tuple[ConnectionId, Callable[[], None]]:
     """An id that has its device and its route, and the release of its event channel.
 
@@ -117,7 +118,7 @@ async def way_to(
         local_addr: Local (address, port), or None.
         reuse_address: Share the local address with others that do so, too.
         tos: Type of service, or None.
-        step: Seconds for each step.
+        limit: Seconds that the caller gives all of it; None for none.
 
     Raises:
         AddressError, RouteError, DeviceNotFoundError: There is no way.
@@ -135,7 +136,8 @@ async def way_to(
             cm_id.set_option(Option.ID_REUSEADDR, 1)
         if tos is not None:
             cm_id.set_option(Option.ID_TOS, tos)
-        await cm_id.find(address, local_addr, timeout=step)
+        limited = limit is not None
+        await cm_id.find(address, local_addr, limit or _STEP_S, limited=limited)
     except BaseException:
         cm_id.close()
         release()

@@ -142,6 +142,10 @@ class Link(AdapterSide):
         link.at_close(release)
         return link
 
+    @property
+    def _unused(self) -> bool:  # type: ignore[override]
+        return self._slots._own_cq
+
     def start(
         self,
         on_frame: Callable[[int, WCRecord], None],

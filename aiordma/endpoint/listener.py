@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import sys
 import warnings
@@ -184,9 +185,9 @@ class Listener:
             self.refused += 1
             request._refuse(reason)
             return True
-        request._start_timer()
         self._pending.append(request)
         if self._manual:
+            request._start_timer()
             self._waiters.wake()
         else:
             self._start_handshakes()
@@ -202,9 +203,12 @@ class Listener:
             request = self._pending.popleft()
             task = self._loop.create_task(self._handshake(request))
             self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
-            # A task that is canceled before it runs has answered nobody.
-            task.add_done_callback(request._refuse_if_open)
+            task.add_done_callback(functools.partial(self._handshake_over, request))
+
+    def _handshake_over(self, request: ConnectRequest, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        # A task that is canceled before it runs has answered nobody.
+        request._refuse_if_open()
 
     async def _handshake(self, request: ConnectRequest) -> None:
         try:

@@ -167,7 +167,7 @@ class ConnectRequest:
         self._listener._forget(self)
         self._send_refusal(refusal(reason))
 
-    def _refuse_if_open(self, _: object) -> None:
+    def _refuse_if_open(self) -> None:
         if not self._answered:
             self._refuse(RefusalReason.BUSY)
 

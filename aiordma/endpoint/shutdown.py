@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
@@ -23,6 +23,20 @@ _log = logging.getLogger("aiordma")
 _DISCONNECT_S = 1.0
 
 
+class Ending(Protocol):
+    """A connection, as its end sees it."""
+
+    @property
+    def _alive(self) -> bool:
+        """Whether it is neither broken nor aborted."""
+
+    def _end(self) -> None:
+        """Nothing more will be sent: fail what still waits."""
+
+    async def _stop_parts(self) -> None:
+        """End its tasks and timers."""
+
+
 class Shutdown:
     """Ends one connection.
 
@@ -31,14 +45,12 @@ class Shutdown:
         config: Times.
         sender: Says END.
         exposer: Large messages that the peer should still read.
-        alive: Whether the connection is neither broken nor aborted.
-        over: Called when nothing more will be sent: fails what still waits.
-        stop: Ends the tasks and timers of the connection.
+        connection: Whose end it is.
     """
 
     __slots__ = (
-        "_alive", "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link",
-        "_over", "_sender", "_stop", "_task",
+        "_begun", "_config", "_connection", "_disconnected", "_exposer", "_goodbye", "_left",
+        "_link", "_sender", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -47,17 +59,13 @@ class Shutdown:
         config: ConnectionConfig,
         sender: Sender,
         exposer: Exposer,
-        alive: Callable[[], bool],
-        over: Callable[[], None],
-        stop: Callable[[], Awaitable[None]],
+        connection: Ending,
     ) -> None:
         self._link = link
         self._config = config
         self._sender = sender
         self._exposer = exposer
-        self._alive = alive
-        self._over = over
-        self._stop = stop
+        self._connection = connection
         # Futures for who waits, and not events: of a connection that lives nobody waits for these.
         self._begun: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
@@ -103,16 +111,16 @@ class Shutdown:
     async def _run(self) -> None:
         link = self._link
         try:
-            if self._alive():
+            if self._connection._alive:
                 self._goodbye = asyncio.create_task(self._say_goodbye())
                 await asyncio.wait([self._goodbye])
                 if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
                     _log.debug("closing without the peer's confirmation: %r", failed)
-            self._over()
+            self._connection._end()
             if not self._disconnected:
                 await self._disconnect()
             link.to_error()
-            await self._stop()
+            await self._connection._stop_parts()
             await link.quiesce()
         finally:
             link.close()

@@ -95,13 +95,13 @@ class Slots:
 
     __slots__ = ("_loop", "_own_cq", "_share", "_undo", "control", "cq", "recv", "send")
 
+    _loop: asyncio.AbstractEventLoop  # of a member of a pool
     recv: Arena
     send: Arena
     control: Arena | None
     cq: CompletionQueue
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._undo: list[Callable[[], None]] = []
         self._own_cq = True
         self._share: Share | None = None
@@ -166,6 +166,7 @@ class Slots:
         key = ("slots", id(pd.context), total, config.slot_size)
         budget, release = registry.acquire(key, lambda: SlotBudget(total))
         self._undo.append(release)
+        self._loop = asyncio.get_running_loop()
         share = self._share = budget.join(receives + sends)
         share.take(receives + sends)
         self.recv = await _elastic(pd, config.receives, receives, config.slot_size, share)

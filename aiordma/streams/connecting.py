@@ -174,7 +174,7 @@ async def _connect(
     address: Address, origin: Address | None, config: StreamConfig, limit: float | None
 ) -> RdmaTransport:
     """A transport whose handshake is done, and which has not begun."""
-    cm_id, release = await way_to(address, origin, tos=config.tos, step=limit or 60.0)
+    cm_id, release = await way_to(address, origin, tos=config.tos, limit=limit)
     port: StreamPort | None = None
     transport: RdmaTransport | None = None
     try:

@@ -130,13 +130,14 @@ class CompletionQueue(Resource):
         """Whether the loop drains the queue."""
         return bool(self._aio.managed)
 
-    def manage(self, *, solicited_only: bool = False) -> None:
+    def manage(self, *, solicited_only: bool = False, unused: bool = False) -> None:
         """Have the running loop drain the queue from now on.  Idempotent; not undone.
 
         Args:
             solicited_only: Wake the loop only for messages whose sender asked for it
                 (`SendFlags.SOLICITED`).  What else has completed is found with them, or within a
                 second.  For queues of receives: one's own sends ask for nothing.
+            unused: Nothing can have completed yet.
 
         Raises:
             ValueError: The queue has no completion channel.
@@ -151,8 +152,9 @@ class CompletionQueue(Resource):
         self._aio.managed, self._aio.solicited = 1, int(solicited_only)
         self._aio.armed = 0 if solicited_only else _ARMED_FOR_ALL
         check_errno(lib.ibv_req_notify_cq(handle, self._aio.solicited), "ibv_req_notify_cq")
-        # Completions from before the arming raise no event.
-        self.channel._sweep(self)
+        if not unused:
+            # Completions from before the arming raise no event.
+            self.channel._sweep(self)
         self.channel._watch()
 
     # By hand
