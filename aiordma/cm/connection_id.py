@@ -168,7 +168,9 @@ class ConnectionId(Options, Datagrams):
         block, and goes to a thread.
 
         Args:
-            dst, src, timeout: As `resolve_addr`.
+            dst: As `resolve_addr`.
+            src: Likewise.
+            timeout: Likewise, for each.
             limited: The caller has a limit for this and more, which will do if an event gets lost.
 
         Raises, cancellation: as those.

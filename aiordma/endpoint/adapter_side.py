@@ -27,6 +27,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.errors import ConnectionLostError, ResourceClosedError, completion_error
 from aiordma.loop import fork
+from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
@@ -211,7 +212,7 @@ class AdapterSide:
             return
         self._idle = asyncio.Event()
         try:
-            async with asyncio.timeout(_FLUSH_GRACE_S):
+            with Limit(_FLUSH_GRACE_S):
                 await self._idle.wait()
         except TimeoutError:
             _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.under_way)
@@ -223,13 +224,14 @@ class AdapterSide:
         self.closed = True
         if self._unexplained is not None:
             self._unexplained.cancel()
-        pinned, self._pinned = self._pinned, {}
+        if self._pinned:
+            pinned, self._pinned = self._pinned, {}
 
-        def let_go(_: object) -> None:
-            for region in pinned:
-                region._let_go()
+            def let_go(_: object) -> None:
+                for region in pinned:
+                    region._let_go()
 
-        self.qp._gone.add_done_callback(let_go)
+            self.qp._gone.add_done_callback(let_go)
         self.qp._on_first_failure = None
         self.qp.close()
         if self._base:
@@ -254,7 +256,8 @@ class AdapterSide:
         Soft-RoCE can take 50 seconds for a destroy.  That goes on in the reaper.
         """
         try:
-            async with asyncio.timeout(_DESTROY_S):
+            with Limit(_DESTROY_S):
+                # Mostly one wait: with the queue pair goes what was waiting for it.
                 for resource in (self.qp, *self._parts, self.pd, self.cm_id):
                     try:
                         await resource.wait_closed()

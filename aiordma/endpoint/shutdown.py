@@ -16,6 +16,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.rendezvous import Exposer
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import FrameKind
+from aiordma.loop.limit import Limit
 
 __all__ = ["Shutdown"]
 
@@ -127,7 +128,7 @@ class Shutdown:
         await link.wait_closed()
 
     async def _say_goodbye(self) -> None:
-        async with asyncio.timeout(self._config.close_timeout_s):
+        with Limit(self._config.close_timeout_s):
             await self._exposer.drained()
             await self._sender.flush_all()
             if not self._config.raw:
@@ -144,7 +145,7 @@ class Shutdown:
             return
         self._left = self._link.loop.create_future()
         try:
-            async with asyncio.timeout(_DISCONNECT_S):
+            with Limit(_DISCONNECT_S):
                 await self._left
         except TimeoutError:
             _log.debug("the peer did not answer the disconnection")

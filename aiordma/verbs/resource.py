@@ -39,6 +39,7 @@ from typing import Any, Self
 from aiordma._ffi.fast import Owner
 from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
 
 __all__ = ["Resource", "ResourceState"]
@@ -303,8 +304,11 @@ class Resource(Owner):
 
         Cancellation: ends the wait only.
         """
-        async with asyncio.timeout(timeout):
-            await asyncio.shield(asyncio.wrap_future(self._gone))
+        if self._outcome is None:
+            with Limit(timeout):
+                await asyncio.shield(asyncio.wrap_future(self._gone))
+        elif isinstance(self._outcome, OSError):
+            raise self._outcome
 
     # What subclasses define.
 

@@ -89,14 +89,14 @@ async def test_a_small_connection_is_one_registration_and_no_thread(
         ends = await pairs(listener, address, 2)
         with monkeypatch.context() as patched:
             for owner, name in (
-                (MemoryRegion, "_register"),
+                (MemoryRegion, "_registered"),
                 (WorkerPool, "submit"),
                 (Context, "query_device"),
             ):
                 patched.setattr(owner, name, noted(name, getattr(owner, name)))
             ends += await pairs(listener, address, 5)
         await closed(ends)
-    assert calls.count("_register") == 10
+    assert calls.count("_registered") == 10
     assert calls.count("query_device") == 0
     # Software iWARP connects within the call, which a thread makes.
     assert calls.count("submit") == (5 if is_siw else 0)
