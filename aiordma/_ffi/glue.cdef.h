@@ -28,7 +28,8 @@ struct aio_cq {
     int solicited; /* wake the loop for solicited completions and failures only */
     int armed;     /* how it was armed last: 1 for every completion, 2 for those */
     int pending;   /* in aio_drain.pending */
-    int eager;     /* armed only when there is nothing more, see aio_drain */
+    int listeners; /* who wants to be woken by every completion, solicited or not */
+    int eager;     /* who wants it armed only when there is nothing more, see aio_drain */
     int unarmed;   /* it is in aio_drain.pending, and was not armed yet */
     int hands;     /* who may touch the queue; see aio_cq_retire */
     uint32_t owed; /* events that were seen to, and are not acknowledged */
@@ -110,19 +111,30 @@ struct aio_arrival {
     uint16_t has_imm;
 };
 
+struct aio_slots {
+    uint64_t addr;
+    uint32_t stride;
+    uint32_t key;    /* of the first `base` slots, which stay */
+    uint32_t base;
+    uint32_t step;   /* the others come and go, so many at a time */
+    uint32_t *keys;  /* of those */
+    uint8_t more;    /* there are some of those */
+    uint8_t leaving; /* some of them are to be handed in when they are free */
+    uint8_t full;    /* there are as many as there may be */
+};
+
 struct aio_lane {
     struct aio_sink sink;
     struct ibv_qp *qp;
     uint32_t want;    /* AIO_WANT_ARRIVAL: a task waits; AIO_WANT_SENT: Python sees completions */
     uint8_t blocked;  /* sends wait for room, or are refused: Python sends */
-    uint8_t elastic;  /* slots come and go: Python posts */
     uint8_t raw;
     uint8_t closed;
     uint32_t heard;
 
-    uint64_t send_addr;
-    uint32_t send_stride;
-    uint32_t send_key;
+    struct aio_slots send;
+    struct aio_slots recv;
+    const uint8_t *crowded; /* others wait for slots of the pool; set if slots come and go */
     uint64_t eager_size;
     int64_t credits;
     uint16_t *free;
@@ -133,9 +145,6 @@ struct aio_lane {
     uint32_t send_flags;
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
 
-    uint64_t recv_addr;
-    uint32_t recv_stride;
-    uint32_t recv_key;
     int64_t posted;   /* the three numbers of endpoint/window.py */
     int64_t unused;
     int64_t granted;
@@ -177,10 +186,12 @@ struct aio_lane {
 
 void aio_lane_init(struct aio_lane *lane, uint16_t *free, uint32_t sends, uint32_t data_slots,
                    struct aio_arrival *arrivals, uint32_t n_arrivals, uint32_t receives,
-                   uint32_t control, uint32_t chain, int raw, int elastic);
+                   uint32_t control, int raw);
+void aio_lane_size(struct aio_lane *lane, int64_t window);
 void aio_lane_bind(struct aio_lane *lane, struct ibv_qp *qp, uint32_t flags, uint32_t inline_size,
-                   uint64_t send_addr, uint32_t send_stride, uint32_t send_key, uint64_t recv_addr,
-                   uint32_t recv_stride, uint32_t recv_key);
+                   uint64_t send_addr, uint32_t send_stride, uint32_t send_key,
+                   uint32_t send_count, uint64_t recv_addr, uint32_t recv_stride,
+                   uint32_t recv_key, uint32_t recv_count);
 int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t length);
 int64_t aio_lane_next(struct aio_lane *lane);
 int aio_lane_back(struct aio_lane *lane, uint32_t slot);

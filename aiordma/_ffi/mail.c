@@ -10,7 +10,7 @@
 PyTypeObject *aio_mail_type;
 
 static PyTypeObject *parked_type;
-static PyObject *name_on_news;
+static PyObject *name_on_news, *name_on_due;
 
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -110,6 +110,12 @@ static PyObject *mail_message(PyObject *object, PyObject *args)
     return make_message((Mail *)object, slot, length, Py_NewRef(imm));
 }
 
+/* Whether the peer has to be told of a single credit now; see endpoint/window.py. */
+static int put_off(const struct aio_lane *lane)
+{
+    return lane->due <= 1 && lane->unused <= 0 && lane->posted > lane->control && !lane->raw;
+}
+
 /* The next message; None if there is none; False if Python has to look; NULL with an exception. */
 static PyObject *take(Mail *self)
 {
@@ -120,6 +126,8 @@ static PyObject *take(Mail *self)
     if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
         Py_RETURN_FALSE;
     at = self->next(lane);
+    if (at < 0 && put_off(lane))
+        Py_RETURN_FALSE;
     if (at < 0)
         Py_RETURN_NONE;
     message = make_message(self, (uint32_t)(at & 0xFFFF), (Py_ssize_t)(at >> 16 & 0xFFFFFFFF),
@@ -266,7 +274,15 @@ int aio_mail_news(Mail *self, uint32_t news)
             PyObject *told = PyObject_CallMethodObjArgs(self->receiver, name_on_news, NULL);
 
             Py_XDECREF(told);
-            return told ? 0 : -1;
+            if (!told)
+                return -1;
+        }
+        /* Nothing that the program has sent in answer took the credit along. */
+        if (put_off(self->lane)) {
+            PyObject *sent = PyObject_CallMethodObjArgs(self->receiver, name_on_due, NULL);
+
+            Py_XDECREF(sent);
+            return sent ? 0 : -1;
         }
     }
     return 0;
@@ -350,7 +366,8 @@ static PyType_Spec mail_spec = {
 int aio_add_mail(PyObject *module)
 {
     name_on_news = PyUnicode_InternFromString("on_news");
-    if (!name_on_news)
+    name_on_due = PyUnicode_InternFromString("on_due");
+    if (!name_on_news || !name_on_due)
         return -1;
     parked_type = aio_add_type(module, &parked_spec, aio_wakeup_type);
     aio_mail_type = parked_type ? aio_add_type(module, &mail_spec, NULL) : NULL;

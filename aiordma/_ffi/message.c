@@ -19,6 +19,8 @@
 #define AIO_FRAME_DATA    1
 #define AIO_FRAME_HAS_IMM 1
 
+#define AIO_CHAIN         8 /* receives that are posted together, at most */
+
 #define AIO_LANE_RECV     0x8000
 #define AIO_LANE_READ     0x4000 /* of a large message */
 #define AIO_LANE_OPERATE  0x5000
@@ -40,6 +42,22 @@ static void aio_write32(uint8_t *at, uint32_t value)
 {
     value = htonl(value);
     memcpy(at, &value, sizeof(value));
+}
+
+static uint32_t aio_slots_key(const struct aio_slots *slots, uint32_t slot)
+{
+    return slot < slots->base ? slots->key : slots->keys[(slot - slots->base) / slots->step];
+}
+
+static uint64_t aio_slots_addr(const struct aio_slots *slots, uint32_t slot)
+{
+    return slots->addr + (uint64_t)slot * slots->stride;
+}
+
+/* Whether no free slot has to leave, for others of the pool; Python sees to those. */
+static int aio_slots_stay(const struct aio_lane *lane, const struct aio_slots *slots)
+{
+    return !slots->more || !(slots->leaving || *lane->crowded);
 }
 
 /* Credits that the peer is owed and that go with the frame that is about to be sent. */
@@ -71,7 +89,7 @@ static int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t lengt
         return -1;
     slot = lane->free[--lane->n_free];
     lane->credits--;
-    addr = lane->send_addr + (uint64_t)slot * lane->send_stride;
+    addr = aio_slots_addr(&lane->send, slot);
     at = (uint8_t *)(uintptr_t)addr;
     size = (uint32_t)length;
     if (!lane->raw) {
@@ -91,14 +109,16 @@ static int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t lengt
     lane->sent++;
     lane->messages_sent++;
     lane->bytes_sent += length;
-    return aio_post_send(
-        lane->qp, lane->sink.id | (uint64_t)slot << AIO_SUB_SHIFT, addr, size, lane->send_key,
-        lane->send_flags | (size <= lane->inline_size ? IBV_SEND_INLINE : 0), 0, 0);
+    return aio_post_send(lane->qp, lane->sink.id | (uint64_t)slot << AIO_SUB_SHIFT, addr, size,
+                         aio_slots_key(&lane->send, slot),
+                         lane->send_flags | (size <= lane->inline_size ? IBV_SEND_INLINE : 0), 0,
+                         0);
 }
 
 static int aio_lane_take_sent(struct aio_lane *lane, uint32_t slot)
 {
-    if (lane->want & AIO_WANT_SENT || slot >= lane->data_slots)
+    if (lane->want & AIO_WANT_SENT || slot >= lane->data_slots ||
+        !aio_slots_stay(lane, &lane->send))
         return 0;
     lane->free[lane->n_free++] = (uint16_t)slot;
     lane->completed++;
@@ -119,8 +139,7 @@ static void aio_lane_arrived(struct aio_lane *lane, uint32_t slot, uint32_t leng
 
 static int aio_lane_take_frame(struct aio_lane *lane, uint32_t slot, const struct ibv_wc *wc)
 {
-    const uint8_t *at =
-        (const uint8_t *)(uintptr_t)(lane->recv_addr + (uint64_t)slot * lane->recv_stride);
+    const uint8_t *at = (const uint8_t *)(uintptr_t)aio_slots_addr(&lane->recv, slot);
     uint32_t returned, body;
 
     if (wc->byte_len < AIO_FRAME_SIZE || at[0] != AIO_FRAME_DATA || lane->unused <= 0)
@@ -161,10 +180,18 @@ static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
     return 1;
 }
 
+/* Fit what follows from the data messages for which there are receive slots. */
+static void aio_lane_size(struct aio_lane *lane, int64_t window)
+{
+    lane->half = (uint32_t)(window / 2);
+    lane->due = window > 1 ? (window + 1) / 2 : 1;
+    lane->chain = window < 16 ? 1 : window > 8 * AIO_CHAIN ? AIO_CHAIN : (uint32_t)(window / 8);
+}
+
 /* What endpoint/lane.py says; the arrays are its own. */
 static void aio_lane_init(struct aio_lane *lane, uint16_t *free, uint32_t sends,
                           uint32_t data_slots, struct aio_arrival *arrivals, uint32_t n_arrivals,
-                          uint32_t receives, uint32_t control, uint32_t chain, int raw, int elastic)
+                          uint32_t receives, uint32_t control, int raw)
 {
     lane->sink.take = aio_lane_take;
     lane->free = free;
@@ -177,27 +204,22 @@ static void aio_lane_init(struct aio_lane *lane, uint16_t *free, uint32_t sends,
     lane->control = control;
     lane->posted = receives;
     lane->unused = lane->granted = (int64_t)receives - control;
-    lane->due = lane->unused > 1 ? (lane->unused + 1) / 2 : 1;
-    lane->chain = chain;
     lane->raw = !!raw;
-    lane->elastic = lane->blocked = !!elastic;
-    lane->want = elastic ? AIO_WANT_SENT : 0;
+    aio_lane_size(lane, lane->unused);
 }
 
 static void aio_lane_bind(struct aio_lane *lane, struct ibv_qp *qp, uint32_t flags,
                           uint32_t inline_size, uint64_t send_addr, uint32_t send_stride,
-                          uint32_t send_key, uint64_t recv_addr, uint32_t recv_stride,
-                          uint32_t recv_key)
+                          uint32_t send_key, uint32_t send_count, uint64_t recv_addr,
+                          uint32_t recv_stride, uint32_t recv_key, uint32_t recv_count)
 {
     lane->qp = qp;
     lane->send_flags = flags;
     lane->inline_size = inline_size;
-    lane->send_addr = send_addr;
-    lane->send_stride = send_stride;
-    lane->send_key = send_key;
-    lane->recv_addr = recv_addr;
-    lane->recv_stride = recv_stride;
-    lane->recv_key = recv_key;
+    lane->send = (struct aio_slots){
+        .addr = send_addr, .stride = send_stride, .key = send_key, .base = send_count, .full = 1};
+    lane->recv = (struct aio_slots){
+        .addr = recv_addr, .stride = recv_stride, .key = recv_key, .base = recv_count, .full = 1};
 }
 
 /* Post an operation.  0 or a positive errno. */
@@ -253,6 +275,35 @@ static int64_t aio_lane_next(struct aio_lane *lane)
     return (int64_t)arrival->has_imm << 48 | (int64_t)arrival->length << 16 | arrival->slot;
 }
 
+/* Post the receive slots that are free, those of one registration in one chain. */
+static int aio_lane_post_back(struct aio_lane *lane)
+{
+    const uint64_t wr_id = lane->sink.id | (uint64_t)AIO_LANE_RECV << AIO_SUB_SHIFT;
+    const struct aio_slots *slots = &lane->recv;
+    uint32_t n = lane->n_back, end;
+    int code = 0;
+
+    for (uint32_t i = 0; i < n && !code; i = end) {
+        uint32_t key = aio_slots_key(slots, lane->back[i]);
+
+        for (end = i + 1; end < n && aio_slots_key(slots, lane->back[end]) == key; end++)
+            ;
+        code = aio_post_slots(lane->qp, NULL, wr_id, slots->addr, slots->stride, key,
+                              lane->back + i, (int)(end - i));
+    }
+    lane->posted += n;
+    lane->receives += n;
+    lane->n_back = 0;
+    return code;
+}
+
+/* Whether a CREDIT frame may be worth sending; see endpoint/window.py. */
+static int aio_lane_due(const struct aio_lane *lane)
+{
+    return !lane->raw && lane->posted - lane->control - lane->unused >= lane->due &&
+           (lane->due > 1 || lane->unused <= 0);
+}
+
 /*
  * A receive slot is free.  It is posted again with others, a few at a time; a credit is owed once
  * it is posted.  Returns 0, 1 if enough is owed for a CREDIT frame, -1 if Python has to
@@ -260,20 +311,16 @@ static int64_t aio_lane_next(struct aio_lane *lane)
  */
 static int aio_lane_back(struct aio_lane *lane, uint32_t slot)
 {
+    const struct aio_slots *slots = &lane->recv;
     int code;
 
-    if (!lane->qp || lane->closed || lane->elastic)
+    /* Python fits the window of a pool: it may grow when the peer has no credit left. */
+    if (!lane->qp || lane->closed ||
+        !(lane->unused > 0 ? aio_slots_stay(lane, slots) : slots->full && !slots->leaving))
         return -1;
     lane->back[lane->n_back++] = (uint16_t)slot;
     if (lane->n_back < lane->chain)
         return 0;
-    code = aio_post_slots(lane->qp, NULL, lane->sink.id | (uint64_t)AIO_LANE_RECV << AIO_SUB_SHIFT,
-                          lane->recv_addr, lane->recv_stride, lane->recv_key, lane->back,
-                          (int)lane->n_back);
-    lane->posted += lane->n_back;
-    lane->receives += lane->n_back;
-    lane->n_back = 0;
-    if (code)
-        return 2 + code;
-    return !lane->raw && lane->posted - lane->control - lane->unused >= lane->due;
+    code = aio_lane_post_back(lane);
+    return code ? 2 + code : aio_lane_due(lane);
 }

@@ -1,16 +1,21 @@
 /*
  * Reader: what the loop calls when a completion channel is readable, as far as it is simple.
  *
- * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that one sink
- * has news, and nothing else: then its owner is told from here, and no line of Python's runs but
+ * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that sinks have
+ * news, and nothing else: then their owners are told from here, and no line of Python's runs but
  * the program's.  All else goes the way of verbs/comp_channel.py and loop/pump.py.
+ *
+ * Whoever is told may poll a queue, and so bring news of others.  So the news are kept in a line of
+ * their own, and told in the order in which they came, those of one drain at a time: what comes
+ * meanwhile waits for the next turn of the loop.
  */
 #include "fast.h"
 
 static PyTypeObject *reader_type;
 
-#define AGAIN      (1 << 29) /* as glue.c has it */
-#define ROUNDS     32        /* of draining and telling, before others have their turn */
+#define LOOK       (1 << 30) /* as glue.c has them */
+#define AGAIN      (1 << 29)
+#define ROUNDS     32 /* of draining and telling, before others have their turn */
 
 #define INDEX_BITS 24
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
@@ -22,6 +27,10 @@ typedef struct {
     int (*run)(struct aio_drain *, struct ibv_wc *, int);
     PyObject **owners; /* what is called for a sink, by its index */
     uint32_t n_owners;
+    uint32_t *untold; /* items of aio_drain.ready, from `first` to `last` */
+    uint32_t first;
+    uint32_t last;
+    uint32_t most;
     PyObject *error; /* what a task raised, for drain() to raise */
     int left;        /* what was drained, and is left for drain() */
     char draining;
@@ -108,6 +117,7 @@ static void reader_dealloc(PyObject *object)
     PyObject_ClearWeakRefs(object);
     reader_clear(object);
     PyMem_Free(((Reader *)object)->owners);
+    PyMem_Free(((Reader *)object)->untold);
     release(object);
     Py_DECREF(type);
 }
@@ -138,6 +148,47 @@ static int tell(Reader *self, uint32_t ready)
     return rc;
 }
 
+/* Put what the last drain or sweep brought into the line.  0, or -1. */
+static int keep(Reader *self)
+{
+    uint32_t count = (uint32_t)self->drain->n_ready, kept = self->last - self->first;
+
+    if (count > self->most - self->last) {
+        if (self->first)
+            memmove(self->untold, self->untold + self->first, kept * sizeof(*self->untold));
+        self->first = 0;
+        self->last = kept;
+        if (count > self->most - kept) {
+            uint32_t room = (uint32_t)self->room;
+            uint32_t most = kept + count > room ? 2 * (kept + count) : room;
+            uint32_t *larger = PyMem_Realloc(self->untold, most * sizeof(*larger));
+
+            if (!larger) {
+                PyErr_NoMemory();
+                return -1;
+            }
+            self->untold = larger;
+            self->most = most;
+        }
+    }
+    memcpy(self->untold + self->last, self->drain->ready, count * sizeof(*self->untold));
+    self->last += count;
+    self->drain->n_ready = 0;
+    return 0;
+}
+
+/* Tell of those that are in the line now.  0, or -1: then the others are still there. */
+static int tell_all(Reader *self)
+{
+    for (uint32_t count = self->last - self->first; count && self->first != self->last; count--) {
+        if (tell(self, self->untold[self->first++]))
+            return -1;
+    }
+    if (self->first == self->last)
+        self->first = self->last = 0;
+    return 0;
+}
+
 /*
  * What a drain brought: 0 if all is done, -1 with an exception, else what aio_drain returned.
  *
@@ -151,10 +202,11 @@ static int drain(Reader *self)
         if (!took)
             return 0;
         self->draining = 1;
-        /* With several, one that drains again would overwrite what the others have to hear. */
-        if ((took & ~AGAIN) != 1 << 16)
+        if (keep(self))
+            return -1;
+        if (took & (LOOK | 0xFFFF))
             return took;
-        if (tell(self, self->drain->ready[0]))
+        if (tell_all(self))
             return -1;
         if (!(took & AGAIN))
             return 0;
@@ -190,18 +242,33 @@ static PyObject *reader_drain(PyObject *object, PyObject *unused)
     return PyLong_FromLong(took);
 }
 
-static PyObject *reader_tell(PyObject *object, PyObject *ready)
+static PyObject *reader_keep(PyObject *object, PyObject *unused)
 {
-    unsigned long item = PyLong_AsUnsignedLong(ready);
-
-    if ((item == (unsigned long)-1 && PyErr_Occurred()) || tell((Reader *)object, (uint32_t)item))
+    (void)unused;
+    if (keep((Reader *)object))
         return NULL;
     Py_RETURN_NONE;
 }
 
+static PyObject *reader_tell(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (tell_all((Reader *)object))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *reader_get_untold(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((Reader *)object)->last - ((Reader *)object)->first);
+}
+
 static PyMethodDef reader_methods[] = {
     {"own", reader_own, METH_VARARGS, "Whom to tell of the news of a sink: its index, a function."},
-    {"tell", reader_tell, METH_O, "Tell of an item of aio_drain.ready."},
+    {"keep", reader_keep, METH_NOARGS, "Remember the news that aio_drain.ready has, for `tell`."},
+    {"tell", reader_tell, METH_NOARGS,
+     "Tell the owners of news; with an exception, the others are still to be told."},
     {"drain", reader_drain, METH_NOARGS,
      "Drain the channel, unless that was done already: None if nothing is left, or what aio_drain "
      "returned, for Python to do."},
@@ -216,6 +283,11 @@ static PyMemberDef reader_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 
+static PyGetSetDef reader_getset[] = {
+    {"untold", reader_get_untold, NULL, "How many news nobody was told of yet.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
 static PyType_Slot reader_slots[] = {
     {Py_tp_init, reader_init},
     {Py_tp_traverse, reader_traverse},
@@ -223,6 +295,7 @@ static PyType_Slot reader_slots[] = {
     {Py_tp_dealloc, reader_dealloc},
     {Py_tp_methods, reader_methods},
     {Py_tp_members, reader_members},
+    {Py_tp_getset, reader_getset},
     {Py_tp_doc, "Drains one completion channel."},
     {0, NULL},
 };
@@ -294,7 +367,7 @@ static int all_done(Reader *reader)
         return 0;
     }
     reader->left = took;
-    if (took || reader->deferred)
+    if (took || reader->deferred || reader->first != reader->last)
         return 0;
     reader->draining = 0;
     return 1;

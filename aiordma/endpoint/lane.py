@@ -10,6 +10,10 @@ Theory of operation
     whose turn comes first, or the end has begun.  `want` has it tell Python of arrivals, because a
     task waits for one, or of every send that has completed.
 
+    Slots of a pool come and go, which Python sees to (`memory.elastic`); C is told which there are
+    by `fit`.  It gives a slot back by itself as long as none is to leave: nobody of the pool
+    waits for slots, or the connection has only those that it is guaranteed.
+
     A lane without an adapter (`bind` was not called) never gets a completion; tests use such ones.
 """
 
@@ -21,12 +25,12 @@ from typing import Any
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.memory.arena import Arena
+from aiordma.memory.elastic import ElasticArena
 
 __all__ = ["WANT_ARRIVAL", "WANT_SENT", "FreeSlots", "Lane"]
 
 WANT_ARRIVAL = 1
 WANT_SENT = 2
-_CHAIN = 8  # receives that are posted together, at most
 
 
 def _power_of_two(least: int) -> int:
@@ -89,7 +93,7 @@ class Lane:
         free: Send slots for data that are free.
     """
 
-    __slots__ = ("_arrivals", "_operations", "c", "free")
+    __slots__ = ("_arrivals", "_elastic", "_keys", "_operations", "c", "free")
 
     def __init__(self, config: ConnectionConfig, receives: int, sends: int) -> None:
         c = self.c = ffi.new("struct aio_lane *")
@@ -97,13 +101,17 @@ class Lane:
         self.free = FreeSlots(c, slots)
         arrivals = _power_of_two(config.receives)
         self._arrivals = ffi.new("struct aio_arrival[]", arrivals)
-        chain = min(_CHAIN, max(1, config.recv_depth // 8))
-        # A pool's slots come and go, so that Python posts, and sees to all completions of sends.
-        # Until the peer's depth is known nothing may be sent; see also `Sender._plain`.
+        # Both with slots of a pool only; the arenas keep alive what `crowded` is, too.
+        self._elastic: tuple[ElasticArena, ...] = ()
+        self._keys: tuple[Any, ...] = ()
         lib.aio_lane_init(
             c, slots, sends, config.send_depth, self._arrivals, arrivals, receives,
-            config.control_depth, chain, config.raw, config.shared_slots is not None,
+            config.control_depth, config.raw,
         )  # fmt: skip
+
+    def size(self, window: int) -> None:
+        """Fit what follows from the data messages for which there are receive slots."""
+        lib.aio_lane_size(self.c, window)
 
     def bind(self, qp: Any, send: Arena, recv: Arena, flags: int, inline_size: int) -> None:
         """Name the adapter's side.
@@ -116,9 +124,27 @@ class Lane:
             inline_size: Bytes that go into a work request itself.
         """
         lib.aio_lane_bind(
-            self.c, qp, flags, inline_size, send.addr, send.slot_size, send.lkey,
-            recv.addr, recv.slot_size, recv.lkey,
+            self.c, qp, flags, inline_size, send.addr, send.slot_size, send.lkey, send.count,
+            recv.addr, recv.slot_size, recv.lkey, recv.count,
         )  # fmt: skip
+        if isinstance(send, ElasticArena) and isinstance(recv, ElasticArena):
+            self._elastic = send, recv
+            self.c.crowded = recv.crowded
+            self.c.send.step, self.c.recv.step = send.step, recv.step
+            self.fit()
+
+    def fit(self) -> None:
+        """Tell C which slots of a pool there are: some have come, or gone."""
+        if not self._elastic:
+            return
+        for slots, arena in zip((self.c.send, self.c.recv), self._elastic, strict=True):
+            keys = arena.keys
+            slots.more, slots.leaving, slots.full = any(keys), arena.some_leave, arena.full
+            if slots.more:
+                if not slots.keys:
+                    self._keys += (ffi.new("uint32_t[]", len(keys)),)
+                    slots.keys = self._keys[-1]
+                slots.keys[0 : len(keys)] = keys
 
     def allow_operations(self, depth: int) -> None:
         """Make room for so many operations of the program to be under way."""

@@ -27,6 +27,7 @@ from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.pool import BufferPool
+from aiordma.verbs.attention import expect, listen, unlisten
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
@@ -94,9 +95,8 @@ class Link(AdapterSide):
         inline_size = qp.limits.max_inline_data
         self.lane.bind(self._qp_handle, slots.send, slots.recv, self._flags, inline_size)
         self._lane = self.lane.c
-        # A foreign peer asks for no attention, and what a shared queue is woken by is not one
-        # connection's to say.
-        self._quiet = not (config.raw or config.shared_slots or context.is_iwarp)
+        # A foreign peer asks for no attention.
+        self._quiet = not (config.raw or context.is_iwarp)
         self._listeners = 0
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
@@ -196,22 +196,22 @@ class Link(AdapterSide):
     def listen(self) -> None:
         """Be woken by the completion of own requests, too, until as many `unlisten`."""
         self._listeners += 1
-        if self._listeners == 1 and self._quiet:
-            self._cq._listen()
+        if self._listeners == 1 and self._quiet and listen(self._cq):
             self.sweep()
 
     def unlisten(self) -> None:
         """One fewer wants that."""
         self._listeners -= 1
         if not self._listeners and self._quiet and not self.closed:
-            self._cq._listen(solicited_only=True)
+            unlisten(self._cq)
 
     def expect(self, *, answers: bool) -> None:
         """Whether what the program posts is mostly answered at once, and each answer makes it post.
 
-        Then the queue is armed late; see `aio_drain` in glue.c.
+        Then the queue is armed late; see `aio_drain` in glue.c.  Each of the two by turns.
         """
-        self._cq._aio.eager = answers and self._quiet
+        if self._quiet:
+            expect(self._cq, 1 if answers else -1)
 
     @property
     def under_way(self) -> int:
@@ -364,6 +364,8 @@ class Link(AdapterSide):
         self._lane.closed = True
         if self._base and not self.closed:
             self._channel.sinks.remove(self._base)
+            if self._listeners and self._quiet:
+                unlisten(self._cq)
         super().close()
 
     def poison_after_fork(self) -> None:

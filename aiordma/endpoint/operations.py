@@ -190,6 +190,8 @@ class Operations:
             if not place.done():
                 place.set_exception(self.lost())
         self._line = EMPTY
+        if self._resting is not None:
+            self._link.expect(answers=False)
 
     def lost(self) -> BaseException:
         """Not the operation failed, but the connection before it."""

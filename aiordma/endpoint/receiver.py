@@ -111,7 +111,6 @@ class Receiver:
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[memoryview, int, bool]] = []
         self.window = Window(link, config.control_depth, send_credit)
-        self._c.half = self.window.size // 2  # of a pool's windows this is the smallest
         #: The plain way, in C.
         self.mail = Mail(
             int(ffi.cast("uintptr_t", self._c)),
@@ -140,6 +139,10 @@ class Receiver:
             self._waiters.wake()
         else:
             self._c.want &= ~WANT_ARRIVAL
+
+    def on_due(self) -> None:
+        """A credit that was put off is due, if the program has sent nothing meanwhile."""
+        self.window.credit()
 
     def _collect(self) -> None:
         """Take the ring's messages into the queue, in front of what comes next."""
@@ -215,6 +218,9 @@ class Receiver:
         if self._lingering:
             self._retry_lingering()
         self.arrived(Arrival(self._message(slot, length, imm), slot))
+        if self.window.due:
+            # Once those who were woken by it have had their turn.
+            self._link.loop.call_soon(self.on_due)
 
     def arrived(self, arrival: Arrival) -> None:
         """Queue a place for a message, in the order of arrival."""
@@ -312,6 +318,7 @@ class Receiver:
             if self._failure is not None:
                 raise self._failure()
             self._c.want |= WANT_ARRIVAL
+            self.window.credit()  # which may have been put off
         return message
 
     def _keep(self, message: Message) -> None:

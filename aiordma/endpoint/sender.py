@@ -112,10 +112,9 @@ class Sender:
     def _plain(self) -> None:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         c = self._c
-        elastic = bool(c.elastic)
-        c.blocked = elastic or bool(self._waiters) or self._failure is not None
+        c.blocked = bool(self._waiters) or self._failure is not None
         wanted = not self._dead and bool(self._waiters or self._flushers or self._control)
-        if wanted or elastic:
+        if wanted:
             c.want |= WANT_SENT
         else:
             c.want &= ~WANT_SENT
@@ -128,8 +127,8 @@ class Sender:
 
     # Room
 
-    def _try_slot(self) -> int | None:
-        if self._waiters or self.credits <= 0 or not (self._free or self._more()):
+    def _try_slot(self, *, more: bool = False) -> int | None:
+        if self._waiters or self.credits <= 0 or not (self._free or (more and self._more())):
             return None
         self.credits -= 1
         return self._free.pop()
@@ -141,7 +140,7 @@ class Sender:
         if slot is None and not self._waiters:
             # Completed sends wake nobody, so that some may be there.
             self._link.sweep()
-            slot = self._try_slot()
+            slot = self._try_slot(more=True)
         if slot is not None:
             return slot
         if self._failure is not None:
@@ -173,7 +172,11 @@ class Sender:
 
     def _more(self) -> bool:
         """Get more slots, if there are any for this connection."""
-        self._free.extend(self._link.send.grow(self._wake))
+        arena = self._link.send
+        before = arena.count
+        self._free.extend(arena.grow(self._wake))
+        if arena.count != before:
+            self._link.lane.fit()
         return bool(self._free)
 
     def _give(self, slot: int) -> None:
@@ -181,6 +184,7 @@ class Sender:
         arena = self._link.send
         if arena.leaving(slot):
             arena.hand_in(slot)
+            self._link.lane.fit()
             return
         self._free.append(slot)
         if arena.spare and not self._waiters:
@@ -188,6 +192,7 @@ class Sender:
                 if leaving in self._free:
                     self._free.remove(leaving)
                     arena.hand_in(leaving)
+            self._link.lane.fit()
 
     def grant(self, credits: int) -> None:
         """The peer has posted this many receives again."""

@@ -6,13 +6,13 @@ Theory of operation
     that each of them could have under way.
 
     With `shared_slots` the connections of a loop and device share a budget (memory.budget) and
-    completion queues.  Each begins with the few slots that it is guaranteed, gets more while its
-    peer uses up its credits, and gives some back when others want them.  What they do not share is
-    memory or a protection domain: a receive that one connection was granted is posted to that
-    connection's queue pair, so that no peer can use up another's, and no key opens another's
-    memory.  A shared receive queue would do neither: who sends beyond its credits takes the
-    receives that others were promised, and on Soft-RoCE a queue pair that dies inside a message
-    keeps a receive for ever.
+    completion queues (`endpoint.shared_queues`).  Each begins with the few slots that it is
+    guaranteed, gets more while its peer uses up its credits, and gives some back when others want
+    them.  What they do not share is memory or a protection domain: a receive that one connection
+    was granted is posted to that connection's queue pair, so that no peer can use up another's,
+    and no key opens another's memory.  A shared receive queue would do neither: who sends beyond
+    its credits takes the receives that others were promised, and on Soft-RoCE a queue pair that
+    dies inside a message keeps a receive for ever.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable
 
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.plan import CONTROL_SIZE, INLINE_REGISTRATION, Plan, plan_of
+from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
@@ -34,53 +35,9 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
 
-__all__ = ["SharedQueues", "Slots"]
+__all__ = ["Slots"]
 
-_CQE = 1024  # completions that a shared queue has room for at first
-# Software iWARP's cannot grow; one of this size also leaps over the page of queues that its driver
-# cannot have, which would be the end after some 40 connections (docs/surprises.md).
-_IWARP_CQE = 32_768
 _STEPS = 16  # from the guaranteed slots to all
-
-
-class SharedQueues:
-    """The completion queues that the connections of a loop and device share.
-
-    One, as long as it can grow; where the device cannot do that, or has reached its limit, the next
-    is begun.
-    """
-
-    def __init__(self, channel: CompletionChannel) -> None:
-        self._channel = channel
-        self.queues: list[CompletionQueue] = []
-
-    @classmethod
-    def of(cls, channel: CompletionChannel) -> tuple[SharedQueues, Callable[[], None]]:
-        """Those of the running loop and the channel's device, and their release."""
-        return registry.acquire(
-            ("shared completions", id(channel.context)), lambda: SharedQueues(channel)
-        )
-
-    def take(self, completions: int) -> CompletionQueue:
-        """A queue with room for so many more, which the queue pair then promises.
-
-        Raises:
-            OSError: The adapter has no more.
-        """
-        for cq in self.queues:
-            if cq._make_room(completions):
-                return cq
-        context = self._channel.context
-        first = _IWARP_CQE if context.is_iwarp else _CQE
-        room = min(max(first, completions), context.attributes.max_cqe)
-        cq = CompletionQueue(context, room, self._channel)
-        self.queues.append(cq)
-        return cq
-
-    def close(self) -> None:
-        """The last connection has let go."""
-        for cq in self.queues:
-            cq.close()
 
 
 class Slots:
@@ -180,7 +137,9 @@ class Slots:
             self.cq = CompletionQueue(channel.context, completions, channel)
             self._undo.append(self.cq.close)
         else:
-            queues, release = SharedQueues.of(channel)
+            # Only messages ask for attention, and not those of foreign peers, nor on iWARP.
+            quiet = not (config.raw or channel.context.is_iwarp)
+            queues, release = SharedQueues.of(channel, quiet=quiet)
             self._undo.append(release)
             self._own_cq = False
             self.cq = queues.take(completions)

@@ -10,6 +10,11 @@ Theory of operation
     credit has gone, too.  The window shrinks by credits that are not given back, never by taking
     any away.
 
+    Credits that no message takes along go by themselves, in a CREDIT frame, once half of the window
+    is owed.  Where that is one credit, as at the beginning of a pool's window, it would be a
+    frame for each message: then it waits until the peer has none left, and the program has had
+    the chance to answer: until it releases a message, or waits for the next.
+
     A CREDIT frame costs no credit, so the receives that it uses have to be counted: the peer keeps
     two.  One is known to be processed when the peer has spent a credit that came with it or after
     it; while two are not, a third has to wait, which does no harm, because a peer that has not
@@ -87,8 +92,11 @@ class Window:
     @property
     def due(self) -> bool:
         """Whether half of the window is owed, and a CREDIT frame may be sent."""
+        half = max(1, (self.size + 1) // 2)
+        if self.owed < half or (half == 1 and self.unused > 0):
+            return False
         self._forget_marks()
-        return self.owed >= max(1, (self.size + 1) // 2) and len(self._marks) < _CREDIT_FRAMES
+        return len(self._marks) < _CREDIT_FRAMES
 
     def spend(self) -> bool:
         """A message that costs a credit has come; False if the peer had none."""
@@ -130,6 +138,7 @@ class Window:
         """A slot is free: to the adapter again, or out of service."""
         if self._link.recv.leaving(slot) and self.posted >= self.unused + self._control:
             self._link.recv.hand_in(slot)
+            self._link.lane.fit()
         else:
             self.post((slot,))
 
@@ -146,9 +155,30 @@ class Window:
         if not self.unused:
             self._grow()
         elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * held):
-            # All of its slots are posted, queued or kept: none is there to be handed in yet.
+            # Then all of its slots are posted, queued or kept: none is to be handed in yet.
+            self._post_back()
             arena.shrink()
+            self._fit()
+
+    def _post_back(self) -> None:
+        """Post the slots that C would post later, together with others."""
+        c = self._c
+        slots, c.n_back = list(c.back[0 : c.n_back]), 0
+        if slots:
+            self.post(slots)
 
     def _grow(self) -> None:
-        if not self.unused:
-            self.post(self._link.recv.grow(self._grow))
+        if self.unused:
+            return
+        arena = self._link.recv
+        before = arena.count
+        slots = list(arena.grow(self._grow))
+        if arena.count != before:
+            self._fit()
+        if slots:
+            self.post(slots)
+
+    def _fit(self) -> None:
+        """The number of slots has changed."""
+        self._link.lane.size(self.size)
+        self._link.lane.fit()

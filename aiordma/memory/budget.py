@@ -3,6 +3,9 @@
 Theory of operation
     Counting only: the memory itself belongs to each connection, in its own protection domain.
 
+    Whether anybody waits is told in a byte of C, `crowded`, too: while it is 0, a slot that becomes
+    free stays where it is, and nobody has to ask.
+
     Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
     of the guarantees never exceeds the total; so whoever got in can always work, whatever the
     others do.  What nobody is guaranteed goes to who asks for it.  When that is used up, those
@@ -16,6 +19,9 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from typing import Any
+
+from aiordma._ffi import ffi
 
 __all__ = ["Share", "SlotBudget"]
 
@@ -45,11 +51,16 @@ class Share:
 
     def want(self, function: Callable[[], None]) -> None:
         """Have `function` called, once and from the loop, when a refused `take` may succeed."""
-        self._budget._waiting[function] = self
+        self._budget._want(function, self)
 
     def could_spare(self, slots: int) -> bool:
         """Whether others wait, and this member would have its fair share without these slots."""
         return self._budget._others_wait(self) and self.used - slots >= self._budget._fair(self)
+
+    @property
+    def crowded(self) -> Any:
+        """A `uint8_t *`: not 0 while anybody of the pool waits for slots."""
+        return self._budget._crowded
 
     def leave(self) -> None:
         """The member is gone, and its slots with it.  Idempotent."""
@@ -70,6 +81,7 @@ class SlotBudget:
         self._committed = 0  # the larger of what is guaranteed and what is used, summed up
         self._waiting: dict[Callable[[], None], Share] = {}
         self._serving: asyncio.Handle | None = None
+        self._crowded = ffi.new("uint8_t *")
 
     def __len__(self) -> int:
         """Members."""
@@ -126,7 +138,12 @@ class SlotBudget:
         if share in self._members:
             self._members.discard(share)
             self._waiting = {f: waiting for f, waiting in self._waiting.items() if waiting != share}
+            self._crowded[0] = bool(self._waiting)
             self._freed(max(share.used, share.guaranteed))
+
+    def _want(self, function: Callable[[], None], share: Share) -> None:
+        self._waiting[function] = share
+        self._crowded[0] = True
 
     def _freed(self, slots: int) -> None:
         self._committed -= slots
@@ -139,6 +156,7 @@ class SlotBudget:
         for function in list(self._waiting):
             # Those behind it are still in the line, so that it cannot take more than is fair.
             if self._waiting.pop(function, None) is not None:
+                self._crowded[0] = bool(self._waiting)
                 function()
 
     def _fair(self, share: Share) -> int:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
@@ -91,6 +92,32 @@ class ElasticArena(Arena):
         chunk = _Chunk(slots, MemoryRegion(self._pd, piece, Access.LOCAL_WRITE))
         self._chunks[number] = chunk
         return chunk
+
+    @property
+    def keys(self) -> list[int]:
+        """Local keys of all chunks but the base, in order; 0 for those that are not there."""
+        chunks = map(self._chunks.get, range(1, len(self._steps)))
+        return [0 if chunk is None else chunk.mr.lkey for chunk in chunks]
+
+    @property
+    def step(self) -> int:
+        """Slots of a chunk but the base; the last may have fewer."""
+        return len(self._steps[1]) if len(self._steps) > 1 else 1
+
+    @property
+    def some_leave(self) -> bool:
+        """Whether any chunk is leaving."""
+        return any(chunk.leaving for chunk in self._chunks.values())
+
+    @property
+    def full(self) -> bool:
+        """Whether all slots are in service."""
+        return self.count == self._steps[-1].stop
+
+    @property
+    def crowded(self) -> Any:
+        """A `uint8_t *`: not 0 while anybody of the pool waits for slots."""
+        return self._share.crowded
 
     def _number(self, slot: int) -> int:
         base = self._steps[0].stop

@@ -26,7 +26,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
-from aiordma.endpoint.slots import SharedQueues
+from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.errors import ProtocolError, os_error
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.rsocket.machine import Place, Post
@@ -127,7 +127,7 @@ class StreamPort(AdapterSide):
         channel, release = shared_completions(context)
         with contextlib.ExitStack() as undo:
             undo.callback(release)
-            queues, release_queues = SharedQueues.of(channel)
+            queues, release_queues = SharedQueues.of(channel, quiet=False)
             undo.callback(release_queues)
             pd = ProtectionDomain(context)
             undo.callback(pd.close)

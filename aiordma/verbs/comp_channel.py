@@ -24,7 +24,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import weakref
 from collections import deque
@@ -189,10 +188,12 @@ class CompletionChannel(Resource):
             self._report(exc)
             took = None
         except BaseException:
+            self._tell_later()
             self._run_deferred()
             raise
         if took is not None:
             return self._dispatch_all(took)
+        self._tell_later()
         self._run_deferred()
         return bool(self._drain.n_pending)
 
@@ -200,7 +201,7 @@ class CompletionChannel(Resource):
         """Whatever a drain brought; whether there is more."""
         drain = self._drain
         # What was polled is gone from the adapter: copy before any dispatch can drain again.
-        records, ready = self._taken(took)
+        records = self._taken(took)
         segments = [
             (drain.segments[i].token, drain.segments[i].count) for i in range(drain.n_segments)
         ]
@@ -214,18 +215,29 @@ class CompletionChannel(Resource):
                 continue
             self._dispatch(records[position : position + length], cq)
             position += length
-        for index in ready:
-            self.after_drain(functools.partial(self._reader.tell, index))
+        if self._reader.untold:
+            self.after_drain(self._tell)
         self._run_deferred()
         if error:
             raise os_error(error, "ibv_get_cq_event")
         return more
 
-    def _taken(self, took: int) -> tuple[list[WCRecord], list[int]]:
-        """Completions for Python, and the sinks that have news."""
+    def _taken(self, took: int) -> list[WCRecord]:
+        """Completions for Python."""
         count = took & 0xFFFF
-        ready = list(self.sinks.ready[0 : took >> 16 & 0x1FFF])
-        return list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size])), ready
+        return list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
+
+    def _tell(self) -> None:
+        """Tell the owners of sinks that have news."""
+        try:
+            self._reader.tell()
+        finally:
+            self._tell_later()
+
+    def _tell_later(self) -> None:
+        """Tell the others in the next turn of the loop: it is theirs."""
+        if self._reader.untold and self._pump is not None and self._pump.loop is not None:
+            self._pump.loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
         """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
@@ -310,13 +322,14 @@ class CompletionChannel(Resource):
             took = lib.aio_sweep(self._drain, cq._handle, self._wcs, _BUDGET)
             if took <= 0:
                 break
-            records, ready = self._taken(took)
-            total += len(records) + len(ready)
+            records = self._taken(took)
+            self._reader.keep()
+            total += len(records) + (took >> 16 & 0x1FFF)
             self._dispatch(records, cq)
-            for index in ready:
-                self.after_drain(functools.partial(self._reader.tell, index))
             if cq.closed or not took & _LOOK:
                 break
+        if self._reader.untold:
+            self.after_drain(self._tell)
         return total
 
     # The safety poll: the kernel drops a completion event when it has no memory for it.

@@ -24,6 +24,7 @@ from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
+from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.comp_channel import CompletionChannel, Sink, route
 from aiordma.verbs.context import Context
 from aiordma.verbs.counting import count_successes
@@ -47,9 +48,6 @@ class Dependent(Protocol):
 
 def _overrun() -> BaseException:
     return queue_error(AsyncEventType.CQ_ERR.name, "completion queue")
-
-
-_ARMED_FOR_ALL = 1  # as aio_cq.armed has it
 
 
 class CompletionQueue(Resource):
@@ -149,8 +147,9 @@ class CompletionQueue(Resource):
             msg = "only a completion queue with a channel can be awaited"
             raise ValueError(msg)
         self.channel._attach()
+        solicited_only = solicited_only and not self._aio.listeners
         self._aio.managed, self._aio.solicited = 1, int(solicited_only)
-        self._aio.armed = 0 if solicited_only else _ARMED_FOR_ALL
+        self._aio.armed = 0 if solicited_only else ARMED_FOR_ALL
         check_errno(lib.ibv_req_notify_cq(handle, self._aio.solicited), "ibv_req_notify_cq")
         if not unused:
             # Completions from before the arming raise no event.
@@ -158,18 +157,6 @@ class CompletionQueue(Resource):
         self.channel._watch()
 
     # By hand
-
-    def _listen(self, *, solicited_only: bool = False) -> None:
-        """Change by what a managed queue wakes the loop.
-
-        For fewer completions than now it takes effect when it is armed the next time; for more at
-        once, and then the caller polls: some may be there already.
-        """
-        own = self._aio
-        own.solicited = int(solicited_only)
-        if not solicited_only and own.armed != _ARMED_FOR_ALL and own.managed and not self.closed:
-            own.armed = _ARMED_FOR_ALL
-            check_errno(lib.ibv_req_notify_cq(self._require(), 0), "ibv_req_notify_cq")
 
     def req_notify(self, *, solicited_only: bool = False) -> None:
         """Ask for one event at the next completion (`ibv_req_notify_cq(3)`).
@@ -378,11 +365,15 @@ class CompletionQueue(Resource):
 
     def _make_room(self, depth: int) -> bool:
         """Whether `depth` more can be promised; grows for them."""
-        try:
-            self._promise(depth)
-        except (OSError, ValueError):
+        if self._error is not None:
             return False
-        self._unpromise(depth)
+        with _promises:
+            needed = self._promised + depth
+            try:
+                if needed > self.cqe:
+                    self._grow(needed)
+            except (OSError, ValueError):
+                return False
         return True
 
     def _grow(self, needed: int) -> None:

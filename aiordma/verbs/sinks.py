@@ -34,7 +34,7 @@ class Sinks:
         budget: How many completions a drain takes at most.
 
     Attributes:
-        ready: Who has news after a drain, for `Reader.tell`; C fills it.
+        ready: Who has news after a drain; C fills it, and `Reader` tells them.
         reader: Tells of it; set before the first `add`.
     """
 

@@ -47,8 +47,8 @@ class End:
         self.lane = self.link.lane.c
         # What the adapter's side would fill in; the slots' bytes are the fake arena's own.
         self.slots = ffi.new("char[]", self.link.recv.count * config.slot_size)
-        self.lane.recv_addr = int(ffi.cast("uintptr_t", self.slots))
-        self.lane.recv_stride = config.slot_size
+        self.lane.recv.addr = int(ffi.cast("uintptr_t", self.slots))
+        self.lane.recv.stride = config.slot_size
         self.link.post_recv(range(self.link.recv.count))
         self.messages: list[Any] = []
 
@@ -57,7 +57,7 @@ class End:
 
     def lay(self, slot: int, frame: bytes) -> None:
         self.link.recv.slot(slot, len(frame))[:] = frame
-        start = slot * self.lane.recv_stride
+        start = slot * self.lane.recv.stride
         ffi.buffer(self.slots)[start : start + len(frame)] = frame
 
     def state(self) -> tuple[Any, ...]:
@@ -151,7 +151,8 @@ def test_frames_leave_the_same_behind_in_both_ways(run: Run, seed: int) -> None:
 
 
 def lane(**settings: Any) -> Lane:
-    return Lane(ConnectionConfig(**settings), 10, 4)
+    config = ConnectionConfig(**settings)
+    return Lane(config, config.receives, 4)
 
 
 def sent(slot: int, status: int = 0) -> Any:

@@ -145,7 +145,8 @@ def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
     slots.data(window.unused)
     slots.release([0])
     assert (window.size, slots.posts[-3:]) == (4, [9, 10, 0])
-    assert (window.unused, window.owed) == (2, 1)
+    # The window was of two: its one credit waited for the peer to have none left.
+    assert (window.unused, window.owed) == (3, 1)
     # The pool has none now; later it has, and nobody needs them any more.
     slots.data(window.unused)
     slots.release([1])

@@ -1,0 +1,57 @@
+"""Attention: what a managed completion queue wakes its loop for.
+
+Theory of operation
+    A queue of connections is armed for solicited completions: the peers' messages are, own sends
+    are not.  Who waits for an own request has it armed for all meanwhile.  Several connections may
+    complete in one queue, so that those who want something of it are counted; the last that no
+    longer does puts it back.
+
+    A connection that is collected is closed in whatever thread, so that counting takes a lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from aiordma._ffi import lib
+from aiordma._ffi.check import check_errno
+
+if TYPE_CHECKING:
+    from aiordma.verbs.cq import CompletionQueue
+
+__all__ = ["ARMED_FOR_ALL", "expect", "listen", "unlisten"]
+
+ARMED_FOR_ALL = 1  # as aio_cq.armed has it
+_counts = threading.Lock()
+
+
+def listen(cq: CompletionQueue) -> bool:
+    """Have every completion wake the loop, until as many `unlisten`.
+
+    Returns:
+        Whether that is new; then the caller polls, because some may be there already.
+    """
+    own = cq._aio
+    with _counts:
+        own.listeners += 1
+        own.solicited = 0
+    if own.armed == ARMED_FOR_ALL or not own.managed or cq.closed:
+        return bool(own.listeners == 1)
+    own.armed = ARMED_FOR_ALL
+    check_errno(lib.ibv_req_notify_cq(cq._require(), 0), "ibv_req_notify_cq")
+    return True
+
+
+def unlisten(cq: CompletionQueue) -> None:
+    """One fewer wants that; takes effect when the queue is armed the next time."""
+    own = cq._aio
+    with _counts:
+        own.listeners -= 1
+        own.solicited = int(not own.listeners)
+
+
+def expect(cq: CompletionQueue, change: int) -> None:
+    """One more (1), or one fewer (-1), wants the queue armed late; see `aio_drain` in glue.c."""
+    with _counts:
+        cq._aio.eager += change
