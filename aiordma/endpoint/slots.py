@@ -133,7 +133,7 @@ class Slots:
 
     def _complete(self, channel: CompletionChannel, config: ConnectionConfig) -> None:
         completions = config.sends + config.receives
-        if config.shared_slots is None:
+        if not (config.shared_queues or config.shared_slots):
             self.cq = CompletionQueue(channel.context, completions, channel)
             self._undo.append(self.cq.close)
         else:

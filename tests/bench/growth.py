@@ -51,10 +51,14 @@ ORDINARY = aiordma.ConnectionConfig(
 )
 #: The same out of a pool, with shared completion queues; enough for 2,000 connections.
 SHARED = replace(LEAN, shared_slots=2000 * LEAN.guaranteed)
-#: The settings of docs/sharing.md: each for itself, and out of a pool for 1,000 connections.
+#: The settings of docs/sharing.md: each for itself, with a common completion queue, and out of a
+#: pool for 1,000 connections.
 OWN = replace(ORDINARY, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2)
+QUEUE = replace(OWN, shared_queues=True)
 POOL = replace(OWN, shared_slots=1000 * OWN.guaranteed + 1000)
-CONFIGS = {"lean": LEAN, "ordinary": ORDINARY, "shared": SHARED, "own": OWN, "pool": POOL}
+CONFIGS = {
+    "lean": LEAN, "ordinary": ORDINARY, "shared": SHARED, "own": OWN, "queue": QUEUE, "pool": POOL
+}  # fmt: skip
 
 
 @dataclass

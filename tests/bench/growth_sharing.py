@@ -1,4 +1,4 @@
-"""One completion queue and slots for each connection, beside a pool of slots with shared queues.
+"""A completion queue and slots for each connection, a common queue, and a pool with one.
 
     python -m aiordma.testing.softroce --engine qemu --counted -- \\
         python tests/bench/growth_sharing.py
@@ -24,7 +24,7 @@ from tests.bench.growth import Peer, Row, Wakeups, compare, own_address, peer
 from tests.bench.growth_memory import connect_up_to
 from tests.bench.growth_peer import memory
 
-SETTINGS = ("own", "pool")
+SETTINGS = ("own", "queue", "pool")
 COUNTS = (10, 100, 1000)
 COUNTED = "connections"
 FEW = 10

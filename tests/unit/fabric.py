@@ -276,10 +276,11 @@ class Wire:
         arenas: Callable[[ConnectionConfig], tuple[AnyFakeArena, AnyFakeArena] | None] = (
             lambda config: None
         ),
+        kind: type[FakeLink] = FakeLink,
     ) -> None:
         FakeRegion.regions.clear()
         self.configs = (first, second)
-        self.links = (FakeLink(first, arenas(first)), FakeLink(second, arenas(second)))
+        self.links = (kind(first, arenas(first)), kind(second, arenas(second)))
         self.links[0].peer, self.links[1].peer = self.links[1], self.links[0]
         self.links[0].cm_id.peer, self.links[1].cm_id.peer = (
             self.links[1].cm_id,

@@ -17,6 +17,11 @@ class FakeArena:
         self.count = count
         self.slot_size = slot_size
         self.view = memoryview(bytearray(count * slot_size))
+        self.addr = 0  # see fast_link
+        self.lkey = 7
+
+    def key(self, slot: int) -> int:
+        return self.lkey
 
     def slot(self, number: int, length: int) -> memoryview:
         start = number * self.slot_size

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
+from aiordma.endpoint.wire import FrameKind
 from aiordma.memory.budget import SlotBudget
 
 from .conftest import run_on, settle
-from .fabric import Wire, use_fake_regions
+from .fabric import FakeLink, Wire, use_fake_regions
+from .fast_link import FastLink
 from .fake_memory import FakeElastic, FakeRegion
 from .test_flow_model import EAGER, PROGRAM, SLOT, Program, check, do, finish
 
@@ -45,6 +47,9 @@ CONFIGS = st.builds(
     config_of, st.integers(2, 24), st.integers(1, 12), st.sampled_from([1, 2, 4]),
     st.integers(0, 40),
 )  # fmt: skip
+
+# Everything in Python, or what is plain in C.
+KINDS = pytest.mark.parametrize("kind", [FakeLink, FastLink])
 
 
 @pytest.fixture(autouse=True)
@@ -128,10 +133,14 @@ async def exchange(
 
 
 async def simulate(
-    config: ConnectionConfig, chunk: int, program: list[tuple[str, int, int]], keeps: bool
+    config: ConnectionConfig,
+    chunk: int,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+    kind: type[FakeLink],
 ) -> None:
     pool = Pool(config, chunk)
-    wire = Wire(config, config, pool.arenas_of)
+    wire = Wire(config, config, pool.arenas_of, kind)
     await wire.open()
     programs = [Program(end, name) for name, end in enumerate(wire.ends)]
     for what, side, number in program:
@@ -168,6 +177,7 @@ async def simulate(
     st.lists(st.one_of(PROGRAM, MORE), max_size=120),
     st.booleans(),
     st.sampled_from(["asyncio", "uvloop"]),
+    st.sampled_from([FakeLink, FastLink]),
 )
 def test_a_pool_overruns_nobody_and_keeps_nobody_waiting(
     config: ConnectionConfig,
@@ -175,15 +185,17 @@ def test_a_pool_overruns_nobody_and_keeps_nobody_waiting(
     program: list[tuple[str, int, int]],
     keeps: bool,
     loop: str,
+    kind: type[FakeLink],
 ) -> None:
-    run_on(loop, simulate(config, chunk, program, keeps))
+    run_on(loop, simulate(config, chunk, program, keeps, kind))
 
 
-def test_a_window_grows_under_load_and_shrinks_for_others() -> None:
+@KINDS
+def test_a_window_grows_under_load_and_shrinks_for_others(kind: type[FakeLink]) -> None:
     async def main() -> None:
         config = config_of(recv_depth=20, send_depth=20, window=1, total=60)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of)
+        wire = Wire(config, config, pool.arenas_of, kind)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window = wire.ends[1]._receiver.window
@@ -213,13 +225,93 @@ def test_a_window_grows_under_load_and_shrinks_for_others() -> None:
     run_on("asyncio", main())
 
 
-def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
+def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames() -> None:
+    """Not while both have only what they are guaranteed: a credit goes with the next message."""
+
+    async def main() -> None:
+        config = config_of(recv_depth=20, send_depth=20, window=1, total=0)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of, FastLink)
+        await wire.open()
+        links = cast("tuple[FastLink, FastLink]", wire.links)
+        await wire.run()
+        for link in links:
+            link.sent.clear()
+            link.sent_by_c = link.taken_by_c = 0
+
+        async def ask() -> None:
+            for n in range(50):
+                await wire.ends[0].send(bytes([n]))
+                with await wire.ends[0].recv() as answer:
+                    assert bytes(answer) == bytes([n, n])
+
+        async def answer() -> None:
+            for _ in range(50):
+                with await wire.ends[1].recv() as question:
+                    await wire.ends[1].send(bytes(question) * 2)
+
+        both = asyncio.gather(ask(), answer())
+        await wire.run()
+        await both
+        for link in links:
+            assert {frame[0] for frame in link.sent} == {FrameKind.DATA}
+            assert link.sent_by_c == len(link.sent) == 50
+            assert link.taken_by_c == 100, "50 that were sent, and 50 that came"
+        assert all(end._receiver.window.size == MIN_WINDOW for end in wire.ends)
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+@KINDS
+@pytest.mark.parametrize("waiters", [1, 3])
+def test_a_credit_that_was_put_off_comes_when_nobody_answers(
+    kind: type[FakeLink], waiters: int
+) -> None:
+    """A program keeps one message, and waits for more: so the peer must be able to send."""
+
+    async def main() -> None:
+        config = config_of(recv_depth=2, send_depth=20, window=1, total=0)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of, kind)
+        await wire.open()
+        await wire.run()
+        kept, came = [], 0
+
+        async def take() -> None:
+            nonlocal came
+            while True:
+                message = await wire.ends[1].recv()
+                came += 1
+                if came == 2:
+                    kept.append(message)  # and its slot is not posted any more
+                else:
+                    message.release()
+
+        tasks = [asyncio.create_task(take()) for _ in range(waiters)]
+        await wire.run()
+        for n in range(1, 8):
+            await asyncio.wait_for(wire.ends[0].send(bytes([n])), 5)
+            await wire.run()
+            assert came == n
+        for task in tasks:
+            task.cancel()
+        await settle()
+        kept[0].release()
+        await wire.run()
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+@KINDS
+def test_a_program_that_keeps_messages_keeps_the_window_open(kind: type[FakeLink]) -> None:
     """Half of the window may be kept; it does not shrink below twice that."""
 
     async def main() -> None:
         config = config_of(recv_depth=16, send_depth=4, window=1, total=30)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of)
+        wire = Wire(config, config, pool.arenas_of, kind)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         receiver = wire.ends[1]._receiver
@@ -290,11 +382,12 @@ def test_who_has_more_than_its_share_gets_no_more_while_others_wait() -> None:
     run_on("asyncio", main())
 
 
-def test_the_large_and_the_small_share_a_pool() -> None:
+@KINDS
+def test_the_large_and_the_small_share_a_pool(kind: type[FakeLink]) -> None:
     async def main() -> None:
         config = config_of(recv_depth=4, send_depth=2, window=2, total=4)
         pool = Pool(config, chunk=2)
-        wire = Wire(config, config, pool.arenas_of)
+        wire = Wire(config, config, pool.arenas_of, kind)
         await wire.open()
         programs = [Program(end, name) for name, end in enumerate(wire.ends)]
         for n in range(12):
