@@ -126,8 +126,6 @@ static PyObject *take(Mail *self)
     if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
         Py_RETURN_FALSE;
     at = self->next(lane);
-    if (at < 0 && put_off(lane))
-        Py_RETURN_FALSE;
     if (at < 0)
         Py_RETURN_NONE;
     message = make_message(self, (uint32_t)(at & 0xFFFF), (Py_ssize_t)(at >> 16 & 0xFFFFFFFF),

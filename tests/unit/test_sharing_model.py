@@ -264,9 +264,9 @@ def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames
 
 
 @KINDS
-@pytest.mark.parametrize("waiters", [1, 3])
+@pytest.mark.parametrize("how", ["one loops", "three loop", "each takes one", "comes late"])
 def test_a_credit_that_was_put_off_comes_when_nobody_answers(
-    kind: type[FakeLink], waiters: int
+    kind: type[FakeLink], how: str
 ) -> None:
     """A program keeps one message, and waits for more: so the peer must be able to send."""
 
@@ -280,19 +280,34 @@ def test_a_credit_that_was_put_off_comes_when_nobody_answers(
 
         async def take() -> None:
             nonlocal came
-            while True:
-                message = await wire.ends[1].recv()
-                came += 1
-                if came == 2:
-                    kept.append(message)  # and its slot is not posted any more
-                else:
-                    message.release()
+            message = await wire.ends[1].recv()
+            came += 1
+            if came == 2:
+                kept.append(message)  # and its slot is not posted any more
+            else:
+                message.release()
 
-        tasks = [asyncio.create_task(take()) for _ in range(waiters)]
+        async def loop() -> None:
+            while True:
+                await take()
+
+        taking = {"one loops": [loop], "three loop": [loop] * 3, "each takes one": [take] * 7}
+        tasks = [asyncio.create_task(take()) for take in taking.get(how, [])]
         await wire.run()
         for n in range(1, 8):
-            await asyncio.wait_for(wire.ends[0].send(bytes([n])), 5)
+            if how == "comes late":
+                assert not wire.ends[1]._receiver._parked.waiting
+            sending = asyncio.create_task(wire.ends[0].send(bytes([n])))
             await wire.run()
+            assert sending.done(), "it has no credit"
+            if how == "comes late":
+                await take()
+                if n == 2:
+                    tasks.append(asyncio.create_task(take()))
+                    await wire.run()
+                    assert wire.ends[0]._sender.credits, "it waits, and nothing can come"
+                    tasks.pop().cancel()
+                    await settle()
             assert came == n
         for task in tasks:
             task.cancel()
@@ -300,6 +315,45 @@ def test_a_credit_that_was_put_off_comes_when_nobody_answers(
         kept[0].release()
         await wire.run()
         await wire.close()
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("later", [0, 1])
+def test_what_c_posts_later_leaves_as_well(later: int) -> None:
+    async def main() -> None:
+        config = config_of(recv_depth=20, send_depth=4, window=1, total=60)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of, FastLink)
+        await wire.open()
+        one, other = (Program(end, name) for name, end in enumerate(wire.ends))
+        window, lane = wire.ends[1]._receiver.window, wire.links[1].lane.c
+
+        async def message() -> None:
+            one.send(10)
+            other.recv()
+            await wire.run()
+            other.release()
+
+        while not lane.recv.full:
+            for _ in range(window.size):
+                one.send(10)
+            await wire.run()
+            for _ in range(len(one.sends) - len(other.recvs)):
+                other.recv()
+            await wire.run()
+            other.release()
+        assert lane.chain == 2
+        last = wire.links[1].recv.count - 4  # slots from this one on leave first
+        while lane.n_back != later or (later and lane.back[0] < last):
+            await message()
+        pool.squeeze()
+        for _ in range(60):
+            await message()
+        assert window.size < 20
+        assert not lane.recv.leaving, "some never left"
+        pool.check()
+        await finish(wire, [one, other])
 
     run_on("asyncio", main())
 
