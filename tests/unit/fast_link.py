@@ -1,9 +1,9 @@
 """A fake adapter that the lane's C posts to and completes at; see fabric.
 
-`FakeLink` has everything go through Python.  Here a queue pair stands behind the lane, as libibverbs
-lays it out, whose two functions hand on what C posts; and completions are offered to C first.  What
-the model checks at every frame and every receive it checks of C's, too, and whether the key is that
-of the slot's memory.
+`FakeLink` has everything go through Python.  Here a queue pair stands behind the lane, as
+libibverbs lays it out, whose two functions hand on what C posts; and completions are offered to C
+first.  What the model checks at every frame and every receive it checks of C's, too, and whether
+the key is that of the slot's memory.
 """
 
 from __future__ import annotations

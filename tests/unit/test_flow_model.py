@@ -24,8 +24,8 @@ from aiordma.errors import ConnectionEndedError, ResourceClosedError
 
 from .conftest import run_on, settle
 from .fabric import FakeLink, Wire
-from .fast_link import FastLink
 from .fake_memory import FakeRegion
+from .fast_link import FastLink
 
 SLOT = 64
 EAGER = SLOT - 16

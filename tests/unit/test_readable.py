@@ -298,6 +298,65 @@ def test_closing_the_pump_breaks_the_cycle(run: Run, fd: int) -> None:
     run(main())
 
 
+def test_several_are_told_from_c_in_their_order() -> None:
+    channel = Channel()
+    channel.events.append([item(2, 1), item(0, 4), item(1, 1)])
+    Readable(channel.reader, lambda: pytest.fail("it was simple")).run()
+    assert channel.told == [(2, 1), (0, 4), (1, 1)]
+    assert channel.reader.untold == 0
+    assert not channel.reader.draining
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("x")])
+def test_what_one_raises_does_not_cost_the_others_their_news(error: BaseException) -> None:
+    channel = Channel()
+    channel.events += [[item(0, 1), item(1, 1), item(2, 1)], [item(0, 2)]]
+    channel.raises = error
+    raised: list[BaseException] = []
+
+    def slow() -> None:
+        with pytest.raises(type(error)) as caught:
+            channel.reader.drain()
+        raised.append(caught.value)
+
+    readable = Readable(channel.reader, slow)
+    readable.run()
+    assert raised == [error]
+    assert (channel.told, channel.reader.untold) == ([(0, 1)], 2)
+    readable.run()
+    assert channel.told == [(0, 1), (1, 1), (2, 1), (0, 2)], "older news come first"
+    assert len(raised) == 1
+
+
+def test_news_that_come_while_others_are_told_wait_for_the_next_turn() -> None:
+    """A task that was resumed polls, and finds news for whoever was told already."""
+    channel, slow_calls = Channel(), list[int]()
+    found = 0
+
+    def hear(bits: int) -> None:
+        nonlocal found
+        channel.told.append((0, bits))
+        if found < 60:
+            found += 1
+            channel.ready[0:3] = [item(0, 1), item(1, found), item(0, 1)]
+            channel.drain.n_ready = 3
+            channel.reader.keep()
+
+    channel.reader.own(0, hear)
+    channel.events.append([item(0, 1)])
+    Readable(channel.reader, lambda: slow_calls.append(channel.reader.untold)).run()
+    assert channel.told == [(0, 1)]
+    assert slow_calls == [3], "it is for Python to have them told later"
+    channel.reader.draining = True
+    channel.reader.tell()
+    assert channel.told == [(0, 1), (0, 1), (1, 1), (0, 1)]
+    assert channel.reader.untold == 6, "of the line, which grows"
+    while channel.reader.untold:
+        channel.reader.tell()
+    assert [bits for index, bits in channel.told if index == 1] == list(range(1, 61))
+    assert len(channel.told) == 1 + 3 * 60
+
+
 _AGAIN = 1 << 29
 
 
