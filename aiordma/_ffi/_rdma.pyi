@@ -551,11 +551,10 @@ class _Lib:
         n_arrivals: int,
         receives: int,
         control: int,
-        chain: int,
         raw: int,
-        elastic: int,
         /,
     ) -> None: ...
+    def aio_lane_size(self, lane: CData, window: int, /) -> None: ...
     def aio_lane_bind(
         self,
         lane: CData,
@@ -565,9 +564,11 @@ class _Lib:
         send_addr: int,
         send_stride: int,
         send_key: int,
+        send_count: int,
         recv_addr: int,
         recv_stride: int,
         recv_key: int,
+        recv_count: int,
         /,
     ) -> None: ...
     def aio_lane_send(self, lane: CData, data: CData | bytes, length: int, /) -> int: ...

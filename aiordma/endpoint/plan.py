@@ -59,7 +59,8 @@ class Plan:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         self.size = sum(count * size for count, size in shapes)
-        self.quick = config.shared_slots is None and self.size <= INLINE_REGISTRATION
+        own = config.shared_slots is None and not config.shared_queues
+        self.quick = own and self.size <= INLINE_REGISTRATION
         self.completions = config.sends + config.receives
         self._attributes: dict[int, QPInitAttr] = {}
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}

@@ -24,6 +24,7 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import weakref
 from collections import deque
