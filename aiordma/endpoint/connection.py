@@ -24,6 +24,7 @@ from aiordma.errors import (
     ResourceClosedError,
     os_error,
 )
+from aiordma.loop.limit import Limit
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
@@ -107,7 +108,7 @@ class Connection(ConnectionCore):
             if self._cause is not None or self._closing:
                 raise self._failure()
             try:
-                async with asyncio.timeout(self.config.stall_timeout_s):
+                with Limit(self.config.stall_timeout_s):
                     await self._exposer.send(payload, imm)
             except TimeoutError as exc:
                 raise self._stalled() from exc

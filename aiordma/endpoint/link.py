@@ -14,7 +14,6 @@ Theory of operation
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterable
 
 from aiordma._ffi import ffi, lib
@@ -50,9 +49,7 @@ _SOLICITED = int(SendFlags.SOLICITED)
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
-def _create_qp(
-    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan
-) -> QueuePair:
+def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it.
 
     How much an adapter takes it does not say: one asks, and is refused.
@@ -75,8 +72,8 @@ class Link(AdapterSide):
 
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
-        "_on_read", "_on_sent", "_open_rights", "_pool", "_pool_size", "_quiet", "_slots",
-        "before_close", "control", "lane", "recv", "send",
+        "_on_read", "_on_sent", "_open_rights", "_outgoing", "_pool", "_pool_size", "_quiet",
+        "_rights", "_slots", "before_close", "control", "lane", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -104,8 +101,10 @@ class Link(AdapterSide):
         #: Called once, while everything is still open.
         self.before_close: Callable[[], object] | None = None
         self._pool: BufferPool | None = None
+        self._outgoing: BufferPool | None = None
         self._pool_size = config.receive_buffer_size // 4
-        self._open_rights: Counter[Access] | None = None  # made when memory is first exposed
+        self._open_rights: dict[int, int] | None = None  # made when memory is first exposed
+        self._rights = 0
         slots.pin_with(self.pin, self.unpin)
 
     @classmethod
@@ -314,38 +313,54 @@ class Link(AdapterSide):
         if self._pool is None:
             # iWARP writes the answer of a read as if the peer wrote it.
             lands = _LANDS_ON_IWARP if self.context.is_iwarp else Access.LOCAL_WRITE
-            self._pool = BufferPool(self.pd, self._pool_size, lands)
-            if self.closed:
-                self._pool.close()
+            self._pool = self._new_pool(lands)
         return self._pool
+
+    @property
+    def outgoing(self) -> BufferPool:
+        """Buffers that the peer reads; made for the first who asks."""
+        if self._outgoing is None:
+            self._outgoing = self._new_pool(Access.REMOTE_READ)
+        return self._outgoing
+
+    def _new_pool(self, access: Access) -> BufferPool:
+        pool = BufferPool(self.pd, self._pool_size, access)
+        if self.closed:
+            pool.close()
+        return pool
 
     def open_access(self, rights: Access) -> None:
         """Let the peer use regions registered for it in these ways; counted."""
-        before = self._rights()
         if self._open_rights is None:
-            self._open_rights = Counter()
-        self._open_rights.update(rights)
-        if self._rights() != before:
-            self._set_access(self._rights())
+            self._open_rights = {}
+        if self._count_rights(self._open_rights, int(rights), 1):
+            self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`; a right that nobody needs any more is off again."""
-        before = self._rights()
         assert self._open_rights is not None
-        self._open_rights.subtract(rights)
-        if self._rights() != before and not self.closed and self.failure is None:
-            self._set_access(self._rights())
+        changed = self._count_rights(self._open_rights, int(rights), -1)
+        if changed and not self.closed and self.failure is None:
+            self._set_access()
 
-    def _rights(self) -> Access:
-        rights = Access(0)
-        for right, users in (self._open_rights or {}).items():
-            if users > 0:
-                rights |= right
-        return rights
+    # Plain numbers: what an enumeration of flags does takes longer than all else here.
 
-    def _set_access(self, access: Access) -> None:
+    def _count_rights(self, users: dict[int, int], rights: int, step: int) -> bool:
+        """Count users of each right; whether one has got its first, or lost its last."""
+        before = self._rights
+        while rights:
+            right = rights & -rights
+            rights ^= right
+            count = users[right] = users.get(right, 0) + step
+            if count > 0:
+                self._rights |= right
+            else:
+                self._rights &= ~right
+        return self._rights != before
+
+    def _set_access(self) -> None:
         try:
-            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=int(access))
+            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self._rights)
         except OSError as exc:
             self.fail(exc)
 
@@ -375,6 +390,7 @@ class Link(AdapterSide):
 
     def _give_back(self) -> list[Resource]:
         parts = self._slots.close(self.qp)
-        if self._pool is not None:
-            self._pool.close()
+        for pool in (self._pool, self._outgoing):
+            if pool is not None:
+                pool.close()
         return parts

@@ -1,11 +1,16 @@
 """Large messages: the sender exposes its bytes, the receiver reads them and says when it is done.
 
 Theory of operation
-    The sender registers the caller's buffer for remote reading, allows reads on the queue pair
-    while at least one exposure is open, and announces address, key and length.  The receiver
+    The sender has the bytes in memory registered for remote reading, allows reads on the queue
+    pair while at least one exposure is open, and announces address, key and length.  The receiver
     takes a registered buffer from its pool, reads in pieces, several at a time, and answers
     DONE.  So the memory that is pinned follows the messages that are under way, not their
-    largest size, and no byte is copied on either side.
+    largest size.
+
+    What is to be read is the caller's buffer itself, registered for this one message, and no byte
+    is copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that
+    stays registered: to register memory and to take that back takes longer than to copy so many
+    bytes.  Such a buffer only ever held messages to this peer.
 
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
@@ -34,17 +39,19 @@ from aiordma.verbs.mr import MemoryRegion
 
 __all__ = ["Exposer", "Fetcher"]
 
+_COPIED = 1 << 18
 _INLINE_REGISTRATION = 1 << 20
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
 
 
 class _Exposure:
-    __slots__ = ("done", "region")
+    __slots__ = ("copied", "done", "region")
 
-    def __init__(self, region: MemoryRegion, done: asyncio.Future[None]) -> None:
+    def __init__(self, region: MemoryRegion, done: asyncio.Future[None], *, copied: bool) -> None:
         self.region = region
         self.done = done
+        self.copied = copied
 
 
 class Exposer:
@@ -80,34 +87,49 @@ class Exposer:
         Cancellation: the peer may still receive the message; the buffer stays exported until it
         has read it or the connection is gone.
         """
-        await self.window.acquire()
+        if not self.window.try_acquire():
+            await self.window.acquire()
+        copied = payload.nbytes <= _COPIED
         try:
-            region = await self._register(payload)
+            region = await (self._copy(payload) if copied else self._register(payload))
         except BaseException:
+            self.window.release()
+            raise
+        try:
+            await self._announced(payload.nbytes, imm, region, copied=copied)
+        finally:
+            if not copied:
+                # Pinned while the exposure is open, so this waits for DONE or for the queue pair.
+                region.close()
+        if not copied:
+            # The message has arrived; a deregistration that takes long goes on without the caller.
+            with contextlib.suppress(TimeoutError):
+                await region.wait_closed(_DEREGISTER_S)
+
+    async def _announced(
+        self, length: int, imm: int | None, region: MemoryRegion, *, copied: bool
+    ) -> None:
+        """Have the peer read a region."""
+        try:
+            self._link.pin(region)
+        except BaseException:  # closed meanwhile
+            if copied:
+                self._link.outgoing.give(region)
             self.window.release()
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        exposure = _Exposure(region, asyncio.get_running_loop().create_future())
-        self._link.pin(region)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._link.open_access(Access.REMOTE_READ)
-        self._exposures[number] = exposure
+        self._exposures[number] = _Exposure(region, done, copied=copied)
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
-            await self._sender.rendezvous(head, imm, payload.nbytes)
+            await self._sender.rendezvous(head, imm, length)
         except BaseException:
             # Never announced, so nobody will read it.
             self._withdraw(number)
-            region.close()
             raise
-        try:
-            await asyncio.shield(exposure.done)
-        finally:
-            # Pinned while the exposure is open, so this waits for DONE or for the queue pair.
-            region.close()
-        # The message has arrived; a deregistration that takes long goes on without the caller.
-        with contextlib.suppress(TimeoutError):
-            await region.wait_closed(_DEREGISTER_S)
+        await done
 
     def resize(self, window: int) -> None:
         """The peer admits this many at a time; before the first send."""
@@ -128,6 +150,11 @@ class Exposer:
                 if not drainer.done():
                     drainer.set_result(None)
 
+    async def _copy(self, payload: memoryview) -> MemoryRegion:
+        region = await self._link.outgoing.take(payload.nbytes)
+        region.view[: payload.nbytes] = payload
+        return region
+
     async def _register(self, payload: memoryview) -> MemoryRegion:
         pd = self._link.pd
         if payload.nbytes <= _INLINE_REGISTRATION:
@@ -139,9 +166,13 @@ class Exposer:
     def _withdraw(self, number: int) -> None:
         exposure = self._exposures.pop(number, None)
         if exposure is None:
-            return  # the connection broke meanwhile; the link unpins when the queue pair is gone
+            # The connection broke meanwhile; the link unpins when the queue pair is gone, and its
+            # pool forgets what is out.
+            return
         self._link.close_access(Access.REMOTE_READ)
         self._link.unpin(exposure.region)
+        if exposure.copied:
+            self._link.outgoing.give(exposure.region)
         self.window.release()
         self._wake_drainers()
 

@@ -87,37 +87,42 @@ class Window:
     @property
     def owed(self) -> int:
         """Receives for data whose credit the peer does not have yet."""
-        return max(0, self.posted - self._control - self.unused)
+        c = self._c
+        owed = c.posted - self._control - c.unused
+        return owed if owed > 0 else 0
 
     @property
     def due(self) -> bool:
         """Whether half of the window is owed, and a CREDIT frame may be sent."""
-        half = max(1, (self.size + 1) // 2)
-        if self.owed < half or (half == 1 and self.unused > 0):
+        half = (self.size + 1) // 2 or 1
+        if self.owed < half or (half == 1 and self._c.unused > 0):
             return False
         self._forget_marks()
         return len(self._marks) < _CREDIT_FRAMES
 
     def spend(self) -> bool:
         """A message that costs a credit has come; False if the peer had none."""
-        if self.unused <= 0:
+        c = self._c
+        if c.unused <= 0:
             return False
-        self.unused -= 1
+        c.unused -= 1
         return True
 
     def _forget_marks(self) -> None:
         """Forget the CREDIT frames that are known to be processed."""
-        spent = self._granted - self.unused
-        while self._marks and spent > self._marks[0]:
-            del self._marks[0]
+        if marks := self._marks:
+            spent = self._granted - self.unused
+            while marks and spent > marks[0]:
+                del marks[0]
 
     def take(self, most: int, *, alone: bool) -> int:
         """Credits for a frame that is about to be sent; `alone` for a CREDIT frame."""
         credits = min(self.owed, most)
-        if alone and credits:
-            self._marks.append(self._granted)
-        self._granted += credits
-        self.unused += credits
+        if credits:
+            if alone:
+                self._marks.append(self._granted)
+            self._granted += credits
+            self.unused += credits
         return credits
 
     # Slots

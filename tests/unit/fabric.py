@@ -21,10 +21,10 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.plan import hello_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.plan import hello_of
 from aiordma.memory import elastic
 from aiordma.verbs.enums import Access
 
@@ -82,7 +82,7 @@ class FakeLink:
         self.data_slots = config.send_depth
         self.cm_id = FakeId()
         self.pd = None
-        self.pool = FakePool()
+        self.pool, self.outgoing = FakePool(), FakePool()
         self.closed = False
         self.failure: BaseException | None = None
         self.peer: FakeLink | None = None
@@ -204,6 +204,8 @@ class FakeLink:
         self.closed = True
         for region in list(self.pinned):
             self.unpin(region)
+        self.pool.close()
+        self.outgoing.close()
         for function in self._at_close:
             function()
 

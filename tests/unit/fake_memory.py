@@ -124,12 +124,23 @@ class FakePool:
     """Buffers for large messages."""
 
     def __init__(self) -> None:
-        self.out = 0
+        self._out: set[FakeRegion] = set()
+
+    @property
+    def out(self) -> int:
+        """Buffers that were not given back."""
+        return len(self._out)
 
     async def take(self, size: int) -> FakeRegion:
-        self.out += 1
-        return FakeRegion(None, size)
+        region = FakeRegion(None, size)
+        self._out.add(region)
+        return region
 
     def give(self, region: FakeRegion) -> None:
-        self.out -= 1
+        self._out.discard(region)
         region.close()
+
+    def close(self) -> None:
+        """Deregister what is out."""
+        for region in self._out:
+            region.close()
