@@ -268,19 +268,13 @@ int aio_mail_news(Mail *self, uint32_t news)
 
         if (woken < 0)
             return -1;
-        if (!woken) {
-            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, name_on_news, NULL);
+        /* Nothing that the program has sent in answer took the credit along. */
+        if (!woken || put_off(self->lane)) {
+            PyObject *told = PyObject_CallMethodObjArgs(self->receiver,
+                                                        woken ? name_on_due : name_on_news, NULL);
 
             Py_XDECREF(told);
-            if (!told)
-                return -1;
-        }
-        /* Nothing that the program has sent in answer took the credit along. */
-        if (put_off(self->lane)) {
-            PyObject *sent = PyObject_CallMethodObjArgs(self->receiver, name_on_due, NULL);
-
-            Py_XDECREF(sent);
-            return sent ? 0 : -1;
+            return told ? 0 : -1;
         }
     }
     return 0;

@@ -137,8 +137,14 @@ class Receiver:
         """Messages have arrived, and no task was parked that C could resume."""
         if self._waiters.line:
             self._waiters.wake()
+            self._due_soon()
         else:
             self._c.want &= ~WANT_ARRIVAL
+
+    def _due_soon(self) -> None:
+        """As `on_due`, once those who were woken have had their turn."""
+        if self.window.due:
+            self._link.loop.call_soon(self.on_due)
 
     def on_due(self) -> None:
         """A credit that was put off is due, if the program has sent nothing meanwhile."""
@@ -218,9 +224,7 @@ class Receiver:
         if self._lingering:
             self._retry_lingering()
         self.arrived(Arrival(self._message(slot, length, imm), slot))
-        if self.window.due:
-            # Once those who were woken by it have had their turn.
-            self._link.loop.call_soon(self.on_due)
+        self._due_soon()
 
     def arrived(self, arrival: Arrival) -> None:
         """Queue a place for a message, in the order of arrival."""

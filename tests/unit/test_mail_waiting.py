@@ -359,7 +359,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
                 else:
                     await settle(rng.randrange(3))
                 tasks = [task for task in tasks if not task.done()]
-            side.tell()
+            await called_by_the_loop(side.tell)
             await settle(20)
             waiting = [task for task in tasks if not task.done()]
             assert not waiting or len(log) == arrived, "one waits although a message is there"

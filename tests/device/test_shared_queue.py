@@ -1,0 +1,207 @@
+"""Connections that complete in one queue: as fast as by themselves, and fair to one another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import Any, cast
+
+import pytest
+
+import aiordma
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.sender import Sender
+from tests.device.oracle import until
+from tests.device.streaming import stream_pair
+from tests.device.test_sharing import CONFIG as POOL
+from tests.device.test_sharing import pairs, transfer
+
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+
+QUEUE = aiordma.ConnectionConfig(slot_size=4096, shared_queues=True)
+BOTH = pytest.mark.parametrize("config", [POOL, QUEUE], ids=["pool", "queue"])
+
+
+async def exchange(one: aiordma.Connection, other: aiordma.Connection, count: int) -> None:
+    """There and back, one at a time."""
+
+    async def answer() -> None:
+        for _ in range(count):
+            with await other.recv() as message:
+                await other.send(bytes(message))
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        group.create_task(answer())
+        for n in range(count):
+            await one.send(n.to_bytes(4, "big") * 30)
+            with await one.recv() as message:
+                assert bytes(message) == n.to_bytes(4, "big") * 30
+
+
+def counts(connection: aiordma.Connection) -> tuple[int, int]:
+    """Who wants something of its queue: to hear of all completions; to have it armed late."""
+    own = connection._link._cq._aio
+    return int(own.listeners), int(own.eager)
+
+
+@BOTH
+async def test_plain_messages_do_not_come_to_python(
+    address: str, config: aiordma.ConnectionConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str) -> None:
+        before = getattr(owner, name)
+
+        def call(self: Any, *args: Any) -> Any:
+            calls[name] += 1
+            return before(self, *args)
+
+        monkeypatch.setattr(owner, name, call)
+
+    async with pairs(address, 3, config) as made:
+        for one, other in made:
+            await exchange(one, other, 5)
+        counted(Link, "__call__")
+        counted(Sender, "_post")
+        counted(Sender, "_post_control")
+        await asyncio.gather(*(exchange(one, other, 100) for one, other in made))
+        # A sign of life may be among them.
+        assert sum(calls.values()) < 10, calls
+
+
+async def test_those_of_a_pool_and_others_share_a_queue(address: str) -> None:
+    async with AsyncExitStack() as stack:
+        pooled = await stack.enter_async_context(pairs(address, 2, POOL))
+        own = await stack.enter_async_context(pairs(address, 2, QUEUE))
+        ends = [end for pair in [*pooled, *own] for end in pair]
+        assert len({id(end._link._cq) for end in ends}) == 1
+        each = [exchange(one, other, 50) for one, other in [*pooled, *own]]
+        await asyncio.gather(*each)
+        await asyncio.gather(*(transfer(one, other, 200) for one, other in [*pooled, *own]))
+        # One that breaks in the middle is nobody else's matter.
+        breaking = asyncio.create_task(transfer(*pooled[0], count=5000))
+        await exchange(*own[0], count=5)
+        pooled[0][0].abort()
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await breaking
+        assert caught.value.subgroup((aiordma.ConnectionLostError, aiordma.ResourceClosedError))
+        await asyncio.gather(*(exchange(one, other, 50) for one, other in [pooled[1], *own]))
+        await pooled[0][0].wait_closed()
+        await pooled[0][1].wait_closed()
+
+
+@BOTH
+async def test_a_flood_does_not_hold_up_the_others(
+    address: str, config: aiordma.ConnectionConfig
+) -> None:
+    async with pairs(address, 4, config) as made:
+        (one, other), *quiet = made
+        came = 0
+
+        async def flood() -> None:
+            while True:
+                await one.send(bytes(100))
+
+        async def take() -> None:
+            nonlocal came
+            while True:
+                (await other.recv()).release()
+                came += 1
+
+        tasks = [asyncio.create_task(flood()), asyncio.create_task(take())]
+        await until(lambda: came > 100)
+        most = 0
+        for _ in range(50):
+            for pair in quiet:
+                before = came
+                await exchange(*pair, count=1)
+                most = max(most, came - before)
+        assert not any(task.done() for task in tasks)
+        assert came > 200, "and is held up neither"
+        # A drain takes 256 completions, and there are a few between question and answer.
+        assert most < 8 * 256
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@BOTH
+async def test_canceled_receives_lose_nothing(
+    address: str, config: aiordma.ConnectionConfig
+) -> None:
+    async with pairs(address, 3, config) as made:
+
+        async def one_pair(one: aiordma.Connection, other: aiordma.Connection) -> None:
+            got: list[int] = []
+            for n in range(60):
+                receiving = asyncio.create_task(other.recv())
+                await asyncio.sleep(0)
+                sending = asyncio.create_task(one.send(bytes([n])))
+                for _ in range(n % 5):
+                    await asyncio.sleep(0)
+                receiving.cancel()
+                try:
+                    with await receiving as message:
+                        got += bytes(message)
+                except asyncio.CancelledError:
+                    pass
+                await sending
+                if len(got) <= n:
+                    with await other.recv() as message:
+                        got += bytes(message)
+            assert got == list(range(60))
+
+        async with asyncio.timeout(60):
+            await asyncio.gather(*(one_pair(*pair) for pair in made))
+
+
+@BOTH
+async def test_who_waits_for_sends_is_woken_and_is_counted_off(
+    address: str, config: aiordma.ConnectionConfig
+) -> None:
+    async with pairs(address, 2, config) as made:
+        (one, other), (two, second) = made
+        quiet = one._link._quiet
+        # Also while another begins, or ends, to wait: not once a second, when queues are looked at.
+        for n in range(20):
+            await one.send(bytes(100))
+            await two.send(bytes(100))
+            async with asyncio.timeout(0.7):
+                await asyncio.gather(one.flush(), two.flush())
+            (await other.recv()).release()
+            (await second.recv()).release()
+            assert n or counts(one) == (0, 0)
+        memory = bytearray(100)
+        async with other.expose(memory, read=True) as region:
+            into = bytearray(100)
+            await one.read(region, into)
+            assert counts(one) == ((1, 1) if quiet else (0, 0))
+            await one.send(b"x")
+            async with asyncio.timeout(0.7):
+                await one.flush()
+            (await other.recv()).release()
+            # One that is closed in the middle takes back what it wanted.
+            one.abort()
+        async with asyncio.timeout(20):
+            await one.wait_closed()
+            await other.wait_closed()
+        assert counts(two) == (0, 0)
+        await exchange(two, second, 20)
+
+
+async def test_streams_and_messages_have_queues_of_their_own_each(address: str) -> None:
+    """A stream's peer asks for no attention, so that its queue is armed for everything."""
+    async with pairs(address, 1, POOL) as made, stream_pair(address) as (mine, theirs):
+        one, other = made[0]
+        await exchange(one, other, 3)
+        stream = cast("Any", mine[1].transport)._port
+        if one._link._quiet:
+            assert stream._cq is not one._link._cq
+            assert one._link._cq._aio.solicited
+        assert not stream._cq._aio.solicited
+        for _ in range(5):
+            async with asyncio.timeout(0.7):
+                mine[1].write(b"x" * 10)
+                assert await theirs[0].readexactly(10) == b"x" * 10
