@@ -195,7 +195,8 @@ class Link(AdapterSide):
     def listen(self) -> None:
         """Be woken by the completion of own requests, too, until as many `unlisten`."""
         self._listeners += 1
-        if self._listeners == 1 and self._quiet and listen(self._cq):
+        wanted = self._listeners == 1 and self._quiet and not self.closed
+        if wanted and listen(self._cq):
             self.sweep()
 
     def unlisten(self) -> None:

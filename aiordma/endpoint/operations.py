@@ -211,7 +211,7 @@ class Operations:
             self._link.at_close(self._drop)
             self._mail.may_read = self._link.qp._rules.read_depth != 0
         self._c.attended = True
-        if self._resting is None:
+        if self._resting is None and not self._link.closed:
             self._link.listen()
             self._link.expect(answers=True)
             self._set_timer()

@@ -187,6 +187,8 @@ async def test_who_waits_for_sends_is_woken_and_is_counted_off(
         async with asyncio.timeout(20):
             await one.wait_closed()
             await other.wait_closed()
+        with pytest.raises((aiordma.ConnectionLostError, aiordma.ResourceClosedError)):
+            await one.read(region, into)
         assert counts(two) == (0, 0)
         await exchange(two, second, 20)
 
