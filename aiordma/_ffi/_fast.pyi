@@ -192,7 +192,7 @@ class Owner:
     def _retain(self, child: Owner | None = None, /) -> None: ...
     def _let_go(self, child: Owner | None = None, /) -> None: ...
     @staticmethod
-    def _rules(
+    def _set_rules(
         open: object,
         closing: object,
         destroying: object,

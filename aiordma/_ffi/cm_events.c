@@ -25,8 +25,7 @@ static int events_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     self->channel = (struct rdma_event_channel *)(uintptr_t)channel;
     self->event = (struct aio_cm_event *)(uintptr_t)event;
-    self->next =
-        (int (*)(struct rdma_event_channel *, struct aio_cm_event *))(uintptr_t)next;
+    self->next = (int (*)(struct rdma_event_channel *, struct aio_cm_event *))(uintptr_t)next;
     return 0;
 }
 
@@ -67,8 +66,7 @@ static PyObject *events_next(PyObject *object, PyObject *unused)
     numbers = numbers_of(event);
     if (!numbers)
         return NULL;
-    return Py_BuildValue("(iiKKy#N)", event->type, event->status,
-                         (unsigned long long)event->token,
+    return Py_BuildValue("(iiKKy#N)", event->type, event->status, (unsigned long long)event->token,
                          (unsigned long long)event->listen_token, (char *)event->private_data,
                          (Py_ssize_t)event->private_data_len, numbers);
 }

@@ -39,5 +39,5 @@ except ImportError:
             __slots__ = ("_children", "_ending", "_handle", "_outcome", "_parents", "_state")
 
             @staticmethod
-            def _rules(*rules: object) -> None:
+            def _set_rules(*rules: object) -> None:
                 pass

@@ -195,6 +195,7 @@ void aio_lane_bind(struct aio_lane *lane, struct ibv_qp *qp, uint32_t flags, uin
 int aio_lane_send(struct aio_lane *lane, const void *data, uint64_t length);
 int64_t aio_lane_next(struct aio_lane *lane);
 int aio_lane_back(struct aio_lane *lane, uint32_t slot);
+int aio_lane_back_now(struct aio_lane *lane, uint32_t slot);
 int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc);
 
 struct aio_operation {

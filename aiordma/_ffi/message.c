@@ -304,12 +304,8 @@ static int aio_lane_due(const struct aio_lane *lane)
            (lane->due > 1 || lane->unused <= 0);
 }
 
-/*
- * A receive slot is free.  It is posted again with others, a few at a time; a credit is owed once
- * it is posted.  Returns 0, 1 if enough is owed for a CREDIT frame, -1 if Python has to
- * do it, or 2 + errno.
- */
-static int aio_lane_back(struct aio_lane *lane, uint32_t slot)
+/* A receive slot is free; it is posted again as soon as so many are. */
+static int aio_lane_give(struct aio_lane *lane, uint32_t slot, uint32_t together)
 {
     const struct aio_slots *slots = &lane->recv;
     int code;
@@ -319,8 +315,24 @@ static int aio_lane_back(struct aio_lane *lane, uint32_t slot)
         !(lane->unused > 0 ? aio_slots_stay(lane, slots) : slots->full && !slots->leaving))
         return -1;
     lane->back[lane->n_back++] = (uint16_t)slot;
-    if (lane->n_back < lane->chain)
+    if (lane->n_back < together)
         return 0;
     code = aio_lane_post_back(lane);
     return code ? 2 + code : aio_lane_due(lane);
+}
+
+/*
+ * The slot of a data message is free.  It is posted again with others, a few at a time; a credit is
+ * owed once it is posted.  Returns 0, 1 if enough is owed for a CREDIT frame, -1 if Python has to
+ * do it, or 2 + errno.
+ */
+static int aio_lane_back(struct aio_lane *lane, uint32_t slot)
+{
+    return aio_lane_give(lane, slot, lane->chain);
+}
+
+/* That of a message that costs no credit: the peer counts on it, so that it is posted at once. */
+static int aio_lane_back_now(struct aio_lane *lane, uint32_t slot)
+{
+    return aio_lane_give(lane, slot, 1);
 }

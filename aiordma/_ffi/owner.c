@@ -18,8 +18,9 @@ typedef struct {
     Py_ssize_t children;
 } Owner;
 
-/* Of verbs/resource.py; see `rules`. */
-static PyObject *state_open, *state_closing, *state_destroying, *acquire_lock, *release_lock, *guard;
+/* Of verbs/resource.py; see `_set_rules`. */
+static PyObject *state_open, *state_closing, *state_destroying, *acquire_lock, *release_lock,
+    *guard;
 
 static PyTypeObject *owner_type;
 
@@ -257,7 +258,8 @@ static PyObject *owner_rules(PyObject *unused, PyObject *args)
     PyObject *open, *closing, *destroying, *acquire, *release, *guarded;
 
     (void)unused;
-    if (!PyArg_ParseTuple(args, "OOOOOO", &open, &closing, &destroying, &acquire, &release, &guarded))
+    if (!PyArg_ParseTuple(args, "OOOOOO", &open, &closing, &destroying, &acquire, &release,
+                          &guarded))
         return NULL;
     replace(&state_open, Py_NewRef(open));
     replace(&state_closing, Py_NewRef(closing));
@@ -310,8 +312,9 @@ static PyMethodDef owner_methods[] = {
      "Count one more user that the C object has to outlive: a child, or a use under way."},
     {"_let_go", owner_let_go, METH_VARARGS,
      "One user less; destroys a closed object that was waiting for it.  Any thread."},
-    {"_rules", owner_rules, METH_VARARGS | METH_STATIC,
-     "Tell the states OPEN, CLOSING and DESTROYING, how to lock and unlock, and who guards against forks."},
+    {"_set_rules", owner_rules, METH_VARARGS | METH_STATIC,
+     "Tell the states OPEN, CLOSING and DESTROYING, how to lock and unlock, and who guards "
+     "against forks."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -333,10 +336,14 @@ static PyMemberDef owner_members[] = {
 };
 
 static PyType_Slot owner_slots[] = {
-    {Py_tp_init, owner_init},         {Py_tp_dealloc, owner_dealloc},
-    {Py_tp_traverse, owner_traverse}, {Py_tp_clear, owner_clear},
-    {Py_tp_methods, owner_methods},   {Py_tp_getset, owner_getset},
-    {Py_tp_members, owner_members},   {Py_tp_doc, "The counting part of a Resource."},
+    {Py_tp_init, owner_init},
+    {Py_tp_dealloc, owner_dealloc},
+    {Py_tp_traverse, owner_traverse},
+    {Py_tp_clear, owner_clear},
+    {Py_tp_methods, owner_methods},
+    {Py_tp_getset, owner_getset},
+    {Py_tp_members, owner_members},
+    {Py_tp_doc, "The counting part of a Resource."},
     {0, NULL},
 };
 

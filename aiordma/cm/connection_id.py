@@ -6,11 +6,7 @@ brings the two together.
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import os
-import time
-from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
@@ -21,7 +17,8 @@ from aiordma.cm.datagram import Datagrams
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import _RTS, Stage
 from aiordma.cm.options import Options
-from aiordma.errors import ConnectTimeoutError, RdmaError, cm_error, os_error
+from aiordma.cm.resolving import Resolving
+from aiordma.errors import RdmaError, cm_error, os_error
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -31,24 +28,13 @@ from aiordma.verbs.resource import Resource
 __all__ = ["ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
-_FIRST_PATIENCE_S = 0.1
-_LONGEST_ROUTE_MS = (1 << 24) - 1
-_ADDR_RESOLVED = frozenset({EventType.ADDR_RESOLVED})
-_ROUTE_RESOLVED = frozenset({EventType.ROUTE_RESOLVED})
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
-_IBACM = "/run/ibacm.sock"
 # What iWARP returns from the call and InfiniBand reports by an event.
 _REFUSED_IN_THE_CALL = {
     errno.ECONNREFUSED: "REJECTED",
     errno.EHOSTUNREACH: "UNREACHABLE",
 }
-
-
-def _check_limit(timeout: float) -> None:
-    if not timeout >= 0:  # NaN neither
-        msg = f"a time limit is 0 or more seconds, not {timeout!r}"
-        raise ValueError(msg)
 
 
 def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None:
@@ -60,22 +46,7 @@ def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None
         raise ValueError(msg)
 
 
-_ibacm = 0.0, False  # when it was looked for, and whether it was there
-
-
-def _route_call_can_block() -> bool:
-    """Where ibacm runs, the call asks it, over a socket and without a limit of its own.
-
-    librdmacm looks for it once, when it is first used; this looks each second.
-    """
-    global _ibacm
-    now = time.monotonic()
-    if now - _ibacm[0] > 1.0:
-        _ibacm = now, os.access(_IBACM, os.F_OK)
-    return _ibacm[1]
-
-
-class ConnectionId(Options, Datagrams):
+class ConnectionId(Resolving, Options, Datagrams):
     """An identifier of the connection manager (`rdma_create_id(3)`).
 
     Args:
@@ -133,126 +104,6 @@ class ConnectionId(Options, Datagrams):
         code = lib.rdma_listen(self._require(), backlog if backlog > 0 else 50)
         check_minus_one(code, "rdma_listen")
         self.stage = Stage.LISTENING
-
-    async def resolve_addr(
-        self, dst: Address, src: Address | None = None, timeout: float = 2.0
-    ) -> None:
-        """Find the device and the neighbor for a numeric address (`rdma_resolve_addr(3)`).
-
-        Args:
-            dst: (address, port) of the peer.
-            src: Local (address, port) to use, or None.
-            timeout: Seconds.
-
-        Raises:
-            ValueError: An address is not numeric, or the limit is negative.
-            AddressError: No route, no neighbor; `ConnectTimeoutError`: no answer in time;
-                `DeviceNotFoundError`: the way there has no RDMA device.
-
-        Cancellation: ends the wait; close the id then.
-        """
-        await self._find(dst, src, timeout, 0)
-        self.stage = Stage.ADDRESS_RESOLVED
-
-    async def find(
-        self,
-        dst: Address,
-        src: Address | None = None,
-        timeout: float = 2.0,
-        *,
-        limited: bool = False,
-    ) -> None:
-        """`resolve_addr` and `resolve_route`, which has as long again, in one step.
-
-        Readers of the channel are not told of the first, unless ibacm runs: then the second can
-        block, and goes to a thread.
-
-        Args:
-            dst: As `resolve_addr`.
-            src: Likewise.
-            timeout: Likewise, for each.
-            limited: The caller has a limit for this and more, which will do if an event gets lost.
-
-        Raises, cancellation: as those.
-        """
-        if _route_call_can_block():
-            await self.resolve_addr(dst, src, timeout)
-            await self.resolve_route(timeout)
-        else:
-            limit = min(max(1, int(timeout * 1000)), _LONGEST_ROUTE_MS)
-            await self._find(dst, src, timeout, limit, limited=limited)
-            self.stage = Stage.ROUTE_RESOLVED
-
-    async def _find(
-        self, dst: Address, src: Address | None, timeout: float, route: int, *, limited: bool = False
-    ) -> None:
-        """Resolve the address and, with milliseconds for it, the route."""
-        _check_limit(timeout)
-        self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
-        c_dst = to_sockaddr(dst)
-        c_src = to_sockaddr(src) if src is not None else ffi.NULL
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout
-        patience = _FIRST_PATIENCE_S
-        while True:
-            left = max(0.001, deadline - loop.time())
-            last = left <= patience
-            # The kernel's own limit answers with an event; ours is for an event that got lost.  It
-            # is that of all tries: a loop that is late must not ask again for what is resolved.
-            late = None if limited else left + route / 1000 + 1.0
-            try:
-                await self._try(c_src, c_dst, min(left, patience), late, route, last=last)
-                return
-            except ConnectTimeoutError as exc:
-                if last or exc.event == EventType.ROUTE_ERROR.name:
-                    raise
-                patience *= 2
-
-    async def _try(
-        self, c_src: Any, c_dst: Any, seconds: float, late: float | None, route: int, *, last: bool
-    ) -> None:
-        """One try.
-
-        The kernel looks again when a neighbor becomes known, and at the end of the time.  Where
-        the neighbor answers at once, as over a veth pair, the answer can come before the kernel
-        waits for it, and the look at the end is the only one: so the first tries are short.
-        """
-
-        def call() -> None:
-            milliseconds = max(1, int(seconds * 1000))
-            code = lib.aio_resolve(self._require(), c_src, c_dst, milliseconds, self._token, route)
-            check_minus_one(code, "rdma_resolve_addr")
-
-        self._trying = not last
-        answer = _ROUTE_RESOLVED if route else _ADDR_RESOLVED
-        try:
-            await self._step(call, answer, late)
-        finally:
-            self._trying = False
-
-    async def resolve_route(self, timeout: float = 2.0) -> None:
-        """Find the path to the resolved address (`rdma_resolve_route(3)`).
-
-        Args:
-            timeout: Seconds.
-
-        Raises:
-            ValueError: The limit is negative.
-            OSError: EINVAL before `resolve_addr`.
-            RouteError: There is no path.
-
-        Cancellation: ends the wait; close the id then.
-        """
-        _check_limit(timeout)
-        self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
-        milliseconds = max(1, int(timeout * 1000))
-        handle = self._require()
-
-        def call() -> None:
-            check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
-
-        await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=_route_call_can_block())
-        self.stage = Stage.ROUTE_RESOLVED
 
     # Queue pair
 

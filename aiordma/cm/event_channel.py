@@ -64,8 +64,8 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_pump", "_tokens",
-        "_unacked", "_waiters",
+        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_pump",
+        "_tokens", "_unacked", "_waiters",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Plan: what follows from a configuration alone, worked out once for all of its connections.
 
-A configuration is a value, and hashing its two dozen fields takes longer than most of what is looked
-up by it.  So plans are kept by the configuration's identity; a plan holds its configuration, whose
-identity therefore stays its own.
+A configuration is a value, and hashing its two dozen fields takes longer than most of what is
+looked up by it.  So plans are kept by the configuration's identity; a plan holds its configuration,
+whose identity therefore stays its own.
 """
 
 from __future__ import annotations

@@ -209,7 +209,11 @@ class Receiver:
             self._on_control(kind, flags, argument, body, imm if flags & HAS_IMM else None)
         finally:
             body.release()
-            self.window.back(slot)
+            code = -1 if self._link.failure else lib.aio_lane_back_now(self._c, slot)
+            if code < 0:
+                self.window.back(slot)
+            elif code:
+                self._posted_again(slot, code)
 
     def _spend_credit(self) -> bool:
         if not self.window.spend():

@@ -155,12 +155,9 @@ class MemoryRegion(Resource):
     def _registered(
         self, pd: ProtectionDomain, access: Access, rights: int, addr: int, length: int, handle: Any
     ) -> None:
-        self.pd = pd
-        self.access = access
-        self.addr = addr
-        self.length = length
-        self.lkey = handle.lkey
-        self.rkey = handle.rkey
+        self.pd, self.access = pd, access
+        self.addr, self.length = addr, length
+        self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
         self._registration = Registration(addr, self.lkey, rights, pd, self)
         super().__init__(handle, (pd,))
 

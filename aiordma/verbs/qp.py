@@ -70,7 +70,8 @@ class QueuePair(Requests, Groups):
     """
 
     __slots__ = (
-        "_cqs", "_drains", "_first_failure", "_groups", "_init", "_last_receive", "_on_first_failure", "pd",
+        "_cqs", "_drains", "_first_failure", "_groups", "_init", "_last_receive",
+        "_on_first_failure", "pd",
     )  # fmt: skip
 
     def __init__(

@@ -52,7 +52,7 @@ _lock = threading.RLock()
 def _renew_lock() -> None:
     global _lock
     _lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
-    Owner._rules(
+    Owner._set_rules(
         ResourceState.OPEN, ResourceState.CLOSING, ResourceState.DESTROYING,
         _lock.acquire, _lock.release, fork.guard,
     )  # fmt: skip
