@@ -47,6 +47,7 @@ Debian/Ubuntu: apt install libibverbs-dev librdmacm-dev. Fedora/RHEL: dnf instal
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 
 #include <infiniband/verbs.h>

@@ -8,8 +8,7 @@ from setuptools import Extension, setup
 
 FAST = (
     "alarm", "cm_events", "fast", "mail", "operation", "owner", "reader", "received",
-    "registration", "stream_calls",
-    "transfer", "wakeup",
+    "registration", "stream_calls", "transfer", "wakeup",
 )  # fmt: skip
 # The stable ABI of 3.11 is the first with the buffer protocol, which received.c implements. A
 # free-threaded interpreter has no stable ABI before 3.15: its wheel is for that version alone.

@@ -388,3 +388,21 @@ static int aio_async_next(struct ibv_context *context, struct aio_async_event *o
     ibv_ack_async_event(&ev);
     return 0;
 }
+
+/* Memory for slots (verbs/slab.py): an anonymous mapping, or NULL. */
+static void *aio_map(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void aio_unmap(void *memory, size_t size)
+{
+    munmap(memory, size);
+}
+
+static void aio_clear(void *memory, size_t size)
+{
+    memset(memory, 0, size);
+}

@@ -130,7 +130,7 @@ class ConnectionId(Resolving, Options, Datagrams):
         check_init(pd, attr, cq)
         if self.qp is not None:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
-        if self.context is not pd.context:
+        if (self._context or self.context) is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
         self._check_qp_type(attr)
         qp = QueuePair(pd, attr, (self, *uses), cq, checked=True)

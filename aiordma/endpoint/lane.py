@@ -24,6 +24,7 @@ from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.plan import plan_of
 from aiordma.memory.arena import Arena
 from aiordma.memory.elastic import ElasticArena
 
@@ -99,14 +100,14 @@ class Lane:
         c = self.c = ffi.new("struct aio_lane *")
         slots = ffi.new("uint16_t[]", config.send_depth)
         self.free = FreeSlots(c, slots)
-        arrivals = _power_of_two(config.receives)
-        self._arrivals = ffi.new("struct aio_arrival[]", arrivals)
+        plan = plan_of(config)
+        self._arrivals = ffi.new("struct aio_arrival[]", plan.arrivals)
         # Both with slots of a pool only; the arenas keep alive what `crowded` is, too.
         self._elastic: tuple[ElasticArena, ...] = ()
         self._keys: tuple[Any, ...] = ()
         lib.aio_lane_init(
-            c, slots, sends, config.send_depth, self._arrivals, arrivals, receives,
-            config.control_depth, config.raw,
+            c, slots, sends, config.send_depth, self._arrivals, plan.arrivals, receives,
+            plan.control, config.raw,
         )  # fmt: skip
 
     def size(self, window: int) -> None:

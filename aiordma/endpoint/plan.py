@@ -36,11 +36,13 @@ class Plan:
         size: Bytes of these.
         quick: Whether they are a connection's own, and registered without a thread.
         completions: Room in the completion queue.
+        arrivals: Places for messages that have arrived, a power of two.
+        control: Receives kept for messages without credit.
     """
 
     __slots__ = (
-        "_attributes", "_hellos", "_parameters", "completions", "config", "policy", "quick",
-        "shapes", "size",
+        "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config",
+        "control", "policy", "quick", "shapes", "size",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -62,6 +64,8 @@ class Plan:
         own = config.shared_slots is None and not config.shared_queues
         self.quick = own and self.size <= INLINE_REGISTRATION
         self.completions = config.sends + config.receives
+        self.arrivals = 1 << (config.receives - 1).bit_length()
+        self.control = config.control_depth
         self._attributes: dict[int, QPInitAttr] = {}
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
         self._hellos: dict[int, bytes] = {}

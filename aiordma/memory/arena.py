@@ -83,8 +83,8 @@ def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
     """Arenas of so many slots of such a size, one behind the other in one registration.
 
     Together, because a registration costs more than what is registered, as long as that is small.
-    The slab is an anonymous mapping of its own, never memory of Python's heap: small objects
-    share pages with strangers, and a fork would have to copy them.
+    The slab is never memory of Python's heap: small objects share pages with strangers, and a
+    fork would have to copy them.
 
     Raises:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.

@@ -30,6 +30,7 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
+from aiordma.verbs.slab import slab
 
 __all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of"]
 
@@ -39,7 +40,6 @@ _ZERO_BASED = int(Access.ZERO_BASED)
 _ON_DEMAND = int(Access.ON_DEMAND)
 _LOCAL = Access.LOCAL_WRITE
 _LOCAL_BITS = int(_LOCAL)
-_PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 _HUGETLB = int(Access.HUGETLB)
 _EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
 _ADDRESSES = 1 << 64
@@ -169,7 +169,7 @@ class MemoryRegion(Resource):
             OSError: As the class.
         """
         self = cls.__new__(cls)
-        memory = ffi.from_buffer(mmap.mmap(-1, size, _PRIVATE))
+        memory = slab(size)
         self._keep = memory
         self._view = memoryview(ffi.buffer(memory, size))
         where = int(ffi.cast("uintptr_t", memory))
@@ -405,7 +405,7 @@ def _fresh(size: int, access: Access) -> mmap.mmap:
     if int(access) & _HUGETLB:
         msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
         raise ValueError(msg)
-    return mmap.mmap(-1, size, _PRIVATE)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:

@@ -304,7 +304,8 @@ class Resource(Owner):
 
         Cancellation: ends the wait only.
         """
-        if self._outcome is None:
+        if self._outcome is None or self._ending is not None:
+            # By way of the future: what others do at the end they have asked for before.
             with Limit(timeout):
                 await asyncio.shield(asyncio.wrap_future(self._gone))
         elif isinstance(self._outcome, OSError):

@@ -68,7 +68,7 @@ async def test_open_connection(address: str, late: bool) -> None:
                 writer.close()
                 await writer.wait_closed()
 
-    assert await for_every_step(scenario, late=late) >= 4
+    assert await for_every_step(scenario, late=late) >= 3
 
 
 async def test_start_server(address: str, late: bool) -> None:

@@ -1,0 +1,75 @@
+"""Slabs: page-aligned memory of connections, kept for the next one.
+
+Theory of operation
+    A slab is an anonymous mapping of its own: small objects would share pages with strangers.  To
+    map memory and to make its pages takes longer than to register it: for a connection with
+    default settings eight milliseconds of emulated time against a half.  So memory that nobody
+    looks at any more, neither the adapter nor a message that the program still has, is not
+    unmapped but kept, up to `KEEP` bytes in all, and cleared when it is used again.
+
+    The last view of a slab may go in any thread; a shelf is a list, whose operations are whole.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aiordma._ffi import ffi, lib
+
+if TYPE_CHECKING:
+    from aiordma._ffi import CData
+
+__all__ = ["KEEP", "slab"]
+
+KEEP = 32 << 20
+_kept = 0
+
+
+class _Shelf:
+    """Memory of one size that nobody uses; what cffi calls to allocate and to free."""
+
+    __slots__ = ("_pointers", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._pointers: list[CData] = []
+
+    def take(self, size: int) -> CData:
+        """Cleared memory."""
+        global _kept
+        try:
+            pointer = self._pointers.pop()
+        except IndexError:
+            return lib.aio_map(size)  # NULL is a MemoryError
+        _kept -= self._size
+        lib.aio_clear(pointer, size)
+        return pointer
+
+    def give(self, pointer: CData) -> None:
+        """Nobody looks at it any more."""
+        global _kept
+        if _kept + self._size > KEEP:
+            lib.aio_unmap(pointer, self._size)
+        else:
+            _kept += self._size
+            self._pointers.append(pointer)
+
+
+@functools.cache  # a size for each configuration; what lies there is limited
+def _allocator(size: int) -> Callable[[str], Any]:
+    shelf = _Shelf(size)
+    made: Callable[[str], Any] = ffi.new_allocator(shelf.take, shelf.give, False)
+    return made
+
+
+def slab(size: int) -> CData:
+    """At least `size` bytes of zeros, a `char[]`; they live as long as it, or a buffer of it.
+
+    Raises:
+        MemoryError: There is none.
+    """
+    room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    return _allocator(room)(f"char[{room}]")
