@@ -14,9 +14,6 @@ class Message:
     after a `with` block, or when the last reference goes.  A message whose buffer is exported
     cannot be released; one that outlives its connection stays readable.  `len()` tells the bytes,
     also after the release.
-
-    Attributes:
-        imm: The sender's 32-bit immediate, or None.
     """
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -33,7 +30,9 @@ class Message:
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
     @property
-    def imm(self) -> int | None: ...
+    def imm(self) -> int | None:
+        """The sender's 32-bit immediate, or None."""
+
     @property
     def _released(self) -> bool: ...
     _kept: bool

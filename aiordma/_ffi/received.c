@@ -18,9 +18,7 @@ PyDoc_STRVAR(
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer is exported\n"
     "cannot be released; one that outlives its connection stays readable.  `len()` tells the "
-    "bytes,\nalso after the release.\n\n"
-    "Attributes:\n"
-    "    imm: The sender's 32-bit immediate, or None.");
+    "bytes,\nalso after the release.");
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
