@@ -24,7 +24,6 @@ int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *out);
 
 void *aio_map(size_t size);
 void aio_unmap(void *memory, size_t size);
-void aio_clear(void *memory, size_t size);
 
 struct aio_cq {
     uint64_t token;

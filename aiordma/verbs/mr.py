@@ -163,7 +163,7 @@ class MemoryRegion(Resource):
 
     @classmethod
     def slab(cls, pd: ProtectionDomain, size: int) -> Self:
-        """Fresh page-aligned zeroed memory for this side alone, not looked at any further.
+        """Page-aligned memory, not cleared, for this side alone, not looked at any further.
 
         Raises:
             OSError: As the class.

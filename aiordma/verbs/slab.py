@@ -5,7 +5,8 @@ Theory of operation
     map memory and to make its pages takes longer than to register it: for a connection with
     default settings eight milliseconds of emulated time against a half.  So memory that nobody
     looks at any more, neither the adapter nor a message that the program still has, is not
-    unmapped but kept, up to `KEEP` bytes in all, and cleared when it is used again.
+    unmapped but kept, up to `KEEP` bytes in all.  It is not cleared: nobody reads what was not
+    written before, and to clear it would take as long as to make it.
 
     The last view of a slab may go in any thread; a shelf is a list, whose operations are whole.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import functools
 import mmap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aiordma._ffi import ffi, lib
 
@@ -38,14 +39,13 @@ class _Shelf:
         self._pointers: list[CData] = []
 
     def take(self, size: int) -> CData:
-        """Cleared memory."""
+        """Memory with whatever is in it."""
         global _kept
         try:
             pointer = self._pointers.pop()
         except IndexError:
             return lib.aio_map(size)  # NULL is a MemoryError
         _kept -= self._size
-        lib.aio_clear(pointer, size)
         return pointer
 
     def give(self, pointer: CData) -> None:
@@ -59,14 +59,13 @@ class _Shelf:
 
 
 @functools.cache  # a size for each configuration; what lies there is limited
-def _allocator(size: int) -> Callable[[str], Any]:
+def _allocator(size: int) -> Callable[[str], CData]:
     shelf = _Shelf(size)
-    made: Callable[[str], Any] = ffi.new_allocator(shelf.take, shelf.give, False)
-    return made
+    return ffi.new_allocator(shelf.take, shelf.give, should_clear_after_alloc=False)
 
 
 def slab(size: int) -> CData:
-    """At least `size` bytes of zeros, a `char[]`; they live as long as it, or a buffer of it.
+    """At least `size` bytes, a `char[]`, not cleared; they live as long as it, or a buffer of it.
 
     Raises:
         MemoryError: There is none.

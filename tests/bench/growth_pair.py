@@ -29,11 +29,19 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
 from aiordma._ffi import ffi, lib
+from aiordma.cm import event_channel
 from aiordma.cm.address import to_sockaddr
 from tests.bench.growth import CONFIGS, LEAN, Row, own_address, parser, publish, run
 
 PORT = 7480
 _SLAB = 8192
+
+
+class TimedEvents:
+    """The events of a channel, which C reads without Python's `lib`."""
+
+    def __init__(self, clock: Clock, events: Any) -> None:
+        self.next = clock.timed("aio_cm_next", events.next)
 
 
 class Clock:
@@ -44,6 +52,7 @@ class Clock:
         self.nanoseconds: Counter[str] = Counter()
         self._plain: dict[str, Any] = {}
         self._runs = False
+        self._events: Any = None
 
     def start(self) -> None:
         """Begin."""
@@ -59,10 +68,12 @@ class Clock:
         for name in list(names):
             if callable(names[name]) and name.startswith(("ibv_", "rdma_", "aio_")):
                 self._plain[name] = names[name]
-                names[name] = self._timed(name, names[name])
+                names[name] = self.timed(name, names[name])
+        made = self._events = vars(event_channel)["CMEvents"]
+        vars(event_channel)["CMEvents"] = lambda *args: TimedEvents(self, made(*args))
         return self
 
-    def _timed(self, name: str, function: Any) -> Any:
+    def timed(self, name: str, function: Any) -> Any:
         def call(*args: Any, clock: Any = time.perf_counter_ns) -> Any:
             begun = clock()
             result = function(*args)
@@ -75,6 +86,7 @@ class Clock:
 
     def __exit__(self, *exc_info: object) -> None:
         vars(lib).update(self._plain)
+        vars(event_channel)["CMEvents"] = self._events
 
 
 async def ours(address: str, setting: str, count: int, at_once: int, clock: Clock | None) -> float:
