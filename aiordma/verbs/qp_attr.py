@@ -61,6 +61,8 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     if not isinstance(pd, ProtectionDomain):
         msg = f"not a protection domain: {pd!r}"
         raise TypeError(msg)
+    if cq is not None and pd.context._kept.get("shared attributes") is attr:
+        return  # as those of the connection before
     if not isinstance(attr, QPInitAttr):
         msg = f"not a QPInitAttr: {attr!r}"
         raise TypeError(msg)
@@ -77,6 +79,8 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
         max(attr.max_send_wr, attr.max_recv_wr) <= device.max_qp_wr
         and max(attr.max_send_sge, attr.max_recv_sge) <= device.max_sge
     ):
+        if cq is not None:
+            pd.context._kept["shared attributes"] = attr
         return
     for names, limit in (
         (("max_send_wr", "max_recv_wr"), device.max_qp_wr),
