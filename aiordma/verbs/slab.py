@@ -13,12 +13,14 @@ Theory of operation
 
 from __future__ import annotations
 
+import errno
 import functools
 import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma._ffi import ffi, lib
+from aiordma.errors import os_error
 
 if TYPE_CHECKING:
     from aiordma._ffi import CData
@@ -44,7 +46,12 @@ class _Shelf:
         try:
             pointer = self._pointers.pop()
         except IndexError:
-            return lib.aio_map(size)  # NULL is a MemoryError
+            pointer = lib.aio_map(size)
+            if not pointer:  # of NULL cffi would make a MemoryError, which is no OSError
+                raise os_error(
+                    ffi.errno or errno.ENOMEM, "mmap", detail=f"({size} bytes)"
+                ) from None
+            return pointer
         _kept -= self._size
         return pointer
 
@@ -68,7 +75,7 @@ def slab(size: int) -> CData:
     """At least `size` bytes, a `char[]`, not cleared; they live as long as it, or a buffer of it.
 
     Raises:
-        MemoryError: There is none.
+        OSError: ENOMEM, the memory or the number of mappings is at its limit.
     """
     room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     return _allocator(room)(f"char[{room}]")
