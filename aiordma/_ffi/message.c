@@ -60,10 +60,16 @@ static int aio_slots_stay(const struct aio_lane *lane, const struct aio_slots *s
     return !slots->more || !(slots->leaving || *lane->crowded);
 }
 
+/* Receives for data whose credit the peer does not have yet. */
+static int64_t aio_lane_owed(const struct aio_lane *lane)
+{
+    return lane->posted - lane->control - lane->unused;
+}
+
 /* Credits that the peer is owed and that go with the frame that is about to be sent. */
 static uint32_t aio_lane_take_owed(struct aio_lane *lane)
 {
-    int64_t owed = lane->posted - lane->control - lane->unused;
+    int64_t owed = aio_lane_owed(lane);
 
     if (owed <= 0)
         return 0;
@@ -300,8 +306,7 @@ static int aio_lane_post_back(struct aio_lane *lane)
 /* Whether a CREDIT frame may be worth sending; see endpoint/window.py. */
 static int aio_lane_due(const struct aio_lane *lane)
 {
-    return !lane->raw && lane->posted - lane->control - lane->unused >= lane->due &&
-           (lane->due > 1 || lane->unused <= 0);
+    return !lane->raw && aio_lane_owed(lane) >= lane->due && (lane->due > 1 || lane->unused <= 0);
 }
 
 /* A receive slot is free; it is posted again as soon as so many are. */
@@ -315,7 +320,8 @@ static int aio_lane_give(struct aio_lane *lane, uint32_t slot, uint32_t together
         !(lane->unused > 0 ? aio_slots_stay(lane, slots) : slots->full && !slots->leaving))
         return -1;
     lane->back[lane->n_back++] = (uint16_t)slot;
-    if (lane->n_back < together)
+    /* Not those that make half of the window with what is owed: they may be the last to come. */
+    if (lane->n_back < together && (lane->raw || aio_lane_owed(lane) + lane->n_back < lane->due))
         return 0;
     code = aio_lane_post_back(lane);
     return code ? 2 + code : aio_lane_due(lane);

@@ -136,7 +136,10 @@ class Window:
 
     def credit(self) -> None:
         """Send a CREDIT frame if enough is owed."""
-        if self.due:
+        c = self._c
+        if c.n_back and self.owed + c.n_back >= c.due and not c.raw:
+            self._post_back()  # they may be the last to come, and comes back here
+        elif self.due:
             self._send_credit()
 
     def back(self, slot: int) -> None:
