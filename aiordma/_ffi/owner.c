@@ -180,13 +180,14 @@ static int count(Owner *self, PyObject *child, int more)
     PyObject *made = child ? made_by(self) : NULL;
     int rc = child && (!own || !made) ? -1 : 0;
 
-    self->children += more;
     if (!rc && child && more > 0) {
         reference = PyWeakref_NewRef(child, NULL);
         rc = reference ? PyDict_SetItem(made, own, reference) : -1;
     } else if (!rc && child) {
-        rc = PyDict_DelItem(made, own);
+        rc = PyDict_DelItem(made, own); /* KeyError: it is no child, and counts for nothing */
     }
+    if (!rc)
+        self->children += more;
     Py_XDECREF(own);
     Py_XDECREF(reference);
     return rc;
@@ -225,9 +226,8 @@ static PyObject *owner_let_go(PyObject *object, PyObject *args)
 
     if (child_of(args, &child) || call(acquire_lock, NULL))
         return NULL;
-    count(self, child, -1);
+    last = !count(self, child, -1) && self->state == state_closing && !self->children;
     PyErr_Fetch(&error[0], &error[1], &error[2]);
-    last = self->state == state_closing && !self->children;
     if (last)
         replace(&self->state, Py_NewRef(state_destroying));
     if (call(release_lock, NULL))

@@ -69,7 +69,7 @@ static PyObject *reader_own(PyObject *object, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "IO", &index, &owner))
         return NULL;
-    if (index > INDEX_MASK) {
+    if (index >= INDEX_MASK) {
         PyErr_SetString(PyExc_ValueError, "no such index");
         return NULL;
     }
@@ -83,6 +83,10 @@ static PyObject *reader_own(PyObject *object, PyObject *args)
         self->owners = larger;
         self->n_owners = count;
     }
+    /* News of the one before are nothing to another. */
+    for (uint32_t i = self->first; i < self->last; i++)
+        if ((self->untold[i] & INDEX_MASK) == index)
+            self->untold[i] |= INDEX_MASK;
     replace(&self->owners[index], owner == Py_None ? NULL : Py_NewRef(owner));
     Py_RETURN_NONE;
 }

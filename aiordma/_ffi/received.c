@@ -151,9 +151,9 @@ static PyObject *message_detach(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static void message_finalize(PyObject *object)
+/* Nobody will look at it again.  `who` is what an error is reported of. */
+static void forgotten(Message *self, PyObject *who)
 {
-    Message *self = (Message *)object;
     PyObject *type, *value, *traceback;
 
     if (!self->keeper || (!self->in_slot && !self->view))
@@ -161,8 +161,13 @@ static void message_finalize(PyObject *object)
     PyErr_Fetch(&type, &value, &traceback);
     /* Still exported or not: the receiver finds out, and waits for the exports to end. */
     if (give_back(self, self->view))
-        PyErr_WriteUnraisable(object);
+        PyErr_WriteUnraisable(who);
     PyErr_Restore(type, value, traceback);
+}
+
+static void message_finalize(PyObject *object)
+{
+    forgotten((Message *)object, object);
 }
 
 static int message_traverse(PyObject *object, visitproc visit, void *arg)
@@ -194,9 +199,10 @@ static void message_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (((Message *)object)->weak)
         PyObject_ClearWeakRefs(object);
-    /* Nobody else has it, and nothing that is told here gets it: it need not be brought back to
+    /* Nobody else has it, and nothing that is told here may get it, not even who reports an error:
+     * a reference that comes and goes would end it once more.  So it need not be brought back to
      * life for its finalizer, which is for those that the collector finds. */
-    message_finalize(object);
+    forgotten((Message *)object, (PyObject *)type);
     message_clear(object);
     release(object);
     Py_DECREF(type);

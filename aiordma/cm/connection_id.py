@@ -37,13 +37,15 @@ _REFUSED_IN_THE_CALL = {
 }
 
 
-def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> None:
+def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> bytes:
+    """Refuse what is no offer, before anything is changed; the private data as C takes it."""
     if param is not None and not isinstance(param, ConnectionParameter):
         msg = f"not a ConnectionParameter: {param!r}"
         raise TypeError(msg)
     if len(private_data) > _MAX_PRIVATE_DATA:
         msg = f"private data of {len(private_data)} bytes is too long"
         raise ValueError(msg)
+    return private_data if type(private_data) is bytes else bytes(memoryview(private_data))
 
 
 class ConnectionId(Resolving, Options, Datagrams):
@@ -184,7 +186,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        _check_offer(param, private_data)
+        private_data = _check_offer(param, private_data)
         if self.is_datagram:
             return await self._ask_service(private_data, timeout)
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
@@ -238,7 +240,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        _check_offer(param, private_data)
+        private_data = _check_offer(param, private_data)
         if self.is_datagram:
             return self._answer_service(private_data, qp)
         if qp is not None:

@@ -65,8 +65,8 @@ class Connection(ConnectionCore):
             ConnectionLostError: It broke; `__cause__` tells how.
             TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
 
-        Cancellation: the message was not sent, or, if it was large, may still be received; the
-        buffer stays exported until the adapter is done with it.
+        Cancellation: the message was not sent, or, if it was large, may still be received; one of
+        more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
         """
         # In another thread C refuses; another loop of this one does no harm before it has to wait.
         if imm is None:

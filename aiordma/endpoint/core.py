@@ -35,6 +35,7 @@ from aiordma.endpoint.wire import FRAME_SIZE, FrameKind, Hello
 from aiordma.errors import (
     ConnectionEndedError,
     ConnectionLostError,
+    ForkedError,
     ProtocolError,
     ResourceClosedError,
     cm_error,
@@ -136,13 +137,13 @@ class ConnectionCore:
     def _names(self) -> dict[str, Any]:
         """What it runs on: asked for at the first use, and at the latest when the link closes."""
         if self._known is None:
-            self._known = {}
-            # A device that is gone has no names.
-            with contextlib.suppress(OSError, ResourceClosedError):
-                self._known = self._link.describe()
+            # A device that is gone has no names, and a forked child has no device.
+            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
+                known = self._link.describe()
                 ends = self._ends or self._link.cm_id._ends()
-                self._known["peername"], self._known["sockname"] = ends
-        return self._known
+                known["peername"], known["sockname"] = ends
+                self._known = known
+        return self._known or {}
 
     # Handshake: called by connect and accept
 

@@ -48,7 +48,7 @@ class Liveness:
     def _arm(self) -> None:
         # However short the patience, the peer is asked before it is given up.
         interval = min(self._config.keepalive_s, self._config.idle_timeout_s / 2)
-        self._timer = call_later(interval, self._tick)
+        self._timer = call_later(self._link.loop, interval, self._tick)
 
     def _tick(self) -> None:
         if self._link.closed or self._link.failure is not None:

@@ -218,7 +218,9 @@ class Operations:
 
     def _set_timer(self) -> None:
         # Weak: a connection that its program forgets is collected at once.
-        self._resting = call_later(_LINGER_S, functools.partial(_rest, weakref.ref(self)))
+        self._resting = call_later(
+            self._link.loop, _LINGER_S, functools.partial(_rest, weakref.ref(self))
+        )
 
     def _rest(self) -> None:
         """Have it listen no more, if nothing has happened in the meantime."""

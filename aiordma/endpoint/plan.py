@@ -88,13 +88,16 @@ class Plan:
 
         Connections share them; so nobody changes them.
         """
-        depths = responder_resources, initiator_depth
+        config = self.config
+        depths = (
+            min(config.responder_resources, responder_resources),
+            min(config.initiator_depth, initiator_depth),
+        )
         parameter = self._parameters.get(depths)
         if parameter is None:
-            config = self.config
             parameter = self._parameters[depths] = ConnectionParameter.exact(
-                responder_resources=min(config.responder_resources, responder_resources),
-                initiator_depth=min(config.initiator_depth, initiator_depth),
+                responder_resources=depths[0],
+                initiator_depth=depths[1],
                 retry_count=config.retry_count,
                 rnr_retry_count=config.rnr_retry_count,
             )

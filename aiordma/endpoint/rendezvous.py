@@ -84,8 +84,8 @@ class Exposer:
             OSError: The buffer cannot be registered.
             ConnectionLostError: The connection ended first.
 
-        Cancellation: the peer may still receive the message; the buffer stays exported until it
-        has read it or the connection is gone.
+        Cancellation: the peer may still receive the message; a buffer that was not copied stays
+        exported until it has read it or the connection is gone.
         """
         if not self.window.try_acquire():
             await self.window.acquire()

@@ -60,7 +60,7 @@ class SharedQueues:
         self.queues: list[CompletionQueue] = []
         self._open: deque[_Queue] = deque()  # there may be room in these
         self._full: set[_Queue] = set()
-        self._lock = threading.Lock()  # queue pairs are destroyed in other threads
+        self._lock = threading.RLock()  # queue pairs are destroyed in any thread, by anybody
 
     @classmethod
     def of(

@@ -31,7 +31,7 @@ class Limit:
 
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
         self.expired = False
 
     def __enter__(self) -> Self:
@@ -43,7 +43,10 @@ class Limit:
                 raise RuntimeError(msg)
             self._task = task
             self._canceling = task.cancelling()
-            self._timer = loop.call_later(self._seconds, self._expire)
+            if self._seconds > 0:
+                self._timer = loop.call_later(self._seconds, self._expire)
+            else:
+                self._timer = loop.call_soon(self._expire)  # before anything else gets on
         return self
 
     def _expire(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma.loop import fork
+from aiordma.loop.running import running_loop
 
 __all__ = ["FdPump", "weakly"]
 
@@ -84,6 +85,8 @@ class FdPump:
         return self._loop
 
     def _readable(self) -> None:
+        if self._loop is None:
+            return  # of the process that this one was forked from, whose loop runs on here
         owner = self._owner()
         if owner is None:
             # The owner is being collected, perhaps in another thread, whose part comes next.
@@ -142,10 +145,7 @@ class FdPump:
             self._again = None
         if loop.is_closed():
             return
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        running = running_loop()
         if running is loop or not loop.is_running():
             loop.remove_reader(self._fd)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
@@ -39,15 +40,21 @@ class _Release:
         self._entry: _Entry | None = entry
 
     def __call__(self) -> None:
-        entry, self._entry = self._entry, None
-        if entry is None:
-            return
-        entry.users -= 1
-        if entry.users == 0 and entry.entries.get(entry.key) is entry:
-            del entry.entries[entry.key]
+        with _lock:
+            entry, self._entry = self._entry, None
+            if entry is None:
+                return
+            entry.users -= 1
+            last = entry.users == 0 and entry.entries.get(entry.key) is entry
+            if last:
+                del entry.entries[entry.key]
+        if last:
             entry.shared.close()
 
 
+#: Users let go in whatever thread.  Of the kind that may be taken again: what the collector ends in
+#: between may be a user, too.
+_lock = threading.RLock()
 _ATTRIBUTE = "_aiordma_shared"
 #: For loops that take no attributes.
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Entry]] = (
@@ -76,16 +83,23 @@ def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
     return entries
 
 
-def acquire(key: Hashable, factory: Callable[[], S]) -> tuple[S, Callable[[], None]]:
-    """The running loop's object for `key`, made by `factory` at need.
+def acquire(
+    key: Hashable, factory: Callable[[], S], loop: asyncio.AbstractEventLoop | None = None
+) -> tuple[S, Callable[[], None]]:
+    """The object of `loop`, or of the running one, for `key`, made by `factory` at need.
 
     Returns:
         The object, and a function that lets go of it (once; further calls do nothing).  When the
         last user has let go, the object is closed.
     """
-    entries = _entries_of(asyncio.get_running_loop())
-    entry = entries.get(key)
-    if entry is None:
-        entry = entries[key] = _Entry(factory(), key, entries)
-    entry.users += 1
+    entries = _entries_of(loop or asyncio.get_running_loop())
+    with _lock:
+        entry = entries.get(key)
+        if entry is not None:
+            entry.users += 1
+            return entry.shared, _Release(entry)
+    # Nobody else makes one meanwhile: that is for the loop's thread.
+    entry = _Entry(factory(), key, entries)
+    entry.users = 1
+    entries[key] = entry
     return entry.shared, _Release(entry)

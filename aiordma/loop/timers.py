@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import heapq
 import itertools
 import os
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 
 from aiordma._ffi.fast import alarm_open, alarm_set
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.running import running_loop
 
 __all__ = ["Timer", "call_later", "now", "timeout"]
 
@@ -59,15 +60,13 @@ class Timer:
             self.function = None
             self._release()
 
-    def run(self, report: Callable[[Exception], None]) -> None:
+    def run(self) -> None:
         """Call it, unless it was cancelled."""
         function, self.function = self.function, None
         if function is None:
             return
         try:
             function()
-        except Exception as exc:
-            report(exc)
         finally:
             # Not before: it mostly sets the next one.
             self._release()
@@ -76,9 +75,8 @@ class Timer:
 class _Timers:
     """All of one loop."""
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = itertools.count()
         self._sweep_at = _FEW
@@ -106,7 +104,14 @@ class _Timers:
         heap, until = self._heap, now()
         try:
             while heap and (heap[0][0] <= until or heap[0][2].function is None):
-                heapq.heappop(heap)[2].run(self._report)
+                try:
+                    heapq.heappop(heap)[2].run()
+                except Exception as exc:
+                    self._report(exc)
+                except BaseException as exc:
+                    # It ends the loop, and not the timers: programs run a loop again.
+                    self._loop.call_soon(_throw, exc)
+                    break
         finally:
             if heap and self._fd >= 0:
                 alarm_set(self._fd, heap[0][0])
@@ -125,17 +130,21 @@ class _Timers:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        self._pump.close()
-        if self._thread == threading.get_ident() or self._loop.is_closed():
-            os.close(fd)
-        else:
-            # Behind the removal of the reader, which the pump has handed to the loop.
-            self._loop.call_soon_threadsafe(os.close, fd)
+        running = running_loop()
+        with contextlib.suppress(RuntimeError):  # the loop is closed in this moment
+            self._pump.close()
+            if running is not self._loop and self._loop.is_running():
+                # Behind the removal of the reader, which the pump has handed to the loop.
+                self._loop.call_soon_threadsafe(os.close, fd)
+                return
+        os.close(fd)
 
     def __del__(self) -> None:
-        # The loop was closed before those who had a timer, who have complained.
-        if self._fd >= 0:
-            os.close(self._fd)
+        # The loop was closed before those who had a timer, who have complained.  They may still
+        # cancel it: all of them are collected together.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing is due any more."""
@@ -145,8 +154,14 @@ class _Timers:
             self._fd = -1
 
 
-def call_later(delay: float, function: Callable[[], None]) -> Timer:
-    """Call `function` in the running loop in `delay` seconds.
+def _throw(exc: BaseException) -> None:
+    raise exc
+
+
+def call_later(
+    loop: asyncio.AbstractEventLoop, delay: float, function: Callable[[], None]
+) -> Timer:
+    """Call `function` in `loop`, in whose thread this is, in `delay` seconds.
 
     An exception goes to the loop's exception handler.  The function is kept alive until then, or
     until it is cancelled; it is called in the context of whoever had a timer first.
@@ -154,7 +169,7 @@ def call_later(delay: float, function: Callable[[], None]) -> Timer:
     Raises:
         OSError: The limit of open files is reached.
     """
-    timers, release = registry.acquire("timers", _Timers)
+    timers, release = registry.acquire("timers", functools.partial(_Timers, loop), loop)
     timer = Timer(function, release)
     try:
         timers.add(delay, timer)
@@ -173,7 +188,8 @@ async def timeout(delay: float) -> AsyncIterator[None]:
         OSError: The limit of open files is reached.
     """
     async with asyncio.timeout(None) as scope:
-        timer = call_later(delay, lambda: scope.reschedule(0))
+        loop = asyncio.get_running_loop()
+        timer = call_later(loop, delay, lambda: scope.reschedule(0))
         try:
             yield
         finally:

@@ -78,7 +78,7 @@ class Watch:
             interval = min((wait for wait in waits if wait is not None), default=None)
         self.stop()
         if interval is not None:
-            self._timer = call_later(interval, self._tick)
+            self._timer = call_later(self._port.loop, interval, self._tick)
 
     def _tick(self) -> None:
         self._timer = None

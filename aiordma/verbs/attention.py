@@ -6,7 +6,8 @@ Theory of operation
     complete in one queue, so that those who want something of it are counted; the last that no
     longer does puts it back.
 
-    A connection that is collected is closed in whatever thread, so that counting takes a lock.
+    A connection that is collected is closed in whatever thread, so that counting takes a lock; it
+    may be collected by who has that lock.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ARMED_FOR_ALL", "expect", "listen", "unlisten"]
 
 ARMED_FOR_ALL = 1  # as aio_cq.armed has it
-_counts = threading.Lock()
+_counts = threading.RLock()
 
 
 def listen(cq: CompletionQueue) -> bool:

@@ -37,6 +37,7 @@ from aiordma._ffi.fast import Readable, Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.running import running_loop
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.waiters import Waiters
@@ -276,10 +277,7 @@ class CompletionChannel(Resource):
     def _in_loop(self, function: Callable[[], None]) -> None:
         """Run `function` in the channel's loop; at once if that is this one, or if it has none."""
         loop = self._pump.loop if self._pump is not None else None
-        try:
-            running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            running = None
+        running = running_loop()
         if loop is None or loop is running:
             function()
         elif not loop.is_closed():
@@ -338,7 +336,7 @@ class CompletionChannel(Resource):
     def _watch(self) -> None:
         if self._safety is None and self._pump is not None and self._pump.loop is not None:
             poll = functools.partial(_poll, weakref.ref(self))
-            self._safety = call_later(_SAFETY_S, poll)
+            self._safety = call_later(self._pump.loop, _SAFETY_S, poll)
 
     def _safety_poll(self) -> None:
         self._safety = None
@@ -398,6 +396,11 @@ class CompletionChannel(Resource):
         return cq
 
     # Life
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: nothing is drained any more."""
+        super().poison_after_fork()
+        self._reader.stopped = True  # the loop may run on there
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:

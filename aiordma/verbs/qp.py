@@ -18,6 +18,7 @@ from aiordma.errors import (
     os_error,
     queue_error,
 )
+from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.context import Context
@@ -358,11 +359,7 @@ class QueuePair(Requests, Groups):
             queue.room.fail(_closed_error)
         if self.srq is not None:
             self._drain_shared()
-        try:
-            loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            loop = None
-
+        loop = running_loop()
         # The adapter forgets the memory only when the queue pair is destroyed: so the queue pair
         # keeps it from now on, in place of the requests.
         # Not so a window that is bound to it: that one has to go first.

@@ -61,7 +61,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     if not isinstance(pd, ProtectionDomain):
         msg = f"not a protection domain: {pd!r}"
         raise TypeError(msg)
-    if cq is not None and pd.context._kept.get("shared attributes") is attr:
+    if isinstance(cq, CompletionQueue) and pd.context._kept.get("shared attributes") is attr:
         return  # as those of the connection before
     if not isinstance(attr, QPInitAttr):
         msg = f"not a QPInitAttr: {attr!r}"

@@ -40,6 +40,7 @@ from aiordma._ffi.fast import Owner
 from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
+from aiordma.loop.running import running_loop
 from aiordma.loop.workers import reaper
 
 __all__ = ["Resource", "ResourceState"]
@@ -59,13 +60,6 @@ def _renew_lock() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 class ResourceState(Enum):
@@ -125,7 +119,7 @@ class Resource(Owner):
 
     def _release(self, resources: Iterable[Resource]) -> None:
         """Undo `_hold`: these need not outlive this one any more."""
-        released = list(resources)
+        released = list(dict.fromkeys(resources))
         with _lock:
             held = [resource for resource in released if resource in self._parents]
             self._parents = tuple(parent for parent in self._parents if parent not in held)
@@ -178,7 +172,7 @@ class Resource(Owner):
             self._children += 1
             self._stay()
         loop = self._home
-        if loop is None or loop is _running_loop() or not loop.is_running():
+        if loop is None or loop is running_loop() or not loop.is_running():
             self._leave_loop()
             return
         try:
@@ -240,7 +234,7 @@ class Resource(Owner):
         return self._state is not ResourceState.OPEN
 
     def _schedule(self) -> None:
-        if _running_loop() is None:
+        if running_loop() is None:
             self._finish()
         else:
             reaper.submit(self._finish)

@@ -8,14 +8,17 @@ Theory of operation
     unmapped but kept, up to `KEEP` bytes in all.  It is not cleared: nobody reads what was not
     written before, and to clear it would take as long as to make it.
 
-    The last view of a slab may go in any thread; a shelf is a list, whose operations are whole.
+    The last view of a slab may go in any thread, and whenever the collector runs.
+
+    A forked child has none of it: what was registered may not be mapped there.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import mmap
+import os
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -29,46 +32,56 @@ __all__ = ["KEEP", "slab"]
 
 KEEP = 32 << 20
 _kept = 0
+_lock = threading.RLock()
 
 
 class _Shelf:
     """Memory of one size that nobody uses; what cffi calls to allocate and to free."""
 
-    __slots__ = ("_pointers", "_size")
+    __slots__ = ("_pointers", "_size", "allocate")
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._pointers: list[CData] = []
+        #: A function that makes a `char[]` out of it.
+        self.allocate: Callable[[str], CData] = ffi.new_allocator(
+            self.take, self.give, should_clear_after_alloc=False
+        )
 
     def take(self, size: int) -> CData:
         """Memory with whatever is in it."""
         global _kept
-        try:
-            pointer = self._pointers.pop()
-        except IndexError:
-            pointer = lib.aio_map(size)
-            if not pointer:  # of NULL cffi would make a MemoryError, which is no OSError
-                raise os_error(
-                    ffi.errno or errno.ENOMEM, "mmap", detail=f"({size} bytes)"
-                ) from None
-            return pointer
-        _kept -= self._size
+        with _lock:
+            if self._pointers:
+                _kept -= self._size
+                return self._pointers.pop()
+        pointer = lib.aio_map(size)
+        if not pointer:  # of NULL cffi would make a MemoryError, which is no OSError
+            raise os_error(ffi.errno or errno.ENOMEM, "mmap", detail=f"({size} bytes)")
         return pointer
 
     def give(self, pointer: CData) -> None:
         """Nobody looks at it any more."""
         global _kept
-        if _kept + self._size > KEEP:
-            lib.aio_unmap(pointer, self._size)
-        else:
-            _kept += self._size
-            self._pointers.append(pointer)
+        with _lock:
+            if _kept + self._size <= KEEP and _shelves.get(self._size) is self:
+                _kept += self._size
+                self._pointers.append(pointer)
+                return
+        lib.aio_unmap(pointer, self._size)
 
 
-@functools.cache  # a size for each configuration; what lies there is limited
-def _allocator(size: int) -> Callable[[str], CData]:
-    shelf = _Shelf(size)
-    return ffi.new_allocator(shelf.take, shelf.give, should_clear_after_alloc=False)
+#: By size: one for each configuration.  What lies there is limited.
+_shelves: dict[int, _Shelf] = {}
+
+
+def _forget() -> None:
+    global _kept, _lock
+    _kept, _lock = 0, threading.RLock()
+    _shelves.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def slab(size: int) -> CData:
@@ -78,4 +91,7 @@ def slab(size: int) -> CData:
         OSError: ENOMEM, the memory or the number of mappings is at its limit.
     """
     room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
-    return _allocator(room)(f"char[{room}]")
+    shelf = _shelves.get(room)
+    if shelf is None:
+        shelf = _shelves.setdefault(room, _Shelf(room))
+    return shelf.allocate(f"char[{room}]")

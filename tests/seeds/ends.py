@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from aiordma._ffi import lib
@@ -132,19 +133,35 @@ async def connected(
             server.close()
 
 
+# What stands between Python and some of C's functions: one call in place of a struct's many fields.
+WITHIN = {
+    "rdma_resolve_addr": "aio_resolve", "rdma_connect": "aio_connect", "rdma_accept": "aio_accept",
+    "ibv_create_cq": "aio_create_cq", "ibv_create_qp": "aio_create_qp",
+}  # fmt: skip
+
+
+def with_offer(handle: Any, data: Any, length: int, *numbers: int) -> tuple[Any, ...]:
+    """The arguments of `aio_connect` and `aio_accept`, as rdma_connect(3) has them."""
+    names = "responder_resources initiator_depth flow_control retry_count rnr_retry_count qp_num"
+    return handle, SimpleNamespace(**dict(zip(names.split(), numbers, strict=True)))
+
+
 def record_calls(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str, tuple[Any, ...]]]:
     """Note the calls of these C functions, which are still made: (name, arguments)."""
     calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def spy(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        offers = name in {"rdma_connect", "rdma_accept"}
+
         def call(*arguments: Any) -> Any:
-            calls.append((name, arguments))
+            calls.append((name, with_offer(*arguments) if offers else arguments))
             return real(*arguments)
 
         return call
 
     for name in names:
-        monkeypatch.setattr(lib, name, spy(name, getattr(lib, name)))
+        inner = WITHIN.get(name, name)
+        monkeypatch.setattr(lib, inner, spy(name, getattr(lib, inner)))
     return calls
 
 

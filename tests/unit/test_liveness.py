@@ -53,7 +53,7 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever sets a timer has it in the last clock that was made."""
     monkeypatch.setattr(
         "aiordma.endpoint.liveness.call_later",
-        lambda delay, tick: Clock.last.call_later(delay, tick),
+        lambda loop, delay, tick: Clock.last.call_later(delay, tick),
     )
     monkeypatch.setattr("aiordma.endpoint.liveness.now", lambda: Clock.last.time())
 

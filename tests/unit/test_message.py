@@ -233,3 +233,15 @@ def test_a_released_one_compares_with_itself_only() -> None:
     assert (message == "a") is False
     with pytest.raises(ValueError, match="released"):
         assert message == b"a"
+
+
+def test_an_error_of_a_message_that_nobody_has_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.object))
+
+    def refuse(view: memoryview) -> None:
+        raise LookupError("whose?")
+
+    for _ in range(100):
+        Message(memoryview(b"hello"), None, refuse)
+    assert reported == [Message] * 100

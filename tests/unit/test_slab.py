@@ -23,7 +23,7 @@ def address(memory: Any) -> int:
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept at first, and what a test has kept is its own."""
-    slabs._allocator.cache_clear()
+    monkeypatch.setattr(slabs, "_shelves", {})
     monkeypatch.setattr(slabs, "_kept", 0)
 
 

@@ -10,7 +10,8 @@ import os
 import random
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import pytest
 
@@ -21,6 +22,11 @@ from .conftest import LOOPS, Run, run_on
 
 SOON_S = 0.002
 NEVER_S = 3600.0
+
+
+def later(delay: float, function: Callable[[], object]) -> Timer:
+    """In the running loop."""
+    return call_later(asyncio.get_running_loop(), delay, cast("Callable[[], None]", function))
 
 
 def open_alarms() -> int:
@@ -55,9 +61,9 @@ def test_they_come_in_the_order_of_their_times(run: Run) -> None:
 
         for _ in range(300):
             delay, due = chance.uniform(0, 20 * SOON_S), [time.monotonic()]
-            call_later(delay, functools.partial(note, due))
+            later(delay, functools.partial(note, due))
             due[:] = due[0] + delay, time.monotonic() + delay
-        call_later(25 * SOON_S, over.set)
+        later(25 * SOON_S, over.set)
         await over.wait()
         assert len(came) == 300
         latest = 0.0
@@ -71,8 +77,8 @@ def test_they_come_in_the_order_of_their_times(run: Run) -> None:
 def test_one_that_is_due_earlier_is_not_held_up_by_those_before_it(run: Run) -> None:
     async def main() -> None:
         over = asyncio.Event()
-        far = call_later(NEVER_S, lambda: None)
-        near = call_later(SOON_S, over.set)
+        far = later(NEVER_S, lambda: None)
+        near = later(SOON_S, over.set)
         await over.wait()
         far.cancel()
         near.cancel()
@@ -84,8 +90,8 @@ def test_a_cancelled_one_is_not_called_and_not_kept(run: Run) -> None:
     async def main() -> None:
         came: list[int] = []
         over = asyncio.Event()
-        timers = [call_later(SOON_S, lambda: came.append(1)) for _ in range(10)]
-        call_later(2 * SOON_S, over.set)
+        timers = [later(SOON_S, lambda: came.append(1)) for _ in range(10)]
+        later(2 * SOON_S, over.set)
         for timer in timers:
             timer.cancel()
             timer.cancel()
@@ -98,10 +104,10 @@ def test_a_cancelled_one_is_not_called_and_not_kept(run: Run) -> None:
 
 def test_thousands_that_are_cancelled_do_not_pile_up(run: Run) -> None:
     async def main() -> None:
-        stays = call_later(NEVER_S, lambda: None)
+        stays = later(NEVER_S, lambda: None)
         timers: tuple[Any, Any] = registry.acquire("timers", pytest.fail)
         for _ in range(5000):
-            call_later(NEVER_S, lambda: None).cancel()
+            later(NEVER_S, lambda: None).cancel()
         assert len(timers[0]._heap) < 200
         timers[1]()
         stays.cancel()
@@ -113,7 +119,7 @@ def test_one_may_set_the_next_and_cancel_another(run: Run) -> None:
     async def main() -> None:
         over = asyncio.Event()
         left = 20
-        other = call_later(SOON_S * 5, lambda: pytest.fail("was cancelled"))
+        other = later(SOON_S * 5, lambda: pytest.fail("was cancelled"))
 
         def tick() -> None:
             nonlocal left
@@ -121,7 +127,7 @@ def test_one_may_set_the_next_and_cancel_another(run: Run) -> None:
             if left == 17:
                 other.cancel()
             if left:
-                call_later(SOON_S / 4, tick)
+                later(SOON_S / 4, tick)
             else:
                 over.set()
 
@@ -141,8 +147,8 @@ def test_a_function_that_fails_is_reported_and_the_others_come(run: Run) -> None
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: reported.append(context))
         over = asyncio.Event()
-        call_later(SOON_S, functools.partial(divmod, 1, 0))
-        call_later(SOON_S, over.set)
+        later(SOON_S, functools.partial(divmod, 1, 0))
+        later(SOON_S, over.set)
         await over.wait()
         (context,) = reported
         assert isinstance(context["exception"], ZeroDivisionError)
@@ -152,7 +158,7 @@ def test_a_function_that_fails_is_reported_and_the_others_come(run: Run) -> None
 
 def test_asyncio_has_no_timer_of_its_own() -> None:
     async def main() -> None:
-        timer = call_later(NEVER_S, lambda: None)
+        timer = later(NEVER_S, lambda: None)
         loop: Any = asyncio.get_running_loop()
         async with timeout(NEVER_S):
             await asyncio.sleep(0)
@@ -190,7 +196,7 @@ def test_timeout(run: Run) -> None:
 def test_a_timer_may_be_cancelled_in_another_thread(run: Run) -> None:
     async def main() -> None:
         before = open_alarms()
-        timer = call_later(NEVER_S, lambda: None)
+        timer = later(NEVER_S, lambda: None)
         thread = threading.Thread(target=timer.cancel)
         thread.start()
         thread.join()
@@ -200,7 +206,7 @@ def test_a_timer_may_be_cancelled_in_another_thread(run: Run) -> None:
         assert open_alarms() == before
         # And the next one has a new descriptor.
         over = asyncio.Event()
-        call_later(SOON_S, over.set)
+        later(SOON_S, over.set)
         await over.wait()
 
     run(main())
@@ -211,7 +217,7 @@ def test_a_loop_that_ends_takes_its_timers_along(name: str) -> None:
     before = open_alarms()
 
     async def main() -> Timer:
-        return call_later(NEVER_S, lambda: None)
+        return later(NEVER_S, lambda: None)
 
     timer = run_on(name, main())
     gc.collect()
@@ -223,7 +229,7 @@ def test_a_loop_that_ends_takes_its_timers_along(name: str) -> None:
 def test_a_forked_child_has_none(run: Run) -> None:
     async def main() -> None:
         over = asyncio.Event()
-        call_later(20 * SOON_S, over.set)
+        later(20 * SOON_S, over.set)
         child = os.fork()
         if child == 0:
             os._exit(open_alarms())
@@ -244,9 +250,43 @@ def test_the_limit_of_open_files_is_an_error_of_the_call(
         with monkeypatch.context() as patch:
             patch.setattr("aiordma.loop.timers.alarm_open", refuse)
             with pytest.raises(OSError, match="Too many open files"):
-                call_later(SOON_S, lambda: None)
+                later(SOON_S, lambda: None)
         over = asyncio.Event()
-        call_later(SOON_S, over.set)
+        later(SOON_S, over.set)
         await over.wait()
 
     run(main())
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_they_can_be_set_and_cancelled_while_the_loop_stands(name: str) -> None:
+    """Programs call close() between two runs of their loop."""
+    loop, came = LOOPS[name](), list[int]()
+    before = open_alarms()
+    call_later(loop, SOON_S, lambda: came.append(1))
+    call_later(loop, NEVER_S, lambda: None).cancel()
+    over = loop.create_future()
+    call_later(loop, 2 * SOON_S, lambda: over.set_result(None))
+    loop.run_until_complete(asyncio.wait_for(over, 10))
+    assert came == [1]
+    timer = call_later(loop, NEVER_S, lambda: None)
+    thread = threading.Thread(target=timer.cancel)
+    thread.start()
+    thread.join()
+    loop.close()
+    assert open_alarms() == before
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_one_that_ends_the_loop_does_not_end_the_others(name: str) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    loop = LOOPS[name]()
+    over = loop.create_future()
+    call_later(loop, SOON_S, end)
+    call_later(loop, SOON_S, lambda: over.set_result(None))
+    with pytest.raises(KeyboardInterrupt):
+        loop.run_until_complete(loop.create_future())
+    loop.run_until_complete(asyncio.wait_for(over, 10))
+    loop.close()
