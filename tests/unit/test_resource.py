@@ -275,3 +275,17 @@ def test_what_was_made_from_it_is_dead_in_a_child_process_too() -> None:
             one._require()
         one.close()
     assert Fake.log == []
+
+
+def test_who_is_no_child_is_not_counted_as_one() -> None:
+    parent = Fake("context")
+    child, other = Fake("pd", parent), Fake("pd", parent)
+    child._release([parent, parent])
+    with pytest.raises(KeyError):
+        parent._let_go(child)
+    assert parent._children == 1
+    parent.close()
+    assert Fake.log == []
+    other.close()
+    assert Fake.log == ["pd", "context"]
+    child.close()
