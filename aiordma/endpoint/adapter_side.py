@@ -20,8 +20,8 @@ import contextlib
 import errno
 import logging
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
@@ -36,16 +36,26 @@ from aiordma.verbs.enums import PortState, WCStatus
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
-from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["AdapterSide"]
+__all__ = ["AdapterSide", "Closing"]
 
 _log = logging.getLogger("aiordma")
 _FLUSH_GRACE_S = 0.5
 _REASON_S = 0.5
 _DESTROY_S = 5.0
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
+
+
+class Closing(Protocol):
+    """What a connection waits for at its end."""
+
+    async def wait_closed(self) -> None:
+        """Wait for its end.
+
+        Raises:
+            OSError: The C library refused.
+        """
 
 
 class AdapterSide:
@@ -90,7 +100,7 @@ class AdapterSide:
         self._qp_handle = qp._require()
         self._thread = threading.get_ident()
         self._idle: asyncio.Event | None = None
-        self._parts: list[Resource] = []
+        self._parts: Sequence[Closing] = ()
         self._pinned: dict[MemoryRegion, None] = {}
         self._at_close: list[Callable[[], None]] = []
         self._base = 0
@@ -242,7 +252,7 @@ class AdapterSide:
         for function in self._at_close:
             function()
 
-    def _give_back(self) -> list[Resource]:
+    def _give_back(self) -> Sequence[Closing]:
         """Close what the subclass has beside the queue pair; what there is to wait for."""
         raise NotImplementedError
 
@@ -258,7 +268,8 @@ class AdapterSide:
         try:
             with Limit(_DESTROY_S):
                 # Mostly one wait: with the queue pair goes what was waiting for it.
-                for resource in (self.qp, *self._parts, self.pd, self.cm_id):
+                ending: tuple[Closing, ...] = (self.qp, *self._parts, self.pd, self.cm_id)
+                for resource in ending:
                     try:
                         await resource.wait_closed()
                     except OSError as exc:

@@ -14,11 +14,11 @@ Theory of operation
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.adapter_side import AdapterSide
+from aiordma.endpoint.adapter_side import AdapterSide, Closing
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.plan import Plan, plan_of
@@ -33,7 +33,6 @@ from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
-from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Link"]
@@ -389,7 +388,7 @@ class Link(AdapterSide):
         super().poison_after_fork()
         self._lane.closed = self._lane.blocked = True
 
-    def _give_back(self) -> list[Resource]:
+    def _give_back(self) -> Sequence[Closing]:
         parts = self._slots.close(self.qp)
         for pool in (self._pool, self._outgoing):
             if pool is not None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from aiordma.endpoint.adapter_side import Closing
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.plan import CONTROL_SIZE, INLINE_REGISTRATION, Plan, plan_of
 from aiordma.endpoint.shared_queues import SharedQueues
@@ -33,11 +34,29 @@ from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
-from aiordma.verbs.resource import Resource
 
 __all__ = ["Slots"]
 
 _STEPS = 16  # from the guaranteed slots to all
+
+
+class _Leaving:
+    """A connection that leaves its pool: over when others may have what it was guaranteed."""
+
+    __slots__ = ("_over", "_share")
+
+    def __init__(self, share: Share) -> None:
+        self._share = share
+        self._over = asyncio.Event()
+
+    def leave(self) -> None:
+        """The queue pair is gone."""
+        self._share.leave()
+        self._over.set()
+
+    async def wait_closed(self) -> None:
+        """Wait for it.  Without a bound of its own."""
+        await self._over.wait()
 
 
 class Slots:
@@ -172,19 +191,20 @@ class Slots:
         if self._share is not None:
             self._share.leave()
 
-    def close(self, qp: QueuePair) -> list[Resource]:
+    def close(self, qp: QueuePair) -> list[Closing]:
         """Give everything back once the queue pair is gone; what there is to wait for."""
-        parts: list[Resource] = [*self.regions, *([self.cq] if self._own_cq else [])]
+        parts: list[Closing] = [*self.regions, *([self.cq] if self._own_cq else [])]
         self._give_up()
-        if (share := self._share) is not None:
+        if self._share is not None:
             # Not before the queue pair is gone: until then the memory is pinned.
-            loop = self._loop
+            leaving, loop = _Leaving(self._share), self._loop
 
             def leave(_: object) -> None:
                 if not loop.is_closed():
-                    loop.call_soon_threadsafe(share.leave)
+                    loop.call_soon_threadsafe(leaving.leave)
 
             qp._gone.add_done_callback(leave)
+            parts.append(leaving)
         return parts
 
 
