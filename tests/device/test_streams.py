@@ -160,9 +160,10 @@ async def test_a_close_that_does_not_get_on(address: str) -> None:
 async def test_idle_timeout(address: str) -> None:
     config = StreamConfig(idle_timeout_s=0.4, keepalive_s=None)
     async with noted(address, config) as both:
-        lost = await both.client.ended()
-        assert isinstance(lost, TimeoutError)
-        assert isinstance(await both.server.ended(), (TimeoutError, ConnectionResetError))
+        lost = [await both.client.ended(), await both.server.ended()]
+        # Who notices first ends it for the other.
+        assert any(isinstance(error, TimeoutError) for error in lost)
+        assert all(isinstance(error, (TimeoutError, ConnectionResetError)) for error in lost)
 
 
 async def test_nobody_listens(address: str) -> None:
