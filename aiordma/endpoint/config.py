@@ -39,7 +39,8 @@ class ConnectionConfig:
             guarantee is not left is refused.  None: each has all of its slots for itself.
         shared_queues: Whether connections of this loop and device complete in common queues, as
             those with `shared_slots` do in any case, or each in one of its own.
-        rendezvous_window: Large messages that may be under way in one direction, 1 to 255.
+        rendezvous_window: Large messages that may be under way in one direction, 1 to 255.  The
+            sender keeps as many buffers of up to 256 KiB registered as were under way at a time.
         max_message_size: Largest message that this side receives, bytes; counted in full KiB.
         receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
             message is fetched whatever its size.

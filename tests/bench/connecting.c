@@ -19,13 +19,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#define check(ok, what)                                                                            \
-    do {                                                                                           \
-        if (!(ok)) {                                                                               \
-            perror(what);                                                                          \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "check.h"
 
 /* Slots as those of the setting "lean" in growth.py, and those for messages without data. */
 enum { MANY = 100, SIZE = 256, DEPTH = 8, CONTROL = 6, RECEIVES = DEPTH + CONTROL };

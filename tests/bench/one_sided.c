@@ -14,13 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#define check(ok, what)                                                                            \
-    do {                                                                                           \
-        if (!(ok)) {                                                                               \
-            perror(what);                                                                          \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
+#include "check.h"
 
 enum { SIZE = 64, ROOM = 4096, WARM_UP = 100, TRIPS = 300, LIMIT_MS = 2000000000 };
 
