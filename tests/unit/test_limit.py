@@ -53,7 +53,8 @@ def test_the_time_is_up(run: Run, kind: Kind, seconds: float) -> None:
         with pytest.raises(TimeoutError) as caught:
             async with kind(seconds):
                 await for_ever()
-        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        if kind is Own:  # asyncio's has it in some releases of 3.11, and not in others
+            assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         assert task.cancelling() == 0
         await asyncio.sleep(0)  # and nothing comes later
 
