@@ -95,7 +95,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 def session_of(process: subprocess.Popen[bytes]) -> int:
     """Return the session of the guest that the runner `process` has started.
 
-    The guest is its only child, and the leader of that session.
+    Its only child is the guest's keeper (`launch.py`), the leader of that session.
     """
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert len(children) == 1, children
@@ -115,3 +115,10 @@ def members(session: int) -> list[str]:
         if int(its_session) == session and state not in "ZX":
             found.append(text)
     return found
+
+
+def guest_of(session: int) -> int:
+    """Return the process that is the guest: the keeper's only child, which leads a group."""
+    children = Path(f"/proc/{session}/task/{session}/children").read_text().split()
+    assert len(children) == 1, children
+    return int(children[0])

@@ -11,7 +11,7 @@ import pytest
 
 from aiordma.testing.softroce import cache
 
-from .conftest import Runner, eventually, members, session_of
+from .conftest import Runner, eventually, guest_of, members, session_of
 
 pytestmark = pytest.mark.uml
 
@@ -97,7 +97,7 @@ def test_nothing_outlives_a_killed_runner(softroce: Runner) -> None:
 
 def test_a_killed_guest_is_no_verdict_of_the_command(softroce: Runner) -> None:
     process = _start(softroce, "echo started; sleep 1000")
-    os.killpg(session_of(process), signal.SIGKILL)
+    os.killpg(guest_of(session_of(process)), signal.SIGKILL)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 125
     assert b"the guest ended before the command did" in err
@@ -105,7 +105,7 @@ def test_a_killed_guest_is_no_verdict_of_the_command(softroce: Runner) -> None:
 
 def test_the_kernel_is_the_cached_one(softroce: Runner) -> None:
     process = _start(softroce, "echo started; sleep 1000")
-    program = os.readlink(f"/proc/{session_of(process)}/exe")
+    program = os.readlink(f"/proc/{guest_of(session_of(process))}/exe")
     assert program.startswith(f"{cache.root()}/uml-")
     process.terminate()
     process.communicate(timeout=30)

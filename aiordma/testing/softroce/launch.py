@@ -1,12 +1,19 @@
-"""Start a process that cannot outlive its parent.
+"""Start a program that cannot outlive its parent, with all that it has started itself.
 
-This is a script, executed by the interpreter in front of the real program: ``prctl`` has to be
-called in the new process, and a function between fork and exec is unsafe in a program with threads.
-Arguments: the process id of the parent, then the program with its arguments.
+This is a script between the runner and the program: it stays, as the keeper of the program's
+process group, and ends with the program's status. Arguments: the process id of the parent, then the
+program with its arguments.
+
+It is not enough to have the kernel kill the program at the parent's death (``PR_SET_PDEATHSIG`` in
+the program itself): that reaches one process. A kernel that is a program makes processes all the
+time, and one of them that has been made and cannot yet ask for the same outlives it, stopped for
+ever and with the guest's memory. A signal to a group leaves no such gap: it is delivered to a
+process that is being made, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -14,23 +21,70 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
+_WAKES = (signal.SIGTERM, signal.SIGCHLD)
 
 
 def main() -> None:
-    """Become the program, in a session of its own."""
+    """Run the program, and end it when the parent dies or sends SIGTERM."""
     # Out of reach of the keyboard: the runner decides what Ctrl-C means.
     os.setsid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(sys.argv[1]):
-        # The parent died before the call above, which then waits for another parent's death.
-        return
+    # Before the death signal is asked for, so that it is not lost before `sigwait`.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAKES)
+    _die_with(int(sys.argv[1]), signal.SIGTERM)
+    keeper = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _become(sys.argv[2:], keeper)
+    _forget_descriptors()
+    sys.exit(_keep(child))
+
+
+def _die_with(parent: int, number: int) -> None:
+    """Have signal `number` sent to this process at its parent's death."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    if os.getppid() != parent:
+        # It died before the call, which then waits for another parent's death.
+        os._exit(1)
+
+
+def _become(argv: list[str], keeper: int) -> None:
+    os.setpgid(0, 0)
+    _die_with(keeper, signal.SIGKILL)  # somebody may kill the keeper itself
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # Each file that is open in the guest is one that the guest's kernel has open.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # The interpreter ignores it, and what is ignored stays so in the program.
+    # The interpreter ignores it, and what is ignored or blocked stays so in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    os.execvp(sys.argv[2], sys.argv[2:])
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKES)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
+        os._exit(127)
+
+
+def _forget_descriptors() -> None:
+    """Close what is the program's: the other end is to see that the program has closed it."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _keep(child: int) -> int:
+    """Wait for the end of `child` or SIGTERM; end its group; return its status as a shell does."""
+    # Here and in the child itself: whoever comes first. Refused, it runs the program already.
+    with contextlib.suppress(PermissionError):
+        os.setpgid(child, child)
+    while signal.sigwait(_WAKES) != signal.SIGTERM:
+        # Not collected yet: the number of its group must not become another's. None is a child that
+        # has only stopped, which is told by the same signal.
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+    os.killpg(child, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return code if code >= 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
@@ -205,13 +204,9 @@ def _follow(
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process that `launch.py` started, with its whole process group, and collect it."""
-    if process.poll() is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            # It has not come as far as to lead a group.
-            process.kill()
+    """End `launch.py` with all that it has started, and collect it."""
+    # It kills the program's process group, waits for the program, and ends.
+    process.terminate()
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
