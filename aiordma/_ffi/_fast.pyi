@@ -156,14 +156,13 @@ class Readable:
 class StreamCalls:
     """The data path of one stream."""
 
+    attention: Callable[[], object]
     push: Callable[[bytes], object] | None
     run: Callable[..., Any]
     other: Callable[[int], object]
     failed: Callable[[BaseException], object]
     rest: Callable[[Any, int], None]
-    def __init__(
-        self, stream: int, write: int, read: int, attention: Callable[[], object], wakeup: Wakeup
-    ) -> None: ...
+    def __init__(self, stream: int, write: int, read: int, wakeup: Wakeup) -> None: ...
     def write(self, data: object, /) -> None: ...
     def cut(self, length: int, /) -> bytes | None: ...
     def __call__(self, news: int, /) -> None: ...

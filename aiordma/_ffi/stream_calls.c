@@ -8,17 +8,16 @@ PyTypeObject *aio_stream_calls_type;
 static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamCalls *self = (StreamCalls *)object;
-    static char *names[] = {"stream", "write", "read", "attention", "wakeup", NULL};
+    static char *names[] = {"stream", "write", "read", "wakeup", NULL};
     unsigned long long stream, write, read;
-    PyObject *attention, *wakeup;
+    PyObject *wakeup;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKOO!", names, &stream, &write, &read,
-                                     &attention, aio_wakeup_type, &wakeup))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKO!", names, &stream, &write, &read,
+                                     aio_wakeup_type, &wakeup))
         return -1;
     self->stream = (struct aio_stream *)(uintptr_t)stream;
     self->write = (ssize_t (*)(struct aio_stream *, const void *, size_t))(uintptr_t)write;
     self->read = (uint32_t (*)(struct aio_stream *, void *, size_t))(uintptr_t)read;
-    replace(&self->attention, Py_NewRef(attention));
     replace((PyObject **)&self->wakeup, Py_NewRef(wakeup));
     return 0;
 }
@@ -90,7 +89,7 @@ static PyObject *cut(StreamCalls *self, uint32_t n)
     if (!data)
         return NULL;
     self->read(self->stream, PyBytes_AsString(data), n);
-    if (self->stream->readable || self->stream->error) {
+    if (self->attention && (self->stream->readable || self->stream->error)) {
         PyObject *done = PyObject_CallNoArgs(self->attention);
 
         if (!done) {
@@ -215,6 +214,8 @@ static PyMethodDef calls_methods[] = {
 };
 
 static PyMemberDef calls_members[] = {
+    {"attention", T_OBJECT, offsetof(StreamCalls, attention), 0,
+     "Called when there is more than was taken, or a post has failed."},
     {"push", T_OBJECT, offsetof(StreamCalls, push), 0, "The protocol's data_received, or None."},
     {"run", T_OBJECT, offsetof(StreamCalls, run), 0, "Of the context in which it is called."},
     {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},

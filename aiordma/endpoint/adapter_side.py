@@ -147,6 +147,7 @@ class AdapterSide:
         )
 
     def _without_reason(self) -> None:
+        self._unexplained = None
         if self.failure is not None or self.closed:
             return
         text = "the adapter ended the connection and gave no reason"
@@ -234,6 +235,7 @@ class AdapterSide:
         self.closed = True
         if self._unexplained is not None:
             self._unexplained.cancel()
+            self._unexplained = None
         if self._pinned:
             pinned, self._pinned = self._pinned, {}
 
@@ -249,7 +251,8 @@ class AdapterSide:
         self._parts = self._give_back()
         self.pd.close()
         self.cm_id.close()
-        for function in self._at_close:
+        functions, self._at_close = self._at_close, []
+        for function in functions:
             function()
 
     def _give_back(self) -> Sequence[Closing]:

@@ -8,7 +8,7 @@ from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
-__all__ = ["CONTROL_SLOTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionConfig"]
+__all__ = ["CONTROL_SLOTS", "DEFAULTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionConfig"]
 
 # Receives beyond the data depth, for messages that need no credit.  See docs/wire.md: two CREDIT
 # frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
@@ -167,3 +167,7 @@ class ConnectionConfig:
     def control_depth(self) -> int:
         """Receives kept for messages without credit."""
         return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window
+
+
+#: For who says nothing: one for all of them, so that what follows from it is worked out once.
+DEFAULTS = ConnectionConfig()

@@ -8,7 +8,7 @@ from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
 from aiordma.cm.address import Address, check_address, check_port
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.link import Link
@@ -85,7 +85,7 @@ def connect(
 
     Cancellation: what was begun is undone.
     """
-    config = config or ConnectionConfig()
+    config = config or DEFAULTS
     private_data = bytes(private_data)
     if not isinstance(host, str):
         msg = f"a host is a str, not {host!r}"

@@ -11,11 +11,12 @@ from dataclasses import fields
 from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
-from aiordma.endpoint.core import ConnectionCore, ConnectionStats, closed_error
+from aiordma.endpoint.core import ConnectionCore, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.one_sided import register
+from aiordma.endpoint.outcome import closed_error
 from aiordma.errors import (
     ConnectionEndedError,
     FlushedError,
@@ -102,11 +103,10 @@ class Connection(ConnectionCore):
             except TimeoutError as exc:
                 raise self._stalled() from exc
         else:
-            if self._cause is None and not self._closing and size > self._peer_max:
+            self._outcome.require_open()
+            if size > self._peer_max:
                 msg = f"the peer takes messages up to {self._peer_max} bytes, this has {size}"
                 raise MessageTooLargeError(msg)
-            if self._cause is not None or self._closing:
-                raise self._failure()
             try:
                 with Limit(self.config.stall_timeout_s):
                     await self._exposer.send(payload, imm)
@@ -276,13 +276,13 @@ class Connection(ConnectionCore):
         Cancellation: the region is destroyed.
         """
         self._check_loop()
-        self._require_open()
+        self._outcome.require_open()
         if self._link.context.is_iwarp and access & Access.LOCAL_WRITE:
             access |= Access.REMOTE_WRITE  # a read's data comes in as a write there
         region = await register(self._link, buf, access)
         if self._link.closed:
             region.close()
-            self._require_open()
+            self._outcome.require_open()
         self._memory.difference_update([known for known in self._memory if known.closed])
         self._memory.add(region)
         return region
@@ -317,7 +317,7 @@ class Connection(ConnectionCore):
         Cancellation: of the entry, nothing is exposed; of the exit, the lease ends all the same.
         """
         self._check_loop()
-        self._require_open()
+        self._outcome.require_open()
         rights = Access(0)
         for wanted, right in (
             (read, Access.REMOTE_READ),
@@ -336,11 +336,6 @@ class Connection(ConnectionCore):
             text = f"{self._link.context.name} is iWARP, which has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
         return Lease(self._link, self._memory, buf, rights, timeout_s)
-
-    def _require_open(self) -> None:
-        reason = self._reason()
-        if reason is not None:
-            raise reason
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
@@ -363,13 +358,14 @@ class Connection(ConnectionCore):
         Cancellation: becomes `abort()`; what had to be given back still is.
         """
         self._check_loop()
-        if not self._closing and self._cause is None:
-            self._closing = self._lane.over = True
-            self._sender.refuse(self._failure)
-            self._exposer.window.fail(self._failure)
-            self._receiver.fail(self._failure)
+        outcome = self._outcome
+        if not outcome.decided:
+            outcome.closing = self._lane.over = True
+            self._sender.refuse(outcome.failure)
+            self._exposer.window.fail(outcome.failure)
+            self._receiver.fail(outcome.failure)
             self._receiver.drop_all()
-        self._shutdown.begin()
+        self._shutdown.begin(self)
         try:
             await self.wait_closed()
         except asyncio.CancelledError:
@@ -378,8 +374,8 @@ class Connection(ConnectionCore):
 
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
-        self._closing = self._lane.over = True
-        if not self._shutdown.hurry() and self._cause is None:
+        self._outcome.closing = self._lane.over = True
+        if not self._shutdown.hurry() and self._outcome.cause is None:
             self._over(closed_error())
             self._receiver.drop_all()
 
@@ -393,7 +389,7 @@ class Connection(ConnectionCore):
     @property
     def is_closing(self) -> bool:
         """Whether the connection is closed, closing or lost."""
-        return self._closing or self._cause is not None
+        return self._outcome.decided
 
     async def __aenter__(self) -> Self:
         return self
@@ -448,3 +444,5 @@ class Connection(ConnectionCore):
         if link is not None and not link.closed and not _gone():
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
             link.close()
+        elif link is not None:
+            self._receiver.drop_all()  # what nobody can take any more

@@ -27,14 +27,13 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.liveness import Liveness
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.outcome import Outcome, closed_error, ended_error
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.shutdown import Shutdown
 from aiordma.endpoint.wire import FRAME_SIZE, FrameKind, Hello
 from aiordma.errors import (
-    ConnectionEndedError,
-    ConnectionLostError,
     ForkedError,
     ProtocolError,
     ResourceClosedError,
@@ -45,14 +44,9 @@ from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
-__all__ = ["ConnectionCore", "ConnectionStats", "closed_error"]
+__all__ = ["ConnectionCore", "ConnectionStats"]
 
 _UNLIMITED = 1 << 60
-
-
-def closed_error() -> ResourceClosedError:
-    """This side has closed the connection; a new exception each time."""
-    return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
 
 
 @dataclass(slots=True)
@@ -94,9 +88,8 @@ class ConnectionCore:
         self._liveness: Liveness | None = None
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
-        self._closing = False
-        self._cause: BaseException | None = None
-        self._shutdown = Shutdown(link, config, self._sender, self._exposer, self)
+        self._outcome = Outcome()
+        self._shutdown = Shutdown(link, config, self._sender, self._exposer)
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
@@ -104,7 +97,7 @@ class ConnectionCore:
         self._own_operations: Operations | None = None
         self._own_one_sided: OneSided | None = None
         self._own_events: EventHub | None = None
-        link.at_close(self._drop_memory)
+        link.at_close(self._part)
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
@@ -114,13 +107,13 @@ class ConnectionCore:
     @property
     def _operations(self) -> Operations:
         if self._own_operations is None:
-            self._own_operations = Operations(self._link, self.config, self._mail, self._reason)
+            self._own_operations = Operations(self._link, self.config, self._mail, self._outcome)
         return self._own_operations
 
     @property
     def _one_sided(self) -> OneSided:
         if self._own_one_sided is None:
-            self._own_one_sided = OneSided(self._link, self.config, self._operations, self._reason)
+            self._own_one_sided = OneSided(self._link, self.config, self._operations, self._outcome)
         return self._own_one_sided
 
     @property
@@ -180,7 +173,7 @@ class ConnectionCore:
 
     def _watch(self) -> None:
         """From now on silence is noticed; not before the first message may be sent."""
-        if self._liveness is None and self._cause is None:
+        if self._liveness is None and self._outcome.cause is None:
             self._liveness = Liveness(
                 self._link,
                 self._receiver,
@@ -218,7 +211,7 @@ class ConnectionCore:
         elif kind == FrameKind.PONG and self._liveness is not None:
             self._liveness.ponged()
         elif kind == FrameKind.END:
-            self._receiver.end(self._ended)
+            self._receiver.end(ended_error)
         elif kind != FrameKind.CREDIT:
             self._link.fail(
                 ProtocolError(errno.EPROTO, f"the peer broke the protocol: message kind {kind}")
@@ -230,7 +223,7 @@ class ConnectionCore:
                 self._established.set_result(None)
 
     def _announce(self, length: int, body: memoryview, imm: int | None) -> None:
-        if self._fetcher is None and self._cause is None:
+        if self._fetcher is None and self._outcome.cause is None:
             link, config = self._link, self.config
             self._fetcher = Fetcher(link, self._sender, self._receiver, config, self._reads)
         if self._fetcher is not None:
@@ -263,7 +256,7 @@ class ConnectionCore:
         # What arrived before the disconnection is delivered before it.
         self._link.sweep()
         self._shutdown.peer_left()
-        if not self._closing:
+        if not self._outcome.closing:
             self._over(cm_error(event.type.name, event.status, event.private_data))
         # Taken: what nobody takes is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
@@ -277,46 +270,24 @@ class ConnectionCore:
 
     @property
     def _alive(self) -> bool:
-        return self._cause is None
+        return self._outcome.cause is None
 
     def _end(self) -> None:
         self._over(closed_error())
 
-    def _ended(self) -> BaseException:
-        return ConnectionEndedError("the peer closed the connection")
-
-    def _failure(self) -> BaseException:
-        """The exception for the next call; a new one each time, with the first cause."""
-        cause = self._cause
-        if cause is None or isinstance(cause, ResourceClosedError):
-            return closed_error()
-        if isinstance(cause, ConnectionLostError):
-            return type(cause)(*cause.args)
-        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
-        error.__cause__ = cause
-        return error
-
-    def _reason(self) -> BaseException | None:
-        """The exception for the next call, or None while the connection is open."""
-        return self._failure() if self._closing or self._cause is not None else None
-
-    def _drop_memory(self) -> None:
-        for region in self._memory:
-            region.close()
-        self._memory.clear()
-
     def _over(self, cause: BaseException) -> None:
         """No more messages in either direction; the first cause counts."""
-        if self._cause is not None:
+        outcome = self._outcome
+        if outcome.cause is not None:
             return
-        self._cause = cause
+        outcome.cause = cause
         self._lane.over = True
         if self._established is not None and not self._established.done():
-            self._established.set_exception(self._failure())
-        self._sender.fail(self._failure)
-        self._exposer.fail(self._failure)
-        self._receiver.fail(self._failure)
-        self._shutdown.begin()
+            self._established.set_exception(outcome.failure())
+        self._sender.fail(outcome.failure)
+        self._exposer.fail(outcome.failure)
+        self._receiver.fail(outcome.failure)
+        self._shutdown.begin(self)
 
     async def _stop_parts(self) -> None:
         if self._liveness is not None:
@@ -324,3 +295,11 @@ class ConnectionCore:
         if self._fetcher is not None:
             self._fetcher.stop()
             await self._fetcher.stopped()
+
+    def _part(self) -> None:
+        """Everything was given back, and nothing will be told any more."""
+        for region in self._memory:
+            region.close()
+        self._memory.clear()
+        self._receiver.part()
+        self._liveness = None

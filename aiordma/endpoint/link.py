@@ -24,6 +24,7 @@ from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
+from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.attention import expect, listen, unlisten
@@ -382,6 +383,8 @@ class Link(AdapterSide):
             if self._listeners and self._quiet:
                 unlisten(self._cq)
         super().close()
+        self._on_frame = self._on_sent = self._on_read = self._on_ended = nobody
+        self._on_failed = nobody
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""

@@ -32,7 +32,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel, warm_up
@@ -81,7 +81,7 @@ def listen(
     Cancellation: what was begun is undone.
     """
     check_port(port)
-    config = config or ConnectionConfig()
+    config = config or DEFAULTS
 
     async def open_() -> Listener:
         await warm_up()

@@ -23,13 +23,14 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiordma._ffi.fast import Operation
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import FlushedError, NotSupportedError
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
@@ -80,21 +81,21 @@ class OneSided:
         link: The adapter's side.
         config: Sizes.
         operations: Posts the requests.
-        failure: Makes the exception for a connection that is over, or None while it is not.
+        outcome: Makes the exception for a connection that is over.
     """
 
-    __slots__ = ("_cache", "_failure", "_link", "_operations")
+    __slots__ = ("_cache", "_link", "_operations", "_outcome")
 
     def __init__(
         self,
         link: Link,
         config: ConnectionConfig,
         operations: Operations,
-        failure: Callable[[], BaseException | None],
+        outcome: Outcome,
     ) -> None:
         self._link = link
         self._operations = operations
-        self._failure = failure
+        self._outcome = outcome
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
@@ -105,7 +106,7 @@ class OneSided:
         local = self._local(into, writable=True)
         size = len(local)
         where = remote.check(offset, size, Access.REMOTE_READ)
-        self._require_open()
+        self._outcome.require_open()
         if not size:
             return 0
         if self._link.qp._rules.read_depth == 0:
@@ -129,7 +130,7 @@ class OneSided:
         local = self._local(data, writable=False)
         size = len(local)
         where = remote.check(offset, size, Access.REMOTE_WRITE)
-        self._require_open()
+        self._outcome.require_open()
         if imm is not None and self._link.context.is_iwarp:
             text = f"{self._link.context.name} is iWARP, which has no immediates"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
@@ -158,7 +159,7 @@ class OneSided:
                 msg = f"{value} is not an unsigned 64-bit integer"
                 raise ValueError(msg)
         where = remote.check(offset, 8, Access.REMOTE_ATOMIC)
-        self._require_open()
+        self._outcome.require_open()
         context = self._link.context
         if context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE:
             text = f"{context.name} has no atomic operations"
@@ -259,8 +260,3 @@ class OneSided:
     def lost(self) -> BaseException:
         """What a flushed operation raises."""
         return self._operations.lost()
-
-    def _require_open(self) -> None:
-        failure = self._failure()
-        if failure is not None:
-            raise failure

@@ -22,11 +22,11 @@ import errno
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable
 
 from aiordma._ffi.fast import Mail, Operation
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import ConnectionLostError, completion_error, os_error
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later
@@ -57,11 +57,11 @@ class Operations:
         link: The adapter's side.
         config: Depth.
         mail: Posts, and is told of ends.
-        failure: Makes the exception for a connection that is over, or None while it is not.
+        outcome: Makes the exception for a connection that is over.
     """
 
     __slots__ = (
-        "__weakref__", "_c", "_depth", "_failure", "_line", "_link", "_mail", "_resting",
+        "__weakref__", "_c", "_depth", "_line", "_link", "_mail", "_outcome", "_resting",
     )  # fmt: skip
 
     def __init__(
@@ -69,13 +69,13 @@ class Operations:
         link: Link,
         config: ConnectionConfig,
         mail: Mail,
-        failure: Callable[[], BaseException | None],
+        outcome: Outcome,
     ) -> None:
         self._link = link
         self._c = link.lane.c
         self._mail = mail
         self._depth = config.one_sided_depth
-        self._failure = failure
+        self._outcome = outcome
         self._line: deque[asyncio.Future[int]] = EMPTY
         self._resting: Timer | None = None  # set while the link listens
 
@@ -189,13 +189,15 @@ class Operations:
         for place in self._line:
             if not place.done():
                 place.set_exception(self.lost())
-        self._line = EMPTY
+        if self._line is not EMPTY:
+            self._line = EMPTY
+            del self._mail.room  # which leads here
         if self._resting is not None:
             self._link.expect(answers=False)
 
     def lost(self) -> BaseException:
         """Not the operation failed, but the connection before it."""
-        failure = self._failure()
+        failure = self._outcome.reason()
         if failure is None:
             failure = ConnectionLostError(errno.ECONNRESET, "the connection is lost")
         if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:

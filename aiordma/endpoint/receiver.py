@@ -39,7 +39,7 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.window import Window
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError, os_error
-from aiordma.loop.empty import EMPTY
+from aiordma.loop.empty import EMPTY, nobody
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
@@ -375,6 +375,16 @@ class Receiver:
         if len(self.queue) < arrived:
             self._ended = None
         self._wake_all()
+
+    def part(self) -> None:
+        """No frame will come any more; let nothing lead back to who was told of them.
+
+        A message that the program has kept leads here, and with this to the memory that it is in.
+        """
+        self._collect()
+        del self.mail
+        self._on_control = self._on_credit = self._on_taken = nobody
+        self.window.part()
 
     def _wake_all(self) -> None:
         self._parked.wake_soon()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aiordma.loop import registry
+from aiordma.loop.empty import nobody
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
@@ -57,7 +58,7 @@ class SharedQueues:
 
     def __init__(self, channel: CompletionChannel) -> None:
         self._channel = channel
-        self.queues: list[CompletionQueue] = []
+        self.queues: list[_Queue] = []
         self._open: deque[_Queue] = deque()  # there may be room in these
         self._full: set[_Queue] = set()
         self._lock = threading.RLock()  # queue pairs are destroyed in any thread, by anybody
@@ -104,5 +105,7 @@ class SharedQueues:
 
     def close(self) -> None:
         """The last connection has let go."""
-        for cq in self.queues:
+        queues, self.queues = self.queues, []
+        for cq in queues:
+            cq._on_room = nobody
             cq.close()

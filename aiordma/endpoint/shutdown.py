@@ -46,27 +46,20 @@ class Shutdown:
         config: Times.
         sender: Says END.
         exposer: Large messages that the peer should still read.
-        connection: Whose end it is.
     """
 
     __slots__ = (
-        "_begun", "_config", "_connection", "_disconnected", "_exposer", "_goodbye", "_left",
-        "_link", "_sender", "_task",
+        "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link", "_sender",
+        "_task",
     )  # fmt: skip
 
     def __init__(
-        self,
-        link: Link,
-        config: ConnectionConfig,
-        sender: Sender,
-        exposer: Exposer,
-        connection: Ending,
+        self, link: Link, config: ConnectionConfig, sender: Sender, exposer: Exposer
     ) -> None:
         self._link = link
         self._config = config
         self._sender = sender
         self._exposer = exposer
-        self._connection = connection
         # Futures for who waits, and not events: of a connection that lives nobody waits for these.
         self._begun: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
@@ -79,10 +72,10 @@ class Shutdown:
         """Whether everything was given back."""
         return self._task is not None and self._task.done()
 
-    def begin(self) -> None:
-        """Start, once."""
+    def begin(self, connection: Ending) -> None:
+        """Start, once; `connection` is whose end it is."""
         if self._task is None and not self._link.loop.is_closed():
-            self._task = self._link.loop.create_task(self._run())
+            self._task = self._link.loop.create_task(self._run(connection))
             if self._begun is not None:
                 self._begun.set_result(None)
 
@@ -109,19 +102,19 @@ class Shutdown:
         assert self._task is not None
         await asyncio.shield(self._task)
 
-    async def _run(self) -> None:
+    async def _run(self, connection: Ending) -> None:
         link = self._link
         try:
-            if self._connection._alive:
+            if connection._alive:
                 self._goodbye = asyncio.create_task(self._say_goodbye())
                 await asyncio.wait([self._goodbye])
                 if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
                     _log.debug("closing without the peer's confirmation: %r", failed)
-            self._connection._end()
+            connection._end()
             if not self._disconnected:
                 await self._disconnect()
             link.to_error()
-            await self._connection._stop_parts()
+            await connection._stop_parts()
             await link.quiesce()
         finally:
             link.close()

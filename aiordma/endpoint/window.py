@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 
 from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.endpoint.link import Link
+from aiordma.loop.empty import nobody
 
 __all__ = ["Window"]
 
@@ -133,6 +134,10 @@ class Window:
         self._link.post_recv(slots)
         self.posted += len(slots)
         self.credit()
+
+    def part(self) -> None:
+        """Nothing will be sent any more."""
+        self._send_credit = nobody
 
     def credit(self) -> None:
         """Send a CREDIT frame if enough is owed."""

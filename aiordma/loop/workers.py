@@ -54,16 +54,9 @@ class WorkerPool:
 
     def _work(self) -> None:
         while True:
-            job, future = self._jobs.get()
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = job()
-                except BaseException as exc:
-                    future.set_exception(exc)
-                else:
-                    future.set_result(result)
-            # A worker must not keep the last job's objects alive while it waits for the next.
-            del job, future
+            # In a function of its own: a worker must not keep the last job's objects, such as
+            # registered memory, alive while it waits for the next.
+            _run(*self._jobs.get())
             with self._idle:
                 self._unfinished -= 1
                 if not self._unfinished:
@@ -73,6 +66,16 @@ class WorkerPool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._unfinished, timeout)
+
+
+def _run(job: Callable[[], Any], future: Future[Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            result = job()
+        except BaseException as exc:
+            future.set_exception(exc)
+        else:
+            future.set_result(result)
 
 
 # A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its

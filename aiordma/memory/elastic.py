@@ -18,6 +18,7 @@ import mmap
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from aiordma.loop.empty import nobody
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
@@ -77,8 +78,8 @@ class ElasticArena(Arena):
         self._closed = False
         self.slot_size = slot_size
         self.view = memoryview(self._memory)
-        self.pin: Callable[[MemoryRegion], None] = lambda region: None
-        self.unpin: Callable[[MemoryRegion], None] = lambda region: None
+        self.pin: Callable[[MemoryRegion], None] = nobody
+        self.unpin: Callable[[MemoryRegion], None] = nobody
         self._chunks: dict[int, _Chunk] = {}
         self._enter(0)
         self.mr = self._chunks[0].mr
@@ -210,5 +211,6 @@ class ElasticArena(Arena):
     def close(self) -> None:
         """Deregister; the bytes live on for those who still look at them."""
         self._closed = True
+        self.pin = self.unpin = nobody
         for region in self.regions:
             region.close()

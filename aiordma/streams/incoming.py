@@ -18,6 +18,7 @@ from typing import Any
 
 from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.fast import StreamCalls, Wakeup
+from aiordma.loop.empty import nobody
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 
@@ -74,9 +75,9 @@ class Incoming:
             int(ffi.cast("uintptr_t", port.lane)),
             function_address("aio_stream_write"),
             function_address("aio_stream_read"),
-            self._attention,
             self.wakeup,
         )
+        self.lane.attention = self._attention
         self.eof_given = False
 
     def set_protocol(self, protocol: Any) -> None:
@@ -125,6 +126,12 @@ class Incoming:
             self._port.check(self._lane.error)
         # Who does not ask for the rest is given it.
         self._soon()
+
+    def part(self) -> None:
+        """The connection was given back: nothing more will come."""
+        self._fatal = self._close = self._soon = nobody
+        calls = self.lane
+        calls.attention = calls.other = calls.failed = calls.rest = nobody
 
     # To the protocol
 

@@ -28,6 +28,7 @@ from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.errors import ProtocolError, os_error
+from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.rsocket.machine import Place, Post
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
@@ -321,6 +322,7 @@ class StreamPort(AdapterSide):
         """Give everything back; see `AdapterSide.close`."""
         self._detach()
         super().close()
+        self._on_word = self._on_sent = self._on_failed = nobody
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing may be posted."""

@@ -86,6 +86,7 @@ class RdmaTransport(TransportBase):
         self._scheduled = False
         self._lost_writes = 0
         self._listens_first = False
+        port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
         port.start(self._on_word, self._on_sent, self._on_failed)
 
@@ -278,7 +279,10 @@ class RdmaTransport(TransportBase):
             TypeError: `data` is not bytes-like.
             RuntimeError: After `write_eof()`.
         """
-        self._in.lane.write(data)
+        if self._over:
+            self._write(data, 0)
+        else:
+            self._in.lane.write(data)
 
     def _write(self, data: Any, sent: int) -> None:
         """What was not plain: `sent` bytes have gone."""
@@ -405,6 +409,11 @@ class RdmaTransport(TransportBase):
             self._over = self._closing = self._in.stopped = True
             self._watch.stop()
             self._end.begin(graceful=False)
+
+    def _part(self) -> None:
+        """Everything was given back, and nothing will be told any more."""
+        vars(self).pop("write", None)
+        self._in.part()
 
     # Others
 

@@ -12,6 +12,7 @@ import errno
 from collections.abc import Callable
 
 from aiordma.errors import ConnectTimeoutError
+from aiordma.loop.empty import nobody
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
@@ -64,6 +65,10 @@ class Watch:
 
     def stop(self) -> None:
         """End of the connection."""
+        self._disarm()
+        self._progress = self._give_up = nobody
+
+    def _disarm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -76,7 +81,7 @@ class Watch:
             # However short the patience, the peer is asked before it is given up.
             waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
             interval = min((wait for wait in waits if wait is not None), default=None)
-        self.stop()
+        self._disarm()
         if interval is not None:
             self._timer = call_later(self._port.loop, interval, self._tick)
 

@@ -368,6 +368,7 @@ class QueuePair(Requests, Groups):
             queue.release_regions()
         self._free_prepared()
         if not self.outstanding:
+            self._abandon_all()
             return
 
         # Flushes that arrive before that are seen; the rest is failed then.

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from aiordma.errors import CompletionError, FlushedError, ResourceBusyError, completion_error
 from aiordma.loop.credits import Credits
-from aiordma.loop.empty import EMPTY
+from aiordma.loop.empty import EMPTY, nobody
 from aiordma.verbs.counting import Countable
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.resource import Resource
@@ -333,3 +333,4 @@ class WorkQueue:
             posted = self._order.popleft()
             self._end(posted)
             self._fail(posted, qp_num)
+        self._failed = self._cause = nobody

@@ -14,6 +14,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.outcome import Outcome
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap
@@ -75,9 +76,9 @@ class End:
             cast("Any", self), Parked(link.loop),
         )  # fmt: skip
         self.mail.sge, self.mail.remote, self.mail.pd = SGE, RemoteRegion, pd
-        self.failure: BaseException | None = None
-        self.operations = Operations(as_link(link), config, self.mail, lambda: self.failure)
-        self._one_sided = OneSided(as_link(link), config, self.operations, lambda: self.failure)
+        self.outcome = Outcome()
+        self.operations = Operations(as_link(link), config, self.mail, self.outcome)
+        self._one_sided = OneSided(as_link(link), config, self.operations, self.outcome)
         self.operations._attend()
 
     def _check_loop(self) -> None:

@@ -72,8 +72,11 @@ def test_one_that_is_not_full_is_filled_before_others(queues: SharedQueues) -> N
     first = take(queues, 3)
     assert [take(queues, 3) for _ in range(2)] == [first, first]
     assert take(queues, 3) is not first
+    taken = list(queues.queues)
+    assert len(taken) == 2
     queues.close()
-    assert all(cast("Queue", cq).closed for cq in queues.queues)
+    assert all(cast("Queue", cq).closed for cq in taken)
+    assert not queues.queues
 
 
 @pytest.mark.parametrize("seed", range(10))

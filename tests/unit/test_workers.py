@@ -115,8 +115,9 @@ def test_a_worker_keeps_nothing_of_its_last_job() -> None:
 
     thing = Thing()
     ref = weakref.ref(thing)
-    future = pool.submit(lambda thing=thing: None)  # type: ignore[misc]
+    future = pool.submit(lambda thing=thing: thing)  # type: ignore[misc]
     assert pool.drain(LIMIT_S)
+    assert future.result() is thing
     del thing, future
     gc.collect()
     assert ref() is None

@@ -1,0 +1,63 @@
+"""Outcome: whether a connection is over, why, and what its calls then raise.
+
+Everybody who waits for a connection asks this, and not the connection: what is made for the end is
+held by all parts of it, and must not lead back to it.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
+
+__all__ = ["Outcome", "closed_error", "ended_error"]
+
+
+def closed_error() -> ResourceClosedError:
+    """This side has closed the connection; a new exception each time."""
+    return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+
+
+def ended_error() -> ConnectionEndedError:
+    """The peer has closed the connection in good order; a new exception each time."""
+    return ConnectionEndedError("the peer closed the connection")
+
+
+class Outcome:
+    """That of one connection.
+
+    Attributes:
+        closing: The program has closed it; what was sent may still be on its way.
+        cause: Why no more messages come or go, or None while they do.  The first one counts.
+    """
+
+    __slots__ = ("cause", "closing")
+
+    def __init__(self) -> None:
+        self.closing = False
+        self.cause: BaseException | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether the connection is closed, closing or lost."""
+        return self.closing or self.cause is not None
+
+    def failure(self) -> BaseException:
+        """The exception for the next call; a new one each time, with the first cause."""
+        cause = self.cause
+        if cause is None or isinstance(cause, ResourceClosedError):
+            return closed_error()
+        if isinstance(cause, ConnectionLostError):
+            return type(cause)(*cause.args)
+        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
+        error.__cause__ = cause
+        return error
+
+    def reason(self) -> BaseException | None:
+        """The exception for the next call, or None while the connection is open."""
+        return self.failure() if self.decided else None
+
+    def require_open(self) -> None:
+        """Raise it, unless the connection is open."""
+        if self.decided:
+            raise self.failure()

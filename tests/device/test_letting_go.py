@@ -1,0 +1,200 @@
+"""What was closed goes with the last reference to it, and its memory with it.
+
+Python's collector is off here: programs that care for latency turn it off, or freeze it, and a
+closed connection that waits for it keeps megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig
+from tests.device.ends import connected
+from tests.device.meeting import meet, part
+from tests.device.oracle import settle, until
+from tests.device.streaming import Note, noted, stream_pair
+from tests.native_ends import ALL
+
+Ends = tuple[Connection, Connection]
+
+_LEAN = ConnectionConfig(slot_size=256, recv_depth=4, send_depth=4)
+_POOL = ConnectionConfig(slot_size=4096, recv_depth=32, send_depth=32, shared_slots=1000)
+_QUEUES = ConnectionConfig(slot_size=4096, shared_queues=True)
+
+
+@pytest.fixture(autouse=True)
+def without_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> Counter[str]:
+    """The objects of the library, by class."""
+    return Counter(
+        type(it).__qualname__ for it in gc.get_objects() if type(it).__module__[:7] == "aiordma"
+    )
+
+
+async def leaves_nothing(scene: Callable[[], Awaitable[None]]) -> None:
+    # What it leaves the first time is there for all that come, such as members of enumerations.
+    await scene()
+    await settle()
+    before = alive()
+    await scene()
+    try:
+        await until(lambda: not alive() - before)
+    except TimeoutError:
+        pytest.fail(f"still there: {alive() - before}")
+
+
+async def _idle(ends: Ends) -> None:
+    """They only meet."""
+
+
+async def _messages(ends: Ends) -> None:
+    for sender, receiver in (ends, ends[::-1]):
+        waiting = asyncio.create_task(receiver.recv())
+        await sender.send(b"short", imm=3)
+        (await waiting).release()
+
+
+async def _large(ends: Ends) -> None:
+    client, server = ends
+    for size in (100_000, 1_000_000):
+        sending = asyncio.create_task(client.send(bytes(size)))
+        (await server.recv()).release()
+        await sending
+
+
+async def _operations(ends: Ends) -> None:
+    client, server = ends
+    async with server.expose(bytearray(4096), read=True, write=True) as region:
+        into = [bytearray(64) for _ in range(40)]  # more than may be under way
+        await asyncio.gather(*(client.read(region, one) for one in into))
+        await client.write(region, b"there")
+
+
+async def _unread(ends: Ends) -> None:
+    client, server = ends
+    await client.send(b"nobody takes this")
+    await client.close()
+    await server.wait_closed()
+
+
+async def _waiting(ends: Ends) -> None:
+    waiting = [asyncio.create_task(end.recv()) for end in (*ends, *ends)]
+    await asyncio.sleep(0)
+    await ends[0].close()
+    # Not raised here: an exception that a frame has, and that has the frame, is this test's own.
+    ends_of_it = {type(exc) for exc in await asyncio.gather(*waiting, return_exceptions=True)}
+    assert ends_of_it == {aiordma.ConnectionEndedError, aiordma.ResourceClosedError}
+
+
+async def _aborted(ends: Ends) -> None:
+    client, server = ends
+    client.abort()
+    with pytest.raises(aiordma.ConnectionLostError):
+        await server.recv()
+
+
+async def _events(ends: Ends) -> None:
+    client, server = ends
+    events = client.events()
+    await server.close()
+    await client.close()
+    async for _ in events:
+        """What there was."""
+
+
+_CONNECTIONS = (_idle, _messages, _large, _operations, _unread, _waiting, _aborted, _events)
+
+
+@pytest.mark.parametrize("what", _CONNECTIONS, ids=lambda what: what.__name__[1:])
+async def test_a_connection(address: str, what: Callable[[Ends], Awaitable[None]]) -> None:
+    async with aiordma.listen(address, 0) as listener:
+
+        async def scene() -> None:
+            ends = await meet(listener, address)
+            await what(ends)
+            await part(*ends)
+
+        await leaves_nothing(scene)
+
+
+@pytest.mark.parametrize("config", [_LEAN, _POOL, _QUEUES], ids=["lean", "pool", "queues"])
+async def test_a_connection_with_settings(address: str, config: ConnectionConfig) -> None:
+    async with aiordma.listen(address, 0, config=config) as listener:
+
+        async def scene() -> None:
+            ends = await meet(listener, address, config=config)
+            await _messages(ends)
+            await part(*ends)
+
+        await leaves_nothing(scene)
+
+
+async def test_a_message_outlives_its_connection(address: str) -> None:
+    """Its bytes stay, as long as it does and no longer."""
+    async with aiordma.listen(address, 0, config=_LEAN) as listener:
+
+        async def scene() -> None:
+            client, server = await meet(listener, address, config=_LEAN)
+            await client.send(b"kept")
+            message = await server.recv()
+            await part(client, server)
+            del client, server
+            assert bytes(message) == b"kept"
+
+        await leaves_nothing(scene)
+
+
+async def test_a_listener(address: str) -> None:
+    async def scene() -> None:
+        async with aiordma.listen(address, 0) as listener:
+            await part(*await meet(listener, address))
+
+    await leaves_nothing(scene)
+
+
+async def test_a_stream(address: str) -> None:
+    async def scene() -> None:
+        async with stream_pair(address) as ((reader, writer), (other_reader, other_writer)):
+            writer.write(b"abc")
+            assert await other_reader.readexactly(3) == b"abc"
+            other_writer.close()
+            assert await reader.read() == b""
+
+    await leaves_nothing(scene)
+
+
+async def test_protocols(address: str) -> None:
+    class Forgetful(Note):
+        def connection_lost(self, exc: BaseException | None) -> None:
+            super().connection_lost(exc)
+            self.transport = None
+
+    async def scene() -> None:
+        async with noted(address, client=Forgetful, server=Forgetful) as both:
+            both.client.transport.write(bytes(1 << 20))
+            await both.server.received(1 << 20)
+            both.client.transport.close()
+            assert await both.server.ended() is None
+
+    await leaves_nothing(scene)
+
+
+async def test_native_ends(address: str) -> None:
+    async def scene() -> None:
+        async with connected(address) as ends:
+            with aiordma.verbs.MemoryRegion(ends.server.pd, 64, ALL) as region:
+                await ends.write(region.addr, region.rkey, b"there")
+
+    await leaves_nothing(scene)
