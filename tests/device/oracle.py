@@ -8,7 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from aiordma.loop.workers import _blocking, reaper
+from aiordma.loop.workers import _blocking, connecting, reaper
 from aiordma.verbs import CompletionQueue, WorkCompletion
 from tests.device.kernel_counts import resources
 
@@ -58,6 +58,15 @@ async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
     return found
 
 
+def end_of_jobs() -> None:
+    """Wait until no thread of the library has anything to do.
+
+    Who awaited a job is told of its end by its thread, which has the job's objects still.
+    """
+    for pool in (connecting, _blocking, reaper):
+        assert pool.drain(20), f"{pool._name} is stuck"
+
+
 async def settle(seconds: float = 10.0) -> None:
     """Let what is already under way come to its end: background closes and their threads."""
     await _end_of_tasks(seconds)
@@ -66,8 +75,7 @@ async def settle(seconds: float = 10.0) -> None:
     # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
     for _ in range(3):
         await _end_of_tasks(seconds)
-        assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
-        assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
+        await asyncio.to_thread(end_of_jobs)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 

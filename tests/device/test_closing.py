@@ -24,7 +24,7 @@ from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
 from aiordma.verbs.resource import Resource, ResourceState
 from tests.device.closing import NAMES, End, Hall, Heartbeat
-from tests.device.oracle import adapter_objects, rdma_descriptors, settle, until
+from tests.device.oracle import adapter_objects, end_of_jobs, rdma_descriptors, settle, until
 
 pytestmark = pytest.mark.device
 
@@ -261,6 +261,7 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
             ends.clear()
             del end
             await asyncio.sleep(0)  # what resumed this task last is let go of, too
+            await asyncio.to_thread(end_of_jobs)
             if where == "loop":
                 gc.collect()
             else:
@@ -293,6 +294,7 @@ def test_what_outlives_its_loop_is_given_back(address: str) -> None:
     kept: list[Any] = []
     asyncio.run(main())
     assert adapter_objects() != objects
+    end_of_jobs()
     with unclosed() as kinds:
         kept.clear()
         gc.collect()

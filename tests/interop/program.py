@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from aiordma import ConnectionRejectedError
+from aiordma import ConnectionFailedError, ConnectionRejectedError
 
 T = TypeVar("T")
 
@@ -113,6 +113,20 @@ async def running(*command: str, limit_s: float = LIMIT_S, **env: str) -> AsyncI
         raise
     finally:
         await program._end()
+
+
+def attempts(port: int) -> list[int]:
+    """Ports for a few servers of which one is run after the other: a port stays taken a while."""
+    return [port, port + 4000, port + 8000, port + 12_000]
+
+
+def spoke_too_soon(exc: ConnectionFailedError) -> bool:
+    """Whether the server has spoken first, and its connection was refused for it.
+
+    Software iWARP takes the first word of a server for a bad answer if it comes before the kernel
+    has looked at the answer itself, which C programs do not wait for.
+    """
+    return exc.errno == errno.EINVAL
 
 
 async def until_listening(server: Program, knock: Callable[[], Awaitable[T]]) -> T:

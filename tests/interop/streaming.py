@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import pytest
+
 import aiordma
 from aiordma import ConnectionFailedError
-from tests.interop.program import LIMIT_S, Program, running, until_listening
+from tests.interop.program import (
+    LIMIT_S,
+    Program,
+    attempts,
+    running,
+    spoke_too_soon,
+    until_listening,
+)
 
 Talk = Callable[[StreamReader, StreamWriter], Awaitable[object]]
-
-
-#: How far from one another servers listen of which one is run after the other.
-ANOTHER = 4000
 
 
 class Served:
@@ -76,18 +80,20 @@ async def dialed(
     address: str,
     port: int,
     config: aiordma.StreamConfig | None = None,
+    *,
+    is_ready: Callable[[Dialed], bool] = lambda _: True,
     **env: str,
 ) -> AsyncIterator[Dialed]:
     """Run a server and connect to it; the block closes the connection.
 
-    Software iWARP takes the first word of a server for a bad answer if it comes before the kernel
-    has looked at the answer itself, which C programs do not wait for.  Then another one is run.
+    Some come too early for the programs: then another one is run (`spoke_too_soon`, `is_ready`).
 
     Args:
         command: The program for a port.  It says something when it listens.
         address: Of the device.
         port: Where it is to listen.
         config: Settings of the connection.
+        is_ready: Whether the program had made all its preparations before it took the connection.
         env: Additions to its environment.
     """
     async with contextlib.AsyncExitStack() as stack:
@@ -98,19 +104,21 @@ async def dialed(
             streams = await until_listening(
                 program, lambda: aiordma.open_connection(address, at, config=config)
             )
-            return Dialed(program, *streams)
+            dialed = Dialed(program, *streams)
+            stack.callback(dialed.writer.close)
+            return dialed
 
         found: Dialed | None = None
-        for last in (False, False, True):
+        for at in attempts(port):
             try:
-                found = await attempt(port)
-                break
+                found = await attempt(at)
             except ConnectionFailedError as exc:
-                if last or exc.errno != errno.EINVAL:
+                if not spoke_too_soon(exc):
                     raise
-            port += ANOTHER
+            else:
+                if is_ready(found):
+                    break
+        else:
+            pytest.fail("the program was never ready")
         assert found is not None
-        try:
-            yield found
-        finally:
-            found.writer.close()
+        yield found

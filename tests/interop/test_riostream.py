@@ -18,7 +18,7 @@ from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import MemoryRegion
 from tests.interop.program import assert_bytes, running
 from tests.interop.rstream_peer import ROUNDS, SYNC, Pattern, Run
-from tests.interop.streaming import dialed, serving_one
+from tests.interop.streaming import Dialed, dialed, serving_one
 
 #: The one mapping of riostream.
 CONFIG = StreamConfig(iomap_slots=1)
@@ -96,10 +96,17 @@ async def test_aiordma_serves_riostream(address: str, size: int, mode: str) -> N
     run.assert_told(riostream)
 
 
+def _takes_mappings(riostream: Dialed) -> bool:
+    """It listens first and sets its options then: who comes in between cannot map anything."""
+    return len(riostream.writer.transport._machine.iomap._taken) > 0  # type: ignore[attr-defined]
+
+
 @each_kind
 async def test_riostream_serves_aiordma(address: str, port: int, size: int, mode: str) -> None:
     run = Run(size, mode=mode, program="riostream")
-    async with dialed(lambda at: run.server(address, at), address, port, CONFIG) as riostream:
+    async with dialed(
+        lambda at: run.server(address, at), address, port, CONFIG, is_ready=_takes_mappings
+    ) as riostream:
         await converse(riostream.reader, riostream.writer, run, first=True)
         await riostream.program.finish()
     run.assert_told(riostream.program)
