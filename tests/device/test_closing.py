@@ -24,7 +24,7 @@ from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
 from aiordma.verbs.resource import Resource, ResourceState
 from tests.device.closing import NAMES, End, Hall, Heartbeat
-from tests.device.oracle import adapter_objects, end_of_jobs, rdma_descriptors, settle, until
+from tests.device.oracle import Connecting, adapter_objects, rdma_descriptors, settle, until
 
 pytestmark = pytest.mark.device
 
@@ -249,7 +249,7 @@ def forgotten(end: End) -> None:
 @pytest.mark.parametrize("where", ["loop", "thread"])
 async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: str) -> None:
     """The objects refer to each other, so it is the collector that finds them."""
-    objects, descriptors = adapter_objects(), rdma_descriptors()
+    objects, descriptors, connects = adapter_objects(), rdma_descriptors(), Connecting()
     for _ in range(5):
         ends = list(await hall.connected(await_=False))
         assert adapter_objects() != objects
@@ -261,7 +261,7 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
             ends.clear()
             del end
             await asyncio.sleep(0)  # what resumed this task last is let go of, too
-            await asyncio.to_thread(end_of_jobs)
+            connects.let_go()
             if where == "loop":
                 gc.collect()
             else:
@@ -283,7 +283,7 @@ def spy(threads: set[int], function: Callable[..., None]) -> Callable[..., None]
 
 
 def test_what_outlives_its_loop_is_given_back(address: str) -> None:
-    objects, descriptors = adapter_objects(), rdma_descriptors()
+    objects, descriptors, connects = adapter_objects(), rdma_descriptors(), Connecting()
 
     async def main() -> None:
         hall = Hall(address)
@@ -294,7 +294,7 @@ def test_what_outlives_its_loop_is_given_back(address: str) -> None:
     kept: list[Any] = []
     asyncio.run(main())
     assert adapter_objects() != objects
-    end_of_jobs()
+    connects.let_go()
     with unclosed() as kinds:
         kept.clear()
         gc.collect()
