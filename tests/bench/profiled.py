@@ -73,6 +73,7 @@ async def serve(address: str, port: int) -> None:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
                 teller.sendto(b"all", told_at(port))
             await asyncio.gather(*(until_closed(connection) for connection in taken))
+            taken.clear()  # now, and not while the next ones are made
 
 
 async def connect(address: str, port: int) -> None:
@@ -89,6 +90,7 @@ async def connect(address: str, port: int) -> None:
             await loop.sock_recv(hearing, 16)
             _marks.bench_stop()
             await asyncio.gather(*(connection.close() for connection in made))
+            made.clear()
 
 
 def main(words: list[str]) -> int:
