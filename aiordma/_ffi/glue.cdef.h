@@ -133,6 +133,7 @@ struct aio_lane {
     uint8_t blocked;  /* sends wait for room, or are refused: Python sends */
     uint8_t raw;
     uint8_t closed;
+    uint8_t flushing; /* the end: what comes back unsent or unfilled is only counted */
     uint32_t heard;
 
     struct aio_slots send;

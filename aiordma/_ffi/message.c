@@ -29,6 +29,7 @@
 #define AIO_WANT_ARRIVAL  1
 #define AIO_WANT_SENT     2
 #define AIO_NEWS_OPERATED 4
+#define AIO_NEWS_IDLE     8 /* while it is flushing: the adapter has nothing any more */
 
 static uint32_t aio_read32(const uint8_t *at)
 {
@@ -160,13 +161,31 @@ static int aio_lane_take_frame(struct aio_lane *lane, uint32_t slot, const struc
     return 1;
 }
 
+/* At the end everything that is posted comes back, and nobody wants to hear of each. */
+static int aio_lane_take_flushed(struct aio_lane *lane, uint32_t sub, const struct ibv_wc *wc)
+{
+    if (!lane->flushing || wc->status != IBV_WC_WR_FLUSH_ERR)
+        return 0;
+    if (sub & AIO_LANE_RECV)
+        lane->receives--;
+    else if (sub < AIO_LANE_READ)
+        lane->completed++;
+    else
+        return 0;
+    if (lane->receives + (int64_t)(lane->sent - lane->completed) + lane->operating <= 0)
+        lane->sink.news |= AIO_NEWS_IDLE;
+    return 1;
+}
+
 static int aio_lane_take(struct aio_sink *sink, const struct ibv_wc *wc)
 {
     struct aio_lane *lane = (struct aio_lane *)sink;
     uint32_t sub = AIO_SUB(wc->wr_id);
 
-    if (wc->status != IBV_WC_SUCCESS || lane->closed)
+    if (lane->closed)
         return 0;
+    if (wc->status != IBV_WC_SUCCESS)
+        return aio_lane_take_flushed(lane, sub, wc);
     if (!(sub & AIO_LANE_RECV)) {
         if (sub < AIO_LANE_READ)
             return aio_lane_take_sent(lane, sub);

@@ -302,4 +302,6 @@ class ConnectionCore:
             region.close()
         self._memory.clear()
         self._receiver.part()
-        self._liveness = None
+        if self._liveness is not None:
+            self._liveness.stop()
+            self._liveness = None

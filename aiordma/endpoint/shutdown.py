@@ -106,11 +106,13 @@ class Shutdown:
         link = self._link
         try:
             if connection._alive:
-                self._goodbye = asyncio.create_task(self._say_goodbye())
-                await asyncio.wait([self._goodbye])
-                if not self._goodbye.cancelled() and (failed := self._goodbye.exception()):
+                goodbye = self._goodbye = asyncio.create_task(self._say_goodbye())
+                await asyncio.wait([goodbye])
+                if not goodbye.cancelled() and (failed := goodbye.exception()):
                     _log.debug("closing without the peer's confirmation: %r", failed)
+                self._goodbye = None  # its exception would lead back here
             connection._end()
+            link.end()
             if not self._disconnected:
                 await self._disconnect()
             link.to_error()

@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import adapter_objects, settle, until
+from tests.device.oracle import Connecting, adapter_objects, settle, until
 from tests.device.streaming import Note, noted, stream_pair
 
 pytestmark = pytest.mark.device
@@ -361,9 +361,11 @@ async def test_a_transport_that_nobody_closed(address: str) -> None:
         loop.run_until_complete(forget())
         loop.close()
 
+    connects = Connecting()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         await asyncio.to_thread(in_a_loop_of_its_own)
+        connects.let_go()
         gc.collect()
     said = [str(warning.message) for warning in caught]
     assert f"unclosed transport {made[0]}" in said

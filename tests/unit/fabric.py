@@ -195,6 +195,9 @@ class FakeLink:
         while self.landed:
             self.process()
 
+    def end(self) -> None:
+        """Nobody looks at flushes anyway."""
+
     async def quiesce(self) -> None:
         """Nothing to wait for."""
 

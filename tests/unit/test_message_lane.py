@@ -26,7 +26,9 @@ NUMBERS = (
     "credits", "posted", "unused", "granted", "heard", "messages_received", "bytes_received",
     "completed", "n_free",
 )  # fmt: skip
+NEWS_IDLE = 8
 _RECV = 0x8000
+_OPERATE = 0x5000
 
 
 class End:
@@ -223,3 +225,51 @@ def test_a_ring_of_arrivals_that_is_full_refuses() -> None:
         assert take(one, completion(slot, 1))
     assert not take(one, completion(0, 1)), "more than there are slots"
     assert [lib.aio_lane_next(one.c) & 0xFFFF for _ in range(4)] == [0, 1, 2, 3]
+
+
+def flushed(sub: int) -> Any:
+    wc = ffi.new("struct ibv_wc *")
+    wc.wr_id, wc.status = sub << 24, int(WCStatus.WR_FLUSH_ERR)
+    return wc
+
+
+def test_at_the_end_what_comes_back_unused_is_counted() -> None:
+    one = lane(recv_depth=4)
+    one.c.receives, one.c.sent, one.c.completed = 3, 2, 1
+    one.c.flushing = True
+    for wc in (flushed(_RECV | 1), flushed(2), flushed(_RECV | 0)):
+        assert take(one, wc)
+        assert one.c.sink.news == 0
+    assert take(one, flushed(_RECV | 2))
+    assert one.c.sink.news == NEWS_IDLE
+    assert one.under_way == 0
+    assert one.c.head == one.c.tail, "that is no message"
+
+
+def test_the_adapter_is_not_idle_while_an_operation_is_under_way() -> None:
+    one = lane(recv_depth=4)
+    one.c.receives = one.c.operating = 1
+    one.c.flushing = True
+    assert take(one, flushed(_RECV | 1))
+    assert one.c.sink.news == 0
+    assert not take(one, flushed(_OPERATE | 0)), "somebody waits for it"
+    assert one.under_way == 1
+
+
+@pytest.mark.parametrize("status", [WCStatus.RETRY_EXC_ERR, WCStatus.LOC_PROT_ERR])
+def test_at_the_end_too_a_failure_is_for_python(status: WCStatus) -> None:
+    one = lane(recv_depth=4)
+    one.c.receives = 1
+    one.c.flushing = True
+    wc = flushed(_RECV | 1)
+    wc.status = int(status)
+    assert not take(one, wc)
+    assert one.under_way == 1
+
+
+def test_at_the_end_a_message_is_a_message() -> None:
+    one = lane(raw=True, recv_depth=4)
+    one.c.receives = 1
+    one.c.flushing = True
+    assert take(one, completion(0, 5))
+    assert lib.aio_lane_next(one.c) >= 0
