@@ -232,6 +232,7 @@ struct aio_stream {
     uint32_t inline_size;
     int error;         /* errno of the post that failed */
     uint8_t dead;      /* nothing may be posted any more */
+    uint8_t flushing;  /* the end: receives that come back unused are only counted */
     uint8_t iwarp;
     uint8_t receiving; /* data may come */
     uint8_t sending;   /* data may go */

@@ -23,7 +23,13 @@
 #define AIO_STREAM_CONTROL_SIZE 24
 #define AIO_STREAM_CHAIN        8 /* receives that are posted together */
 
-enum { AIO_STREAM_DATA = 1, AIO_STREAM_ROOM = 2, AIO_STREAM_FAILED = 4 }; /* news */
+/* News; the last while it is flushing: the adapter has nothing any more. */
+enum {
+    AIO_STREAM_DATA = 1,
+    AIO_STREAM_ROOM = 2,
+    AIO_STREAM_FAILED = 4,
+    AIO_STREAM_IDLE = 8,
+};
 
 #define AIO_WORD_VALUE ((UINT32_C(1) << 29) - 1)
 #define AIO_WORD_SGL   4

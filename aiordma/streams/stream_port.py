@@ -209,15 +209,15 @@ class StreamPort(AdapterSide):
         """Have C take completions from now on, and call `news`; not in the midst of a drain."""
         if not self._attached and not self.closed and self.failure is None:
             self._attached = True
-            sink = ffi.cast("struct aio_sink *", self.lane)
-            self._channel.sinks.add(self._base, sink, news)
+            self._tell(news)
 
-    def _detach(self) -> None:
-        """Nothing is posted any more, and all that completes is Python's."""
-        self.lane.dead = 1
-        if self._attached:
-            self._attached = False
-            self._channel.sinks.remove(self._base)
+    def _tell(self, news: Callable[[int], None]) -> None:
+        sink = ffi.cast("struct aio_sink *", self.lane)
+        self._channel.sinks.add(self._base, sink, news)
+
+    def _on_flushed(self, _: int) -> None:
+        if self._idle is not None and not self.under_way:
+            self._idle.set()
 
     # Completions
 
@@ -314,13 +314,22 @@ class StreamPort(AdapterSide):
     # End
 
     def to_error(self) -> None:
-        """Queue pair to the error state: what is posted gets flushed."""
-        self._detach()
+        """Queue pair to the error state: what is posted gets flushed.
+
+        C counts the receives; all else that completes from now on is Python's.
+        """
+        self.lane.dead = 1
+        if self._attached and not self.lane.flushing:
+            self.lane.flushing = 1
+            self._tell(self._on_flushed)
         super().to_error()
 
     def close(self) -> None:
         """Give everything back; see `AdapterSide.close`."""
-        self._detach()
+        self.lane.dead = 1
+        if self._attached:
+            self._attached = False
+            self._channel.sinks.remove(self._base)
         super().close()
         self._on_word = self._on_sent = self._on_failed = nobody
 

@@ -20,6 +20,7 @@ from aiordma._ffi import ffi, lib, load_error
 from aiordma.errors import ProtocolError
 from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
 from aiordma.streams.lane import LaneMachine, new_lane
+from aiordma.verbs.enums import WCStatus
 from tests.rsocket_hostile import right_word, word
 
 if load_error() is not None:
@@ -330,3 +331,36 @@ def test_c_and_python_agree() -> None:
     # A generator that never gets anywhere would show nothing.
     for what in ("broken", "over", "alive", "taken", "spilled", "untold"):
         assert seen[what] > CASES / 50, seen
+
+
+def _stream() -> tuple[Any, list[Any]]:
+    memory = ffi.new("uint8_t[]", 1024)
+    at = _address(memory)
+    lane, keep = new_lane(
+        ring=Place(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=8,
+        send_depth=8, iwarp=False,
+    )  # fmt: skip
+    return lane, [memory, keep]
+
+
+def _completed(sub: int, status: WCStatus = WCStatus.WR_FLUSH_ERR) -> Any:
+    wc = ffi.new("struct ibv_wc *")
+    wc.wr_id, wc.status = sub << 24, int(status)
+    return wc
+
+
+def test_at_the_end_the_receives_that_come_back_are_counted() -> None:
+    lane, _keep = _stream()
+    sink = ffi.cast("struct aio_sink *", lane)
+    lane.posted = 3
+    assert not lib.aio_stream_take(sink, _completed(RECV | 1)), "it has not ended"
+    lane.flushing = 1
+    assert lib.aio_stream_take(sink, _completed(RECV | 1))
+    assert not lib.aio_stream_take(sink, _completed(MESSAGE | 0)), "Python knows what it was"
+    assert not lib.aio_stream_take(sink, _completed(RECV | 2, WCStatus.SUCCESS)), "a word"
+    assert not lib.aio_stream_take(sink, _completed(RECV | 2, WCStatus.LOC_PROT_ERR)), "a reason"
+    assert (lane.posted, lane.sink.news) == (2, 0)
+    assert lib.aio_stream_take(sink, _completed(RECV | 2))
+    assert lib.aio_stream_take(sink, _completed(RECV | 3))
+    assert (lane.posted, lane.sink.news) == (0, 8)
+    assert not lib.aio_stream_take(sink, _completed(RECV | 3)), "one too many"
