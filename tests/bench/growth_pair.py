@@ -11,6 +11,9 @@ Both ends are in this process, so that a pair is all there is.  Three measuremen
 - bare: the same C calls without this library, from a loop of Python that keeps nothing and checks
   nothing: one channel for each side, read when an event is due.  Nothing in Python can be faster.
 
+And what the end takes, of all pairs together, until the adapter has nothing of them; the same of
+streams.
+
 What the kernel does on its own, such as moving packets, falls into whatever runs at the moment.
 """
 
@@ -89,8 +92,10 @@ class Clock:
         vars(event_channel)["CMEvents"] = self._events
 
 
-async def ours(address: str, setting: str, count: int, at_once: int, clock: Clock | None) -> float:
-    """Microseconds a pair."""
+async def ours(
+    address: str, setting: str, count: int, at_once: int, clock: Clock | None
+) -> tuple[float, float]:
+    """Microseconds a pair, to connect it and to close it."""
     config = CONFIGS[setting]
     ends: list[aiordma.Connection] = []
 
@@ -113,9 +118,35 @@ async def ours(address: str, setting: str, count: int, at_once: int, clock: Cloc
         for _ in range(count // at_once):
             took += await together(listener, at_once)
         if clock is not None:
-            clock.stop()  # what the end takes is not asked for
+            clock.stop()
+        begun = time.perf_counter()
         await asyncio.gather(*(end.close() for end in ends))
-    return took / (count // at_once * at_once) * 1e6
+        closing = time.perf_counter() - begun
+    return took / (count // at_once * at_once) * 1e6, closing / (len(ends) // 2) * 1e6
+
+
+async def streams(address: str, count: int) -> tuple[float, float]:
+    """The same of streams, by `open_connection`."""
+    accepted: asyncio.Queue[Any] = asyncio.Queue()
+
+    def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.put_nowait(writer)
+
+    async def together(many: int) -> tuple[float, float]:
+        begun = time.perf_counter()
+        opening = (aiordma.open_connection(address, server.port) for _ in range(many))
+        writers: list[Any] = [writer for _, writer in await asyncio.gather(*opening)]
+        writers += [await accepted.get() for _ in range(many)]
+        connected = time.perf_counter()
+        for writer in writers:
+            writer.close()
+        await asyncio.gather(*(writer.transport.wait_closed() for writer in writers))
+        closed = time.perf_counter()
+        return (connected - begun) / many * 1e6, (closed - connected) / many * 1e6
+
+    async with await aiordma.start_server(take, address, 0) as server:
+        await together(2)
+        return await together(count)
 
 
 def _check(code: int) -> None:
@@ -229,9 +260,15 @@ async def measure(options: argparse.Namespace) -> list[Row]:
     address = options.address or own_address()
     count, at_once, setting = options.count, options.at_once, options.setting
     rounds = [await ours(address, setting, count, at_once, None) for _ in range(options.rounds)]
-    rows = [Row("a pair", statistics.median(rounds), unit="us")]
+    rows = [
+        Row("a pair", statistics.median(connecting for connecting, _ in rounds), unit="us"),
+        Row("closing a pair", statistics.median(closing for _, closing in rounds), unit="us"),
+    ]
+    opened, closed = await streams(address, min(count, 20))
+    rows.append(Row("a pair of streams", opened, unit="us"))
+    rows.append(Row("closing a pair of streams", closed, unit="us"))
     with Clock() as clock:
-        timed = await ours(address, setting, count, at_once, clock)
+        timed, _ = await ours(address, setting, count, at_once, clock)
     made = count // at_once * at_once
     in_c = sum(clock.nanoseconds.values()) / 1000 / made
     rows.append(Row("with a clock around each C call", timed, unit="us"))
