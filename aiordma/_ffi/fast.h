@@ -107,6 +107,7 @@ typedef struct {
     PyObject_HEAD struct aio_stream *stream; /* kept alive by whoever made this object */
     ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
     uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
+    PyObject *memory; /* keeps the stream alive: who has our `write` may have nothing else */
     PyObject *attention;
     Wakeup *wakeup;   /* of the task that waits for bytes */
     PyObject *push;   /* protocol.data_received, or None */

@@ -83,8 +83,8 @@ static PyObject *reader_own(PyObject *object, PyObject *args)
         self->owners = larger;
         self->n_owners = count;
     }
-    /* News of the one before are nothing to another. */
-    for (uint32_t i = self->first; i < self->last; i++)
+    /* What is news now is nothing to who will have the index next; who takes it over is told. */
+    for (uint32_t i = self->first; i < self->last && owner == Py_None; i++)
         if ((self->untold[i] & INDEX_MASK) == index)
             self->untold[i] |= INDEX_MASK;
     replace(&self->owners[index], owner == Py_None ? NULL : Py_NewRef(owner));

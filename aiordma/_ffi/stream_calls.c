@@ -8,17 +8,18 @@ PyTypeObject *aio_stream_calls_type;
 static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamCalls *self = (StreamCalls *)object;
-    static char *names[] = {"stream", "write", "read", "wakeup", NULL};
+    static char *names[] = {"stream", "write", "read", "wakeup", "memory", NULL};
     unsigned long long stream, write, read;
-    PyObject *wakeup;
+    PyObject *wakeup, *memory;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKO!", names, &stream, &write, &read,
-                                     aio_wakeup_type, &wakeup))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKO!O", names, &stream, &write, &read,
+                                     aio_wakeup_type, &wakeup, &memory))
         return -1;
     self->stream = (struct aio_stream *)(uintptr_t)stream;
     self->write = (ssize_t (*)(struct aio_stream *, const void *, size_t))(uintptr_t)write;
     self->read = (uint32_t (*)(struct aio_stream *, void *, size_t))(uintptr_t)read;
     replace((PyObject **)&self->wakeup, Py_NewRef(wakeup));
+    replace(&self->memory, Py_NewRef(memory));
     return 0;
 }
 
@@ -27,6 +28,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
     StreamCalls *self = (StreamCalls *)object;
 
     Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->memory);
     Py_VISIT(self->attention);
     Py_VISIT((PyObject *)self->wakeup);
     Py_VISIT(self->push);
@@ -39,6 +41,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int calls_clear(PyObject *object)
 {
+    /* Not the memory: it leads nowhere, and a method may still be called. */
     StreamCalls *self = (StreamCalls *)object;
 
     Py_CLEAR(self->attention);
@@ -58,6 +61,7 @@ static void calls_dealloc(PyObject *object)
 
     PyObject_GC_UnTrack(object);
     calls_clear(object);
+    Py_CLEAR(((StreamCalls *)object)->memory);
     release(object);
     Py_DECREF(type);
 }

@@ -42,7 +42,7 @@ __all__ = ["AdapterSide", "Closing"]
 
 _log = logging.getLogger("aiordma")
 _FLUSH_GRACE_S = 0.5
-_REASON_S = 0.5
+_REASON_S = 2.0  # on a busy machine it can take long to come
 _DESTROY_S = 5.0
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 
@@ -127,7 +127,10 @@ class AdapterSide:
 
     @property
     def under_way(self) -> int:
-        """Work requests that the adapter has not given back."""
+        """Work requests that the adapter has not given back.
+
+        It may be below 0: software iWARP flushes some of them twice.
+        """
         return self.posted
 
     def _operation(self, sub: int) -> str:
@@ -162,7 +165,9 @@ class AdapterSide:
         """The connection is broken; the first cause counts, and is reported once."""
         if self.failure is not None:
             return
-        self.failure = cause
+        _log.debug("queue pair %d: %r", self.qp.num, cause)
+        # Its frames would lead back here.
+        self.failure = cause.with_traceback(None)
         self.to_error()
         if self._base:
             self._on_failed()
@@ -219,7 +224,7 @@ class AdapterSide:
 
         Soft-RoCE may never flush some receives; destroying the queue pair ends them too.
         """
-        if not self.under_way:
+        if self.under_way <= 0:
             return
         self._idle = asyncio.Event()
         try:
@@ -260,8 +265,11 @@ class AdapterSide:
         raise NotImplementedError
 
     def at_close(self, function: Callable[[], None]) -> None:
-        """Have `function` called by `close()`."""
-        self._at_close.append(function)
+        """Have `function` called by `close()`; now if that was before."""
+        if self.closed:
+            function()
+        else:
+            self._at_close.append(function)
 
     async def wait_closed(self) -> None:
         """Wait until the adapter holds nothing of this connection any more, for a bounded time.

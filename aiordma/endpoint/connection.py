@@ -441,8 +441,9 @@ class Connection(ConnectionCore):
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
     ) -> None:
         link = getattr(self, "_link", None)
-        if link is not None and not link.closed and not _gone():
+        if link is None or _gone():
+            return
+        if not link.closed:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
             link.close()
-        elif link is not None:
-            self._receiver.drop_all()  # what nobody can take any more
+        self._receiver.drop_all()  # what nobody can take any more

@@ -192,7 +192,7 @@ class Link(AdapterSide):
             self._on_sent(sub)
         if record[1]:
             self._failed(record)
-        if self._idle is not None and not self.under_way:
+        if self._idle is not None and self.under_way <= 0:
             self._idle.set()
 
     # Who is woken: by default, whoever waits for the peer
@@ -388,7 +388,7 @@ class Link(AdapterSide):
 
     def _on_flushed(self, news: int) -> None:
         self._on_news(news)
-        if self._idle is not None and not self.under_way:
+        if self._idle is not None and self.under_way <= 0:
             self._idle.set()
 
     def close(self) -> None:

@@ -138,6 +138,8 @@ class Operations:
                 self._line.remove(place)
             self._room()
             raise
+        finally:
+            del place  # its exception has this frame
 
     def _give(self, number: int) -> None:
         """A number is free again."""
@@ -182,6 +184,7 @@ class Operations:
         if self._resting is not None:
             self._resting.cancel()
         qp = self._link.qp
+        self._c.done_head = self._c.done_tail  # nobody is told of those any more
         for number in range(self._depth):
             region = self._mail.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
             if region is not None:

@@ -278,6 +278,8 @@ class Receiver:
                 self._c.rare = True
                 return
         self._c.held -= kept
+        if self._link.closed:
+            return
         if code := lib.aio_lane_back(self._c, slot):
             self._posted_again(slot, code)
 

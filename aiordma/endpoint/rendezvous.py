@@ -129,7 +129,10 @@ class Exposer:
             # Never announced, so nobody will read it.
             self._withdraw(number)
             raise
-        await done
+        try:
+            await done
+        finally:
+            del done  # its exception has this frame
 
     def resize(self, window: int) -> None:
         """The peer admits this many at a time; before the first send."""

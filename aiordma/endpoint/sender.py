@@ -161,6 +161,8 @@ class Sender:
                 self._waiters.remove(waiter)
             self._wake()
             raise
+        finally:
+            del waiter  # its exception has this frame
 
     def _wake(self) -> None:
         while self._waiters and self.credits > 0 and (self._free or self._more()):
@@ -319,7 +321,10 @@ class Sender:
                 self._flushers = deque()
             self._flushers.append((self._c.sent, flusher))
             self._plain()
-            await flusher
+            try:
+                await flusher
+            finally:
+                del flusher  # its exception has this frame
         if self._dead and self._failure is not None:
             raise self._failure()
 

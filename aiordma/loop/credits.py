@@ -72,6 +72,8 @@ class Credits:
                 self._waiters.remove((waiter, count))
             self._wake()
             raise
+        finally:
+            del waiter  # its exception has this frame
 
     def release(self, count: int = 1) -> None:
         """Give places back."""

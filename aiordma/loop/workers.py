@@ -76,6 +76,8 @@ def _run(job: Callable[[], Any], future: Future[Any]) -> None:
             future.set_exception(exc)
         else:
             future.set_result(result)
+    # A failure has this frame in its traceback.
+    del job, future
 
 
 # A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its

@@ -76,6 +76,7 @@ class Incoming:
             function_address("aio_stream_write"),
             function_address("aio_stream_read"),
             self.wakeup,
+            port.memory,
         )
         self.lane.attention = self._attention
         self.eof_given = False
@@ -131,7 +132,7 @@ class Incoming:
         """The connection was given back: nothing more will come."""
         self._fatal = self._close = self._soon = nobody
         calls = self.lane
-        calls.attention = calls.other = calls.failed = calls.rest = nobody
+        calls.attention = calls.other = calls.failed = nobody
 
     # To the protocol
 

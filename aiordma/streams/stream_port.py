@@ -216,7 +216,7 @@ class StreamPort(AdapterSide):
         self._channel.sinks.add(self._base, sink, news)
 
     def _on_flushed(self, _: int) -> None:
-        if self._idle is not None and not self.under_way:
+        if self._idle is not None and self.under_way <= 0:
             self._idle.set()
 
     # Completions
@@ -240,7 +240,7 @@ class StreamPort(AdapterSide):
         elif sub == _PROBE:
             self.posted -= 1
             self._probing = False
-        if self._idle is not None and not self.under_way:
+        if self._idle is not None and self.under_way <= 0:
             self._idle.set()
 
     @property
@@ -300,6 +300,11 @@ class StreamPort(AdapterSide):
         code = lib.aio_post_probe(self._qp_handle, self._base + (_PROBE << SUB_SHIFT))
         if code:
             self.fail(os_error(code, "ibv_post_send"))
+
+    @property
+    def memory(self) -> object:
+        """What keeps the lane alive, and all that it points to; it leads nowhere else."""
+        return self.lane, self._keep
 
     # Memory of the program's own
 

@@ -22,9 +22,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import errno
+import functools
 import logging
 import sys
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +47,19 @@ __all__ = ["RdmaTransport"]
 _log = logging.getLogger("aiordma")
 _WARN_AFTER = 5  # calls of write() after the end
 _FAILED = 4  # news of stream.c
+
+
+def _written_late(stream: weakref.ref[RdmaTransport], data: Any, sent: int) -> None:
+    """Somebody has kept the `write` of a stream that is over, and perhaps nothing else of it."""
+    transport = stream()
+    if transport is not None:
+        transport._write(data, sent)
+    elif not isinstance(data, (bytes, bytearray, memoryview)):
+        raise _not_bytes(data)
+
+
+def _not_bytes(data: Any) -> TypeError:
+    return TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
 
 
 class RdmaTransport(TransportBase):
@@ -287,8 +302,7 @@ class RdmaTransport(TransportBase):
     def _write(self, data: Any, sent: int) -> None:
         """What was not plain: `sent` bytes have gone."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
-            msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
-            raise TypeError(msg)
+            raise _not_bytes(data)
         if isinstance(data, memoryview) and not data.c_contiguous:
             msg = "data argument must be contiguous"
             raise TypeError(msg)
@@ -414,6 +428,7 @@ class RdmaTransport(TransportBase):
         """Everything was given back, and nothing will be told any more."""
         vars(self).pop("write", None)
         self._in.part()
+        self._in.lane.rest = functools.partial(_written_late, weakref.ref(self))
 
     # Others
 

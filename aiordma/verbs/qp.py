@@ -155,6 +155,7 @@ class QueuePair(Requests, Groups):
         if self.closed:
             for queue in queues:
                 queue.room.fail(_closed_error)
+                queue.abandon(self.num)
         return queues
 
     @staticmethod

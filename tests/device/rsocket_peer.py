@@ -16,10 +16,10 @@ from tests.device.oracle import until
 from tests.native_ends import ALL, LIMIT_S, End
 
 DEPTHS = ConnectionParameter.exact(
-    responder_resources=0, initiator_depth=0, retry_count=6, rnr_retry_count=6
+    responder_resources=0, initiator_depth=0, retry_count=6, rnr_retry_count=7
 )
 READS = ConnectionParameter.exact(
-    responder_resources=1, initiator_depth=1, retry_count=6, rnr_retry_count=6
+    responder_resources=1, initiator_depth=1, retry_count=6, rnr_retry_count=7
 )
 RING = 2048
 CREDITS = 40

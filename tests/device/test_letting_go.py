@@ -7,14 +7,19 @@ closed connection that waits for it keeps megabytes.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
 
 import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from aiordma.loop.empty import EMPTY
+from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected
 from tests.device.meeting import meet, part
 from tests.device.oracle import settle, until
@@ -105,6 +110,40 @@ async def _aborted(ends: Ends) -> None:
         await server.recv()
 
 
+async def _refused(ends: Ends) -> None:
+    """Calls that wait for their turn fail."""
+    client, server = ends
+
+    async def send() -> None:
+        while True:
+            await client.send(b"nobody takes this")
+            await client.flush()
+
+    async with server.expose(bytearray(4096), read=True) as region:
+        calls: list[asyncio.Task[Any]] = [asyncio.create_task(send()) for _ in range(3)]
+        calls += [asyncio.create_task(client.read(region, bytearray(4096))) for _ in range(50)]
+        calls.append(asyncio.create_task(client.send(bytes(1_000_000))))
+        await until(lambda: client._sender._waiters != EMPTY)
+        client.abort()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(it) for it in done} <= {int, type(None), aiordma.ResourceClosedError}
+    assert aiordma.ResourceClosedError in map(type, done)
+
+
+async def _unreadable(ends: Ends) -> None:
+    """The connection breaks over an exception that was raised."""
+    client, server = ends
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def take(self: BufferPool, size: int) -> None:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        patch.setattr(BufferPool, "take", take)
+        done = await asyncio.gather(client.send(bytes(1_000_000)), return_exceptions=True)
+    assert isinstance(done[0], aiordma.ConnectionLostError)
+    await server.wait_closed()
+
+
 async def _events(ends: Ends) -> None:
     client, server = ends
     events = client.events()
@@ -114,7 +153,10 @@ async def _events(ends: Ends) -> None:
         """What there was."""
 
 
-_CONNECTIONS = (_idle, _messages, _large, _operations, _unread, _waiting, _aborted, _events)
+_CONNECTIONS = (
+    _idle, _messages, _large, _operations, _unread, _waiting, _aborted, _refused, _unreadable,
+    _events,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("what", _CONNECTIONS, ids=lambda what: what.__name__[1:])
@@ -173,6 +215,19 @@ async def test_a_stream(address: str) -> None:
             assert await reader.read() == b""
 
     await leaves_nothing(scene)
+
+
+async def test_who_keeps_write_keeps_the_memory_that_it_writes_to(address: str) -> None:
+    """And nothing else of a stream that is over."""
+    async with stream_pair(address) as ((_, writer), _):
+        transport = writer.transport
+        write, gone = transport.write, weakref.ref(transport)
+        writer.write_eof()
+    del writer, transport, _
+    await until(lambda: gone() is None)
+    write(b"x" * 1000)
+    with pytest.raises(TypeError, match="bytes-like"):
+        write("x")  # type: ignore[arg-type]
 
 
 async def test_protocols(address: str) -> None:

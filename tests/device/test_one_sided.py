@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import mmap
 import random
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -211,6 +212,23 @@ async def test_a_canceled_read_leaves_the_memory_until_it_is_done(pair: Pair) ->
         await client.read(remote, again)
         assert again == theirs
     await are_alive(pair)
+
+
+async def test_what_has_ended_before_the_connection_has_succeeded(pair: Pair) -> None:
+    """Its end was taken, and not told yet, when the connection is given up."""
+    client, server = pair
+    async with server.expose(bytearray(64), write=True) as region:
+        source = await client.register(bytearray(b"done" * 16))
+        await client.write(region, source)
+        writing = asyncio.create_task(client.write(region, source))
+        await asyncio.sleep(0)
+        client.abort()
+        lane, deadline = client._lane, time.monotonic() + 10
+        while lane.operating and lane.done_tail == lane.done_head:  # the loop stands still
+            assert time.monotonic() < deadline
+            client._link.sweep()
+        assert lane.operating, "it was told already"
+        assert await writing == 64
 
 
 async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:

@@ -33,9 +33,15 @@ class Kept(subprocess.Popen[bytes]):
     def __init__(self, *argv: str) -> None:
         super().__init__(
             [sys.executable, str(LAUNCH), str(os.getpid()), *argv],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
+
+    def go_on(self) -> None:
+        """Let the program's `read line` end."""
+        assert self.stdin is not None
+        self.stdin.close()
 
     def line(self) -> bytes:
         assert self.stdout is not None
@@ -55,11 +61,13 @@ def kept() -> Iterator[type[Kept]]:
     yield Noted
     for process in started:
         kill(process)
+        process.go_on()
     assert eventually(lambda: not any(members(process.pid) for process in started))
 
 
 @pytest.mark.parametrize(
-    ("script", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill $$", 143)]
+    ("script", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 137)],
 )
 def test_the_status_is_the_programs(kept: type[Kept], script: str, status: int) -> None:
     assert kept("sh", "-c", script).wait(timeout=30) == status
@@ -97,9 +105,51 @@ def test_a_stopped_program_has_not_ended(kept: type[Kept]) -> None:
     assert process.wait(timeout=30) == 5
 
 
-def test_asked_to_end(kept: type[Kept]) -> None:
+def test_the_status_of_a_program_that_has_left_its_group(kept: type[Kept]) -> None:
+    moves = "import os; os.setpgid(0, os.getsid(0)); os._exit(7)"
+    assert kept(sys.executable, "-c", moves).wait(timeout=30) == 7
+
+
+def test_a_parent_that_ignores_its_children(kept: type[Kept]) -> None:
+    """That is inherited, and then nobody is told of the end of a child."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        process = kept("sh", "-c", "read line; exit 3")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    process.go_on()
+    assert process.wait(timeout=30) == 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM])
+def test_each_ending_signal_ends_the_family(kept: type[Kept], number: signal.Signals) -> None:
+    process = kept("sh", "-c", _FAMILY)
+    assert process.line() == b"started\n"
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + signal.SIGKILL
+    assert eventually(lambda: not members(process.pid))
+
+
+def test_other_signals_are_nothing_to_the_keeper(kept: type[Kept]) -> None:
+    process = kept("sh", "-c", "echo started; read line; exit 4")
+    assert process.line() == b"started\n"
+    for number in (signal.SIGUSR1, signal.SIGALRM, signal.SIGPIPE, signal.SIGTSTP):
+        process.send_signal(number)
+    assert process.poll() is None
+    process.go_on()
+    assert process.wait(timeout=30) == 4
+
+
+def test_the_programs_own_mask_is_that_of_the_parent(kept: type[Kept]) -> None:
+    process = kept("grep", "SigBlk", "/proc/self/status")
+    out, _ = process.communicate(timeout=30)
+    assert int(out.split()[1], 16) == 0
+
+
+def test_asked_to_end_although_it_is_stopped(kept: type[Kept]) -> None:
     process = kept("sh", "-c", f"trap '' TERM INT; {_FAMILY}")
     assert process.line() == b"started\n"
+    process.send_signal(signal.SIGSTOP)
     kill(process)
     assert process.returncode == 128 + signal.SIGKILL
     assert eventually(lambda: not members(process.pid))

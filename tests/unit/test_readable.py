@@ -211,6 +211,17 @@ def test_a_sink_that_was_removed_hears_nothing() -> None:
     assert not channel.reader.draining
 
 
+def test_who_takes_a_sink_over_hears_its_news() -> None:
+    channel, told = Channel(), list[tuple[str, int]]()
+    channel.reader.own(1, lambda bits: told.append(("before", bits)))
+    channel.reader.own(
+        0, lambda bits: channel.reader.own(1, lambda bits: told.append(("after", bits)))
+    )
+    channel.events.append([item(0, 1), item(1, 4)])
+    Readable(channel.reader, lambda: pytest.fail("it was simple")).run()
+    assert told == [("after", 4)]
+
+
 def test_one_may_remove_itself() -> None:
     channel = Channel()
     told = []

@@ -123,6 +123,26 @@ def test_a_worker_keeps_nothing_of_its_last_job() -> None:
     assert ref() is None
 
 
+def test_nor_of_one_that_failed() -> None:
+    pool = WorkerPool("test-refs", 1)
+
+    class Thing:
+        def fail(self) -> None:
+            raise ValueError
+
+    thing = Thing()
+    ref = weakref.ref(thing)
+    gc.disable()  # the exception has its frames, and these must not have the exception
+    try:
+        future = pool.submit(thing.fail)
+        assert pool.drain(LIMIT_S)
+        assert isinstance(future.exception(), ValueError)
+        del thing, future
+        assert ref() is None
+    finally:
+        gc.enable()
+
+
 def test_a_job_under_way_does_not_keep_the_interpreter() -> None:
     code = (
         "import threading\n"

@@ -21,20 +21,24 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-_WAKES = (signal.SIGTERM, signal.SIGCHLD)
+#: What ends everything; the rest of all signals is of no interest to the keeper.
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 def main() -> None:
     """Run the program, and end it when the parent dies or sends SIGTERM."""
     # Out of reach of the keyboard: the runner decides what Ctrl-C means.
     os.setsid()
-    # Before the death signal is asked for, so that it is not lost before `sigwait`.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _WAKES)
+    # Before the death signal is asked for, so that it is not lost before `sigwait`; and a keeper
+    # that a signal ended would leave the program's children behind.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # What is ignored is inherited, and of ignored children nobody is told.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with(int(sys.argv[1]), signal.SIGTERM)
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
-        _become(sys.argv[2:], keeper)
+        _become(sys.argv[2:], keeper, mask)
     _forget_descriptors()
     sys.exit(_keep(child))
 
@@ -47,7 +51,7 @@ def _die_with(parent: int, number: int) -> None:
         os._exit(1)
 
 
-def _become(argv: list[str], keeper: int) -> None:
+def _become(argv: list[str], keeper: int, mask: set[int | signal.Signals]) -> None:
     os.setpgid(0, 0)
     _die_with(keeper, signal.SIGKILL)  # somebody may kill the keeper itself
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -56,7 +60,7 @@ def _become(argv: list[str], keeper: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     # The interpreter ignores it, and what is ignored or blocked stays so in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WAKES)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         os.execvp(argv[0], argv)
     except OSError as error:
@@ -73,16 +77,18 @@ def _forget_descriptors() -> None:
 
 
 def _keep(child: int) -> int:
-    """Wait for the end of `child` or SIGTERM; end its group; return its status as a shell does."""
+    """Wait for `child`, or for an ending signal; end its group; return its status, as shells do."""
     # Here and in the child itself: whoever comes first. Refused, it runs the program already.
     with contextlib.suppress(PermissionError):
         os.setpgid(child, child)
-    while signal.sigwait(_WAKES) != signal.SIGTERM:
+    while signal.sigwait((*_ENDING, signal.SIGCHLD)) not in _ENDING:
         # Not collected yet: the number of its group must not become another's. None is a child that
         # has only stopped, which is told by the same signal.
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             break
-    os.killpg(child, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):  # it has left its group, alone
+        os.killpg(child, signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return code if code >= 0 else 128 - code
 

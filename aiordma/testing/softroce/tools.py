@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -207,6 +208,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """End `launch.py` with all that it has started, and collect it."""
     # It kills the program's process group, waits for the program, and ends.
     process.terminate()
-    process.wait()
+    process.send_signal(signal.SIGCONT)  # somebody may have stopped it
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
     if process.stdout is not None:
         process.stdout.close()
