@@ -25,6 +25,7 @@ from aiordma.verbs import (
 )
 from aiordma.verbs import mr as mr_module
 from tests.device.ends import ALL, Ends, connected
+from tests.device.oracle import until
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -209,9 +210,17 @@ async def test_a_canceled_registration_is_undone(pd: ProtectionDomain) -> None:
     with pytest.raises(asyncio.CancelledError):
         await registering
     pd.close()
-    # It is destroyed when the thread is through, and the region with it.
     await pd.wait_closed(20)
-    data.append(1)
+
+    def is_free() -> bool:
+        try:
+            data.append(1)
+        except BufferError:
+            return False
+        return True
+
+    # The thread may have found the domain closed, and not have given the buffer back yet.
+    await until(is_free)
 
 
 # ---- addresses -----------------------------------------------------------------------------
