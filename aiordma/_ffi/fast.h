@@ -104,7 +104,7 @@ typedef struct {
 
 /* stream_calls.c: the data path of a stream */
 typedef struct {
-    PyObject_HEAD struct aio_stream *stream; /* kept alive by whoever made this object */
+    PyObject_HEAD struct aio_stream *stream; /* in `memory` */
     ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
     uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
     PyObject *memory; /* keeps the stream alive: who has our `write` may have nothing else */

@@ -233,6 +233,11 @@ class AdapterSide:
         except TimeoutError:
             _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.under_way)
 
+    def _came_back(self) -> None:
+        """End the wait of `quiesce` with the last request that was under way."""
+        if self._idle is not None and self.under_way <= 0:
+            self._idle.set()
+
     def close(self) -> None:
         """Give everything back, in the order that C needs; the C calls run in the reaper."""
         if self.closed:

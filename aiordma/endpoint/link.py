@@ -192,8 +192,7 @@ class Link(AdapterSide):
             self._on_sent(sub)
         if record[1]:
             self._failed(record)
-        if self._idle is not None and self.under_way <= 0:
-            self._idle.set()
+        self._came_back()
 
     # Who is woken: by default, whoever waits for the peer
 
@@ -388,8 +387,7 @@ class Link(AdapterSide):
 
     def _on_flushed(self, news: int) -> None:
         self._on_news(news)
-        if self._idle is not None and self.under_way <= 0:
-            self._idle.set()
+        self._came_back()
 
     def close(self) -> None:
         """Give everything back, in the order that C needs; the C calls run in the reaper."""

@@ -216,8 +216,7 @@ class StreamPort(AdapterSide):
         self._channel.sinks.add(self._base, sink, news)
 
     def _on_flushed(self, _: int) -> None:
-        if self._idle is not None and self.under_way <= 0:
-            self._idle.set()
+        self._came_back()
 
     # Completions
 
@@ -240,8 +239,7 @@ class StreamPort(AdapterSide):
         elif sub == _PROBE:
             self.posted -= 1
             self._probing = False
-        if self._idle is not None and self.under_way <= 0:
-            self._idle.set()
+        self._came_back()
 
     @property
     def under_way(self) -> int:
