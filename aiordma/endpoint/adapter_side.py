@@ -6,7 +6,8 @@ Theory of operation
     future.
 
     A failure is reported once, with its first cause: whatever follows it is flushed and is not a
-    reason.  The end is bounded: what the adapter does not flush in time is ended by the destruction
+    reason.  Where the flush is seen first, the reason follows by another descriptor, or is taken
+    to be none after a bounded time.  The end is bounded: what the adapter does not flush in time is ended by the destruction
     of the queue pair, which the reaper does.
 
     Memory that comes and goes while the queue pair lives is pinned here; the pin ends with the
@@ -143,11 +144,15 @@ class AdapterSide:
             # no way to send a packet, never.
             if self._unexplained is None and self.failure is None and not self.closed:
                 self._unexplained = self.loop.call_later(_REASON_S, self._without_reason)
+                self._unexplained_end()
             return
         operation = self._operation(sub_index(record[0]))
         self.fail(
             completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
         )
+
+    def _unexplained_end(self) -> None:
+        """The adapter has ended the connection, and nobody has said why yet; called once."""
 
     def _without_reason(self) -> None:
         self._unexplained = None

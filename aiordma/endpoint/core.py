@@ -98,6 +98,7 @@ class ConnectionCore:
         self._own_one_sided: OneSided | None = None
         self._own_events: EventHub | None = None
         link.at_close(self._part)
+        link.on_unexplained = self._sender.hold
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
@@ -287,6 +288,8 @@ class ConnectionCore:
         self._sender.fail(outcome.failure)
         self._exposer.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
+        if self._own_operations is not None:
+            self._own_operations.explained()
         self._shutdown.begin(self)
 
     async def _stop_parts(self) -> None:

@@ -73,7 +73,8 @@ class Link(AdapterSide):
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
         "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_pool", "_pool_size",
-        "_quiet", "_rights", "_slots", "before_close", "control", "lane", "recv", "send",
+        "_quiet", "_rights", "_slots", "before_close", "control", "lane", "on_unexplained", "recv",
+        "send",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +101,8 @@ class Link(AdapterSide):
         self._data_slots = config.send_depth  # send slots from this number on are control slots
         #: Called once, while everything is still open.
         self.before_close: Callable[[], object] | None = None
+        #: Called once, when what was posted is flushed and nobody has said why yet.
+        self.on_unexplained: Callable[[], object] = nobody
         self._pool: BufferPool | None = None
         self._outgoing: BufferPool | None = None
         self._pool_size = config.receive_buffer_size // 4
@@ -221,6 +224,9 @@ class Link(AdapterSide):
     def under_way(self) -> int:
         """Work requests that the adapter has not given back."""
         return self.posted + self.lane.under_way
+
+    def _unexplained_end(self) -> None:
+        self.on_unexplained()
 
     def _operation(self, sub: int) -> str:
         if sub & _RECV:
@@ -401,7 +407,7 @@ class Link(AdapterSide):
                 unlisten(self._cq)
         super().close()
         self._on_frame = self._on_sent = self._on_read = self._on_ended = nobody
-        self._on_failed = self._on_news = nobody
+        self._on_failed = self._on_news = self.on_unexplained = nobody
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""

@@ -12,6 +12,9 @@ Theory of operation
     only while somebody waits for them (`Link.listen`).  That is asked for with the first operation
     and given up a while after the last: each change costs a system call.
 
+    One that is flushed before the connection's end is known ends with it, so that it can say why,
+    and so that what the program calls next finds the connection lost as well.
+
     The local memory is retained until the completion, or until the queue pair is gone.
 """
 
@@ -37,6 +40,7 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["Operations"]
 
 _LINGER_S = 0.5
+_FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
 
 
@@ -62,6 +66,7 @@ class Operations:
 
     __slots__ = (
         "__weakref__", "_c", "_depth", "_line", "_link", "_mail", "_outcome", "_resting",
+        "_unexplained",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +82,7 @@ class Operations:
         self._depth = config.one_sided_depth
         self._outcome = outcome
         self._line: deque[asyncio.Future[int]] = EMPTY
+        self._unexplained: list[int] = []  # flushed; these end with the connection
         self._resting: Timer | None = None  # set while the link listens
 
     async def posted(
@@ -166,15 +172,27 @@ class Operations:
     def on_ended(self, number: int, record: WCRecord) -> None:
         """The completion of an operation that C has left to Python: it failed, or one before it."""
         error = None
+        if record[1] == _FLUSHED and not self._outcome.decided:
+            self._unexplained.append(number)
+            return
         if record[1]:
             error = completion_error(
                 record[1], operation="one-sided operation", vendor_err=record[3], qp_num=record[6]
             )
+        self._end(number, error)
+
+    def _end(self, number: int, error: BaseException | None) -> None:
         region = self._mail.ended(number, error)
         if region is not None:
             region._transferred()
         if self._line:
             self._room()
+
+    def explained(self) -> None:
+        """The connection is over, and why is known."""
+        flushed, self._unexplained = self._unexplained, []
+        for number in flushed:
+            self._end(number, completion_error(WCStatus.WR_FLUSH_ERR))
 
     def _drop(self) -> None:
         """The queue pair is being destroyed: end what the adapter has not flushed.

@@ -61,6 +61,7 @@ class Sender:
         "_failure",
         "_flushers",
         "_free",
+        "_held",
         "_link",
         "_listening",
         "_waiters",
@@ -86,6 +87,7 @@ class Sender:
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
         self._dead = False
+        self._held = False
         self._listening = False
         # Until the peer's depth is known nothing may be sent.
         self.credits = 0
@@ -112,7 +114,7 @@ class Sender:
     def _plain(self) -> None:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         c = self._c
-        c.blocked = bool(self._waiters) or self._failure is not None
+        c.blocked = bool(self._waiters) or self._held or self._failure is not None
         wanted = not self._dead and bool(self._waiters or self._flushers or self._control)
         if wanted:
             c.want |= WANT_SENT
@@ -128,7 +130,9 @@ class Sender:
     # Room
 
     def _try_slot(self, *, more: bool = False) -> int | None:
-        if self._waiters or self.credits <= 0 or not (self._free or (more and self._more())):
+        if self._waiters or self._held or self.credits <= 0:
+            return None
+        if not (self._free or (more and self._more())):
             return None
         self.credits -= 1
         return self._free.pop()
@@ -165,7 +169,9 @@ class Sender:
             del waiter  # its exception has this frame
 
     def _wake(self) -> None:
-        while self._waiters and self.credits > 0 and (self._free or self._more()):
+        while self._waiters and not self._held and self.credits > 0:
+            if not (self._free or self._more()):
+                break
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.credits -= 1
@@ -315,7 +321,7 @@ class Sender:
 
     async def flush(self) -> None:
         """Wait until all that was sent before this call has reached the peer's adapter."""
-        if self._c.completed < self._c.sent and not self._dead:
+        if (self._c.completed < self._c.sent or self._held) and not self._dead:
             flusher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if self._flushers is EMPTY:
                 self._flushers = deque()
@@ -327,6 +333,14 @@ class Sender:
                 del flusher  # its exception has this frame
         if self._dead and self._failure is not None:
             raise self._failure()
+
+    def hold(self) -> None:
+        """The adapter takes nothing any more, and why is not known yet: who sends waits for it.
+
+        A message that it flushes has completed, too, but has not reached the peer.
+        """
+        self._held = True
+        self._plain()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """The connection is over: everything raises what `failure` makes, waiters now."""
