@@ -16,10 +16,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO
@@ -76,8 +77,18 @@ def copy_output(source: IO[bytes], log: IO[bytes], tail: deque[bytes], *, show: 
 
 def run_command(stage: Stage, options: Sequence[str], *, show: bool) -> str:
     """Run the command of a stage and return what went wrong, or an empty text."""
+    # Stages run side by side, and guests see the machine's files: where two of pytest tidy up one
+    # folder, each stumbles over what the other removes.
+    with tempfile.TemporaryDirectory(prefix="aiordma-", ignore_cleanup_errors=True) as scratch:
+        return run_with(stage, options, {"PYTEST_DEBUG_TEMPROOT": scratch}, show=show)
+
+
+def run_with(
+    stage: Stage, options: Sequence[str], variables: Mapping[str, str], *, show: bool
+) -> str:
+    """Run it with these environment variables."""
     command = [*stage.command, *(options if stage.pytest else ())]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **stage.env}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **variables, **stage.env}
     # Whatever the user's habit: a guest, and each program that it starts, is slow to compile.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     tail: deque[bytes] = deque(maxlen=_TAIL_LINES)

@@ -7,8 +7,10 @@ Theory of operation
 
     A failure is reported once, with its first cause: whatever follows it is flushed and is not a
     reason.  Where the flush is seen first, the reason follows by another descriptor, or is taken
-    to be none after a bounded time.  The end is bounded: what the adapter does not flush in time is ended by the destruction
-    of the queue pair, which the reaper does.
+    to be none after a bounded time.
+
+    The end is bounded: what the adapter does not flush in time is ended by the destruction of the
+    queue pair, which the reaper does.
 
     Memory that comes and goes while the queue pair lives is pinned here; the pin ends with the
     request or with the queue pair.
