@@ -1,9 +1,4 @@
-"""Plan: what follows from a configuration alone, worked out once for all of its connections.
-
-A configuration is a value, and hashing its two dozen fields takes longer than most of what is
-looked up by it.  So plans are kept by the configuration's identity; a plan holds its configuration,
-whose identity therefore stays its own.
-"""
+"""Plan: what follows from a configuration alone, worked out once for all of its connections."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from typing import cast
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.kept import kept
 from aiordma.endpoint.wire import Hello
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
@@ -22,7 +18,6 @@ __all__ = ["CONTROL_SIZE", "INLINE_REGISTRATION", "Plan", "hello_of", "plan_of"]
 
 CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
 INLINE_REGISTRATION = 1 << 20  # registering more bytes than this takes long enough for a thread
-_MOST = 64
 
 
 class Plan:
@@ -130,14 +125,4 @@ def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None =
     )
 
 
-_plans: dict[int, Plan] = {}
-
-
-def plan_of(config: ConnectionConfig) -> Plan:
-    """The plan of a configuration."""
-    plan = _plans.get(id(config))
-    if plan is None:
-        if len(_plans) >= _MOST:
-            _plans.clear()
-        plan = _plans[id(config)] = Plan(config)
-    return plan
+plan_of = kept(Plan)

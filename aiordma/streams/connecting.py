@@ -10,28 +10,17 @@ from types import EllipsisType
 from typing import Any
 
 from aiordma.cm.address import Address, check_address, check_port
-from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.endpoint.dialing import dial, way_to
-from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.tls import secured
 from aiordma.streams.transport import RdmaTransport
 
-__all__ = ["create_connection", "open_connection", "parameter_of"]
+__all__ = ["create_connection", "open_connection"]
 
 _LIMIT = 64 * 1024
 _FAMILIES = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
-
-
-def parameter_of(config: StreamConfig, depth: int, resources: int = 0) -> ConnectionParameter:
-    """What rsockets asks for: no reads, and not to be given up for want of a receive."""
-    return ConnectionParameter.exact(
-        responder_resources=resources,
-        initiator_depth=depth,
-        retry_count=config.retry_count,
-        rnr_retry_count=config.rnr_retry_count,
-    )
 
 
 async def create_connection(
@@ -128,7 +117,7 @@ async def create_connection(
         check_address(local_addr)
     elif family:
         local_addr = (_FAMILIES[socket.AddressFamily(family)], 0)
-    config = config or StreamConfig()
+    config = config or DEFAULTS
     limit = config.connect_timeout_s if timeout is ... else timeout
     if limit is not None and not limit > 0:
         msg = f"timeout {limit} is not positive"
@@ -182,7 +171,7 @@ async def _connect(
         port.at_close(release)
         transport = RdmaTransport(port, config)
         # iWARP's connection manager wants a read promised.
-        parameter = parameter_of(config, int(port.context.is_iwarp))
+        parameter = port.plan.parameter(int(port.context.is_iwarp))
         event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=limit)
         transport._meet(event.private_data)
     except BaseException:

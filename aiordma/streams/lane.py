@@ -12,6 +12,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any
 
@@ -26,19 +27,13 @@ _PARTS = 4  # of the ring for sending; a message is at most one of them
 _MOST_UNTOLD = 32  # messages of which one asks for its completion
 
 
-class _Field:
+def _field(name: str) -> Any:
     """An attribute that is a field of the object's struct."""
 
-    __slots__ = ("_name",)
+    def put(obj: Any, value: Any) -> None:
+        setattr(obj._c, name, value)
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, obj: Any, kind: Any = None) -> Any:
-        return getattr(obj._c, self._name)
-
-    def __set__(self, obj: Any, value: Any) -> None:
-        setattr(obj._c, self._name, value)
+    return property(operator.attrgetter(f"_c.{name}"), put)
 
 
 class _Waiting:
@@ -74,16 +69,16 @@ class _Waiting:
 class _LaneReceive(ReceiveFlow):
     __slots__ = ("_c",)
 
-    readable: Any = _Field("readable")
-    offset: Any = _Field("offset")
-    _left: Any = _Field("ring_left")
-    _buffers: Any = _Field("ring_buffers")
-    _allowed: Any = _Field("ring_allowed")
-    _free: Any = _Field("ring_free")
-    _next: Any = _Field("ring_next")
-    _limit: Any = _Field("credits")
-    _consumed: Any = _Field("consumed")
-    _due: Any = _Field("due")
+    readable: Any = _field("readable")
+    offset: Any = _field("offset")
+    _left: Any = _field("ring_left")
+    _buffers: Any = _field("ring_buffers")
+    _allowed: Any = _field("ring_allowed")
+    _free: Any = _field("ring_free")
+    _next: Any = _field("ring_next")
+    _limit: Any = _field("credits")
+    _consumed: Any = _field("consumed")
+    _due: Any = _field("due")
 
     def __init__(self, c: CData, size: int, limit: int) -> None:
         self._c = c
@@ -101,12 +96,12 @@ class _LaneReceive(ReceiveFlow):
 class _LaneSend(SendFlow):
     __slots__ = ("_c",)
 
-    allowed: Any = _Field("allowed")
-    _addr: Any = _Field("addr")
-    _key: Any = _Field("key")
-    _left: Any = _Field("left")
-    _limit: Any = _Field("limit")
-    _sequence: Any = _Field("sequence")
+    allowed: Any = _field("allowed")
+    _addr: Any = _field("addr")
+    _key: Any = _field("key")
+    _left: Any = _field("left")
+    _limit: Any = _field("limit")
+    _sequence: Any = _field("sequence")
 
     def __init__(self, c: CData, limit: int, first: Descriptor) -> None:
         self._c = c
@@ -191,12 +186,12 @@ class LaneMachine(Machine):
 
     __slots__ = ("_c", "_live")
 
-    _control_out: Any = _Field("control_out")
-    _data_limit: Any = _Field("data_limit")
-    _data_out: Any = _Field("data_out")
-    _data_wrs: Any = _Field("data_wrs")
-    _entry: Any = _Field("entry")
-    _peer_entry: Any = _Field("peer_entry")
+    _control_out: Any = _field("control_out")
+    _data_limit: Any = _field("data_limit")
+    _data_out: Any = _field("data_out")
+    _data_wrs: Any = _field("data_wrs")
+    _entry: Any = _field("entry")
+    _peer_entry: Any = _field("peer_entry")
 
     def __init__(self, c: CData, *, live: bool = False, **options: Any) -> None:
         self._c = c
@@ -263,7 +258,8 @@ class LaneMachine(Machine):
     def next_control(self) -> Post | None:
         """As `Machine.next_control`."""
         post = super().next_control()
-        self.sync()
+        if post is not None:
+            self.sync()
         return post
 
     def shutdown(self) -> None:

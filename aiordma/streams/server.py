@@ -29,7 +29,6 @@ from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.listening import listen_on
 from aiordma.errors import ProtocolError
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
-from aiordma.streams.connecting import parameter_of
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.tls import secured
@@ -234,8 +233,7 @@ class RdmaServer(asyncio.AbstractServer):
             transport._meet(event.private_data)
             # What the client asked for, which rsockets expects to hear again, within the device's.
             limits = port.context.attributes
-            parameter = parameter_of(
-                self._config,
+            parameter = port.plan.parameter(
                 min(event.initiator_depth, limits.max_qp_init_rd_atom),
                 min(event.responder_resources, limits.max_qp_rd_atom),
             )

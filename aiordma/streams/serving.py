@@ -12,7 +12,7 @@ from aiordma.cm.address import Address, check_port, look_up
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.listening import choose
 from aiordma.streams.server import RdmaServer
-from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 
 __all__ = ["create_server", "start_server"]
@@ -92,7 +92,7 @@ async def create_server(
         raise ValueError(msg)
     number = socket.getservbyname(port, "tcp") if isinstance(port, str) else port or 0
     check_port(number)
-    config = config or StreamConfig()
+    config = config or DEFAULTS
     hosts = [host] if host is None or isinstance(host, str) else list(host)
     await warm_up()
     found: list[Address] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
-__all__ = ["StreamConfig"]
+__all__ = ["DEFAULTS", "StreamConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +88,7 @@ class StreamConfig:
             ),
             optional=("keepalive_s", "idle_timeout_s"),
         )  # fmt: skip
+
+
+#: What a stream without settings of its own has; one object, of which the plan is kept.
+DEFAULTS = StreamConfig()

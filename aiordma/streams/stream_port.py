@@ -11,12 +11,13 @@ Theory of operation
     Most completions never get here: `attach` gives them to `_ffi/stream.c`, which hands on what is
     not plain.  Its struct (`lane`) counts what is under way.
 
-    The ring and the table are the only memory that the peer may write to.
+    The ring and the table are the only memory that the peer may write to.  They are registered
+    each for itself, so that the adapter refuses what is written beyond one of them; what is for
+    this side alone is one registration.
 """
 
 from __future__ import annotations
 
-import contextlib
 import struct
 from collections.abc import Callable
 from socket import ntohl
@@ -24,25 +25,24 @@ from socket import ntohl
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
-from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.adapter_side import AdapterSide
 from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.errors import ProtocolError, os_error
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
+from aiordma.loop.workers import call_blocking
 from aiordma.rsocket.machine import Place, Post
-from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.lane import LaneMachine, new_lane
+from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, WCFlags
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp import QPInitAttr, QueuePair
+from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.wc import WCRecord
 
 __all__ = ["StreamPort"]
@@ -51,14 +51,20 @@ __all__ = ["StreamPort"]
 _RECV = 0x8000
 _MESSAGE = 0x4000
 _PROBE = 4
-_CONTROLS = 4  # control messages under way, as the protocol has it
-_PAYLOAD = IOMAP_SLOT_SIZE  # of a control message: a descriptor, or a mapping
-_MAPPED_WRITES = 16  # under way past the stream, see iomap.py
-_CHAIN = 8  # receives that are posted together
-_UNANNOUNCED = 16 + _CHAIN
 _WORD = struct.Struct("=I")
-_INLINE = 64
+_THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _WITH_IMM = int(WCFlags.WITH_IMM)
+
+
+async def _registered(
+    pd: ProtectionDomain, size: int, access: Access, *, clear: bool
+) -> MemoryRegion:
+    """Memory of the stream's own, in a thread if that takes long."""
+    if size <= INLINE_BYTES:
+        return MemoryRegion.slab(pd, size, access, clear=clear)
+    return await call_blocking(
+        lambda: MemoryRegion.slab(pd, size, access, clear=clear), undo=MemoryRegion.close
+    )
 
 
 class StreamPort(AdapterSide):
@@ -70,11 +76,12 @@ class StreamPort(AdapterSide):
         ring: Where the peer's bytes land; a piece of it is a `bytes` object, copied once.
         send: Where own bytes lie while they are sent.
         lane: The `struct aio_stream`.
+        plan: What follows from its configuration.
     """
 
     __slots__ = (
-        "_attached", "_config", "_iwarp", "_keep", "_on_sent", "_on_word", "_probing", "_regions",
-        "_words_view", "lane", "ring", "send",
+        "_attached", "_iwarp", "_keep", "_on_sent", "_on_word", "_probing", "_regions",
+        "_words_view", "lane", "plan", "ring", "send",
     )  # fmt: skip
 
     def __init__(
@@ -86,33 +93,34 @@ class StreamPort(AdapterSide):
         cq: CompletionQueue,
         qp: QueuePair,
         regions: list[MemoryRegion],
-        config: StreamConfig,
+        plan: Plan,
     ) -> None:
         super().__init__(cm_id, context, channel, pd, cq, qp)
+        config = plan.config
+        self.plan = plan
         self._regions = regions
-        ring, table, source, *words = regions
-        self._words_view = words[0].view if words else None
-        self._config = config
+        ring, table, own = regions
         self._iwarp = context.is_iwarp
+        self._words_view = own.view[plan.words :] if self._iwarp else None
         self._probing = False
         self._attached = False
-        self.send = source.view[: config.send_buffer_size]
+        self.send = own.view[: config.send_buffer_size]
         self.ring = ffi.buffer(ffi.cast("char *", ring.addr), ring.length)
         self.lane, keep = new_lane(
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=table.addr,
-            send=(source.addr, config.send_buffer_size, source.lkey),
+            send=(own.addr, config.send_buffer_size, own.lkey),
             credits=config.recv_depth,
-            send_depth=config.send_depth * (2 if self._iwarp else 1),
+            send_depth=plan.sends - 1,
             iwarp=self._iwarp,
             inline_size=qp.limits.max_inline_data,
         )
         # Addresses keep nothing alive, and a view that exports must not get to the collector.
         self._keep = [keep, *(region.view for region in regions)]
         self.lane.qp = self._qp_handle
-        if words:
-            self.lane.words = ffi.cast("uint8_t *", words[0].addr)
-            self.lane.words_lkey = words[0].lkey
+        if self._iwarp:
+            self.lane.words = ffi.cast("uint8_t *", own.addr + plan.words)
+            self.lane.words_lkey = own.lkey
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:
@@ -125,67 +133,48 @@ class StreamPort(AdapterSide):
         """
         context = cm_id.context
         assert context is not None
+        plan = plan_of(config, iwarp=context.is_iwarp)
         channel, release = shared_completions(context)
-        with contextlib.ExitStack() as undo:
-            undo.callback(release)
+        undo = [release]
+        try:
             queues, release_queues = SharedQueues.of(channel, quiet=False)
-            undo.callback(release_queues)
+            undo.append(release_queues)
             pd = ProtectionDomain(context)
-            undo.callback(pd.close)
-            receives = config.recv_depth + _UNANNOUNCED
-            # On iWARP a message is two requests; one more is the probe's.
-            sends = config.send_depth * (2 if context.is_iwarp else 1) + 1
-            theirs = Access.LOCAL_WRITE | Access.REMOTE_WRITE
-            slots = config.iomap_slots
-            others = _MAPPED_WRITES if slots else 0
-            wanted = [
-                (config.receive_buffer_size, theirs),
-                (TABLE_LENGTH * DESCRIPTOR_SIZE + slots * IOMAP_SLOT_SIZE, theirs),
-                (config.send_buffer_size + _CONTROLS * _PAYLOAD, Access.LOCAL_WRITE),
-            ]
-            if context.is_iwarp:
-                wanted.append((receives * _WORD.size, Access.LOCAL_WRITE))
+            undo.append(pd.close)
             regions = []
-            for size, access in wanted:
-                region = await MemoryRegion.register(pd, size, access)
-                undo.callback(region.close)
+            for size, access in (
+                (config.receive_buffer_size, _THEIRS),
+                (plan.table, _THEIRS),
+                (plan.own, Access.LOCAL_WRITE),
+            ):
+                # What others have left in a ring the peer could claim to have sent.
+                region = await _registered(pd, size, access, clear=access is _THEIRS)
+                undo.append(region.close)
                 regions.append(region)
-            cq = queues.take(sends + others + receives)
-            cm_id.policy = QPPolicy(
-                access=Access.REMOTE_WRITE,
-                ack_timeout=config.ack_timeout,
-                max_retry_count=config.retry_count,
-                max_rnr_retry_count=config.rnr_retry_count,
-                min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
-            )
-            attr = QPInitAttr(
-                send_cq=cq,
-                max_send_wr=sends + others,
-                max_recv_wr=receives,
-                max_send_sge=1,
-                max_recv_sge=1,
-                max_inline_data=_INLINE,
-            )
-            qp = cm_id.create_qp(pd, attr, tuple(regions))
-            # The machine counts what is posted; the queue pair's own count is for others.
-            qp._sq.room.try_acquire(sends)
-            undo.pop_all()
-        port = cls(cm_id, context, channel, pd, cq, qp, regions, config)
+            cq = queues.take(plan.completions)
+            cm_id.policy = plan.policy
+            qp = cm_id.create_qp(pd, plan.attributes, tuple(regions), cq)
+        except BaseException:
+            for function in reversed(undo):
+                function()
+            raise
+        # The machine counts what is posted; the queue pair's own count is for others.
+        qp._sq.room.try_acquire(plan.sends)
+        port = cls(cm_id, context, channel, pd, cq, qp, regions, plan)
         port.at_close(release_queues)
         port.at_close(release)
         return port
 
     def machine(self) -> LaneMachine:
         """The protocol's side of this stream."""
-        ring, table = self._regions[:2]
-        config = self._config
+        (ring, table), plan = self._regions[:2], self.plan
         return LaneMachine(
             self.lane,
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
-            credits=config.recv_depth,
-            send_depth=config.send_depth * (2 if self._iwarp else 1),
+            credits=plan.config.recv_depth,
+            send_depth=plan.sends - 1,
             iwarp=self._iwarp,
         )
 
@@ -203,7 +192,7 @@ class StreamPort(AdapterSide):
         self._on_sent = on_sent
         self._begin(on_failed)
         self.lane.wr_id = self._base
-        self.check(lib.aio_stream_fill(self.lane, self._config.recv_depth + _UNANNOUNCED), "recv")
+        self.check(lib.aio_stream_fill(self.lane, self.plan.receives), "recv")
 
     def attach(self, news: Callable[[int], None]) -> None:
         """Have C take completions from now on, and call `news`; not in the midst of a drain."""
@@ -259,8 +248,8 @@ class StreamPort(AdapterSide):
 
     def _received(self, slot: int, record: WCRecord) -> None:
         if self._words_view is not None:
-            word = _WORD.unpack_from(self._words_view, slot * _WORD.size)[0]
-            whole = record[4] == _WORD.size
+            word = _WORD.unpack_from(self._words_view, slot * WORD_SIZE)[0]
+            whole = record[4] == WORD_SIZE
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)

@@ -74,13 +74,7 @@ class Watch:
             self._timer = None
 
     def _arm(self) -> None:
-        config = self._config
-        if self._closing:
-            interval: float | None = config.close_timeout_s
-        else:
-            # However short the patience, the peer is asked before it is given up.
-            waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
-            interval = min((wait for wait in waits if wait is not None), default=None)
+        interval = self._config.close_timeout_s if self._closing else self._port.plan.silence
         self._disarm()
         if interval is not None:
             self._timer = call_later(self._port.loop, interval, self._tick)

@@ -16,7 +16,6 @@ Theory of operation
 from __future__ import annotations
 
 import errno
-import mmap
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any, Self
@@ -24,30 +23,27 @@ from typing import Any, Self
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
 from aiordma._ffi.fast import Registration
-from aiordma.errors import NotSupportedError, os_error
 from aiordma.loop.workers import call_blocking
-from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
+from aiordma.verbs.mr_check import (
+    ADDRESSES,
+    bytes_of,
+    check_access,
+    check_iova,
+    fresh,
+    refusal,
+    unsupported,
+)
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.slab import slab
 
-__all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of"]
+__all__ = ["INLINE_BYTES", "MemoryRegion"]
 
-# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
-_REMOTE_WRITES = int(Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
-_ZERO_BASED = int(Access.ZERO_BASED)
-_ON_DEMAND = int(Access.ON_DEMAND)
 _LOCAL = Access.LOCAL_WRITE
-_LOCAL_BITS = int(_LOCAL)
-_HUGETLB = int(Access.HUGETLB)
-_EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
-_ADDRESSES = 1 << 64
 _MAX_SGE_LENGTH = (1 << 32) - 1
 # Above this many bytes registering takes long enough to be noticed by a loop.
 INLINE_BYTES = 1 << 20
-# Software iWARP takes an iova and goes on using the buffer's own address.
-_IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
 
 
 class MemoryRegion(Resource):
@@ -104,9 +100,9 @@ class MemoryRegion(Resource):
         *,
         iova: int | None = None,
     ) -> None:
-        _check_access(pd.context, access)
+        check_access(pd.context, access)
         if isinstance(buffer, Integral):
-            buffer = _fresh(int(buffer), access)
+            buffer = fresh(int(buffer), access)
         view = memoryview(buffer)
         memory = bytes_of(view, access)
         if not isinstance(buffer, memoryview):
@@ -115,7 +111,7 @@ class MemoryRegion(Resource):
             memory = ffi.from_buffer(buffer)
         own = int(ffi.cast("uintptr_t", memory))
         where = own if iova is None else iova
-        _check_iova(pd.context, where, own, view.nbytes)
+        check_iova(pd.context, where, own, view.nbytes)
         # Not view.cast("B"), which knows neither ctypes' formats nor numpy's structures.
         data = memoryview(ffi.buffer(memory, view.nbytes))
         self._keep: CData | None = memory
@@ -147,7 +143,7 @@ class MemoryRegion(Resource):
         try:
             handle = call()
             if not handle:
-                raise _refusal(ffi.errno, verb, pd.context, access, length)
+                raise refusal(ffi.errno, verb, pd.context, access, length)
             self._registered(pd, access, int(access), addr, length, handle)
         finally:
             pd._let_go()
@@ -162,23 +158,30 @@ class MemoryRegion(Resource):
         super().__init__(handle, (pd,))
 
     @classmethod
-    def slab(cls, pd: ProtectionDomain, size: int) -> Self:
-        """Page-aligned memory, not cleared, for this side alone, not looked at any further.
+    def slab(
+        cls, pd: ProtectionDomain, size: int, access: Access = _LOCAL, *, clear: bool = False
+    ) -> Self:
+        """Kept memory (`verbs.slab`); the arguments are not looked at any further.
+
+        Args:
+            pd: Protection domain.
+            size: Bytes.
+            access: What the adapter may do.
+            clear: Fill it with zeros; otherwise anything may be in it.
 
         Raises:
             OSError: As the class.
         """
         self = cls.__new__(cls)
-        memory = slab(size)
-        self._keep = memory
+        memory = self._keep = slab(size, clear=clear)
         self._view = memoryview(ffi.buffer(memory, size))
-        where = int(ffi.cast("uintptr_t", memory))
+        where, rights = int(ffi.cast("uintptr_t", memory)), int(access)
         pd._retain()  # as in _register
         try:
-            handle = lib.ibv_reg_mr_iova(pd._handle, memory, size, where, _LOCAL_BITS)
+            handle = lib.ibv_reg_mr_iova(pd._handle, memory, size, where, rights)
             if not handle:
-                raise _refusal(ffi.errno, "ibv_reg_mr", pd.context, _LOCAL, size)
-            self._registered(pd, _LOCAL, _LOCAL_BITS, where, size, handle)
+                raise refusal(ffi.errno, "ibv_reg_mr", pd.context, access, size)
+            self._registered(pd, access, rights, where, size, handle)
         finally:
             pd._let_go()
         return self
@@ -239,11 +242,11 @@ class MemoryRegion(Resource):
             OSError: No such descriptor (EBADF), or it is no dmabuf.
         """
         where = offset if iova is None else iova
-        _check_access(pd.context, access)
-        if length <= 0 or offset < 0 or offset + length > _ADDRESSES:
+        check_access(pd.context, access)
+        if length <= 0 or offset < 0 or offset + length > ADDRESSES:
             msg = f"{length} bytes at offset {offset} are no part of a dmabuf"
             raise ValueError(msg)
-        _check_iova(pd.context, where, offset, length)
+        check_iova(pd.context, where, offset, length)
         self = cls.__new__(cls)
         self._keep = self._view = None
         self._register(
@@ -269,12 +272,12 @@ class MemoryRegion(Resource):
             OSError: Out of resources.
         """
         access |= Access.ON_DEMAND
-        _check_access(pd.context, access)
+        check_access(pd.context, access)
         if not pd.context.query_odp().general_caps & ODPGeneralCaps.SUPPORT_IMPLICIT:
-            raise _unsupported("ibv_reg_mr", pd.context, "implicit on-demand paging")
+            raise unsupported("ibv_reg_mr", pd.context, "implicit on-demand paging")
         self = cls.__new__(cls)
         self._keep = self._view = None
-        everything = _ADDRESSES - 1
+        everything = ADDRESSES - 1
         self._register(
             pd, "ibv_reg_mr", access, 0, everything,
             lambda: lib.ibv_reg_mr(pd._handle, ffi.NULL, everything, int(access)),
@@ -302,7 +305,7 @@ class MemoryRegion(Resource):
         if not 0 <= offset <= end <= self.length:
             msg = f"bytes {offset} to {end} are not inside a region of {self.length} bytes"
             raise ValueError(msg)
-        _check_access(self.pd.context, Access.ON_DEMAND, "ibv_advise_mr")
+        check_access(self.pd.context, Access.ON_DEMAND, "ibv_advise_mr")
         starts = range(offset, end, _MAX_SGE_LENGTH)
         pieces = ffi.new("struct ibv_sge[]", len(starts))
         for piece, start in zip(pieces, starts, strict=True):
@@ -377,73 +380,3 @@ class MemoryRegion(Resource):
 
 
 _leaked: list[object] = []
-
-
-def bytes_of(view: memoryview, access: Access) -> CData:
-    """What a view shows, as C sees it; holds the export.
-
-    Raises:
-        ValueError: It is empty or not contiguous.
-        BufferError: Write access to a read-only buffer.
-    """
-    if not view.c_contiguous:
-        msg = "a memory region needs a contiguous buffer in C order"
-        raise ValueError(msg)
-    if not view.nbytes:
-        msg = "a memory region needs at least one byte"
-        raise ValueError(msg)
-    if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
-        msg = "the buffer is read-only: register it without write access"
-        raise BufferError(msg)
-    return ffi.from_buffer(view)
-
-
-def _fresh(size: int, access: Access) -> mmap.mmap:
-    if size <= 0:
-        msg = f"a memory region needs at least one byte, not {size}"
-        raise ValueError(msg)
-    if int(access) & _HUGETLB:
-        msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
-        raise ValueError(msg)
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-
-
-def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:
-    rights = int(access)
-    if rights & _REMOTE_WRITES and not rights & _LOCAL_BITS:
-        msg = "remote write and atomic access need LOCAL_WRITE, too"
-        raise ValueError(msg)
-    if rights & _ZERO_BASED:
-        # Soft-RoCE refuses it, software iWARP takes and ignores it.
-        msg = "register with iova=0 instead of ZERO_BASED"
-        raise ValueError(msg)
-    if rights & _ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
-        raise _unsupported(verb, context, "on-demand paging (ODP)")
-
-
-def _check_iova(context: Context, iova: int, own: int, length: int) -> None:
-    if iova == own:
-        return
-    if not 0 <= iova <= _ADDRESSES - length:
-        msg = f"{length} bytes from iova {iova:#x} on do not fit into 64-bit addresses"
-        raise ValueError(msg)
-    if (iova - own) % mmap.PAGESIZE:
-        msg = f"iova {iova:#x} has another offset within its page than the memory, {own:#x}"
-        raise ValueError(msg)
-    if context.attributes.vendor_id in _IGNORES_IOVA:
-        raise _unsupported("ibv_reg_mr_iova", context, "addresses other than the memory's own")
-
-
-def _refusal(code: int, verb: str, context: Context, access: Access, length: int) -> OSError:
-    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
-        special = access & ~_EVERYWHERE
-        what = f"the access flags {special!r}" if special else "this kind of memory"
-        if verb == "ibv_reg_dmabuf_mr":
-            what = "dmabuf memory"
-        return _unsupported(verb, context, what)
-    return os_error(code or errno.EIO, verb, detail=f"({length} bytes)")
-
-
-def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
-    text = f"{verb}: the device {context.name} does not support {what}"
-    return NotSupportedError(errno.EOPNOTSUPP, text)

@@ -5,8 +5,8 @@ Theory of operation
     map memory and to make its pages takes longer than to register it: for a connection with
     default settings eight milliseconds of emulated time against a half.  So memory that nobody
     looks at any more, neither the adapter nor a message that the program still has, is not
-    unmapped but kept, up to `KEEP` bytes in all.  It is not cleared: nobody reads what was not
-    written before, and to clear it would take as long as to make it.
+    unmapped but kept, up to `KEEP` bytes in all.  It is cleared for those only who show it to
+    somebody who did not write it; nobody else reads what was not written before.
 
     The last view of a slab may go in any thread, and whenever the collector runs.
 
@@ -38,7 +38,7 @@ _lock = threading.RLock()
 class _Shelf:
     """Memory of one size that nobody uses; what cffi calls to allocate and to free."""
 
-    __slots__ = ("_pointers", "_size", "allocate")
+    __slots__ = ("_pointers", "_size", "allocate", "allocate_cleared")
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -47,6 +47,7 @@ class _Shelf:
         self.allocate: Callable[[str], CData] = ffi.new_allocator(
             self.take, self.give, should_clear_after_alloc=False
         )
+        self.allocate_cleared: Callable[[str], CData] = ffi.new_allocator(self.take, self.give)
 
     def take(self, size: int) -> CData:
         """Memory with whatever is in it."""
@@ -84,8 +85,12 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def slab(size: int) -> CData:
-    """At least `size` bytes, a `char[]`, not cleared; they live as long as it, or a buffer of it.
+def slab(size: int, *, clear: bool = False) -> CData:
+    """At least `size` bytes, a `char[]`; they live as long as it, or a buffer of it.
+
+    Args:
+        size: Bytes.
+        clear: Fill them with zeros; otherwise anything may be in them.
 
     Raises:
         OSError: ENOMEM, the memory or the number of mappings is at its limit.
@@ -94,4 +99,5 @@ def slab(size: int) -> CData:
     shelf = _shelves.get(room)
     if shelf is None:
         shelf = _shelves.setdefault(room, _Shelf(room))
-    return shelf.allocate(f"char[{room}]")
+    allocate = shelf.allocate_cleared if clear else shelf.allocate
+    return allocate(f"char[{room}]")

@@ -1,0 +1,105 @@
+"""Plan: what follows from a configuration alone, worked out once for all of its streams."""
+
+from __future__ import annotations
+
+import functools
+from typing import cast
+
+from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.qp_transition import QPPolicy
+from aiordma.endpoint.kept import kept
+from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Access
+from aiordma.verbs.qp import QPInitAttr
+from aiordma.verbs.rnr_timer import rnr_timer_code
+
+__all__ = ["WORD_SIZE", "Plan", "plan_of"]
+
+WORD_SIZE = 4
+_PAYLOAD = IOMAP_SLOT_SIZE  # bytes of a control message: a descriptor, or a mapping
+_CONTROLS = 4  # control messages under way, as the protocol has it
+_MAPPED_WRITES = 16  # under way past the stream, see iomap.py
+_CHAIN = 8  # receives that are posted together
+_UNANNOUNCED = 16 + _CHAIN
+_INLINE = 64
+_MOST = 64
+_LINE = 64  # bytes; what lies behind a ring of any size begins with one
+
+
+class Plan:
+    """What follows from `config`, and from whether the device is iWARP, as far as that matters.
+
+    Attributes:
+        config: The configuration.
+        policy: What queue pairs apply.
+        receives: Work requests of the receive queue.
+        sends: Those of the send queue that messages and the probe take.
+        completions: Room that a stream takes of a completion queue.
+        table: Bytes of the table that the peer writes to.
+        words: Where in this side's own memory words land, on iWARP; before them lie the ring for
+            sending and the payloads of control messages.
+        own: Bytes of that memory.
+        silence: Seconds until the watch looks whether the peer is there; None for never.
+        attributes: Of queue pairs; the completion queue is not in them.
+    """
+
+    __slots__ = (
+        "_parameters", "attributes", "completions", "config", "own", "policy", "receives",
+        "sends", "silence", "table", "words",
+    )  # fmt: skip
+
+    def __init__(self, config: StreamConfig, *, iwarp: bool) -> None:
+        self.config = config
+        self.policy = QPPolicy(
+            access=Access.REMOTE_WRITE,
+            ack_timeout=config.ack_timeout,
+            max_retry_count=config.retry_count,
+            max_rnr_retry_count=config.rnr_retry_count,
+            min_rnr_timer=rnr_timer_code(config.min_rnr_timer_ms),
+        )
+        self.receives = config.recv_depth + _UNANNOUNCED
+        # On iWARP a message is two requests; one more is the probe's.
+        self.sends = config.send_depth * (2 if iwarp else 1) + 1
+        mapped = self.sends + (_MAPPED_WRITES if config.iomap_slots else 0)
+        self.completions = mapped + self.receives
+        self.attributes = QPInitAttr(
+            send_cq=cast("CompletionQueue", None), max_send_wr=mapped, max_recv_wr=self.receives,
+            max_send_sge=1, max_recv_sge=1, max_inline_data=_INLINE,
+        )  # fmt: skip
+        self.table = TABLE_LENGTH * DESCRIPTOR_SIZE + config.iomap_slots * IOMAP_SLOT_SIZE
+        sending = config.send_buffer_size + _CONTROLS * _PAYLOAD
+        self.words = -(-sending // _LINE) * _LINE
+        self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
+        # However short the patience, the peer is asked before it is given up.
+        waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
+        self.silence = min((wait for wait in waits if wait is not None), default=None)
+        self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
+
+    def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
+        """What rsockets asks for: no reads, and not to be given up for want of a receive.
+
+        Connections share them; so nobody changes them.
+        """
+        parameter = self._parameters.get((depth, resources))
+        if parameter is None:
+            if len(self._parameters) >= _MOST:  # clients choose the numbers
+                self._parameters.clear()
+            config = self.config
+            parameter = self._parameters[depth, resources] = ConnectionParameter.exact(
+                responder_resources=resources,
+                initiator_depth=depth,
+                retry_count=config.retry_count,
+                rnr_retry_count=config.rnr_retry_count,
+            )
+        return parameter
+
+
+_of_infiniband = kept(functools.partial(Plan, iwarp=False))
+_of_iwarp = kept(functools.partial(Plan, iwarp=True))
+
+
+def plan_of(config: StreamConfig, *, iwarp: bool) -> Plan:
+    """The plan of a configuration, for devices of that kind."""
+    return _of_iwarp(config) if iwarp else _of_infiniband(config)
