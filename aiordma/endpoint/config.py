@@ -37,8 +37,9 @@ class ConnectionConfig:
             docs/sharing.md.  Each is guaranteed 10 slots and its rendezvous window, and gets up to
             `recv_depth` and `send_depth` of them while there are some; a connection for which the
             guarantee is not left is refused.  None: each has all of its slots for itself.
-        shared_queues: Whether connections of this loop and device complete in common queues, as
-            those with `shared_slots` do in any case, or each in one of its own.
+        shared_queues: Whether connections of this loop and device complete in common queues, which
+            costs less (docs/growth.md), or each in one of its own; those with `shared_slots` do the
+            former in any case.
         rendezvous_window: Large messages that may be under way in one direction, 1 to 255.  The
             sender keeps as many buffers of up to 256 KiB registered as were under way at a time.
         max_message_size: Largest message that this side receives, bytes; counted in full KiB.
@@ -76,7 +77,7 @@ class ConnectionConfig:
     recv_depth: int = 64
     send_depth: int = 64
     shared_slots: int | None = None
-    shared_queues: bool = False
+    shared_queues: bool = True
     rendezvous_window: int = 8
     max_message_size: int = 1 << 30
     receive_buffer_size: int = 64 << 20

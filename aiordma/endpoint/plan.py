@@ -56,8 +56,7 @@ class Plan:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         self.size = sum(count * size for count, size in shapes)
-        own = config.shared_slots is None and not config.shared_queues
-        self.quick = own and self.size <= INLINE_REGISTRATION
+        self.quick = config.shared_slots is None and self.size <= INLINE_REGISTRATION
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()
         self.control = config.control_depth

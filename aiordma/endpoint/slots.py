@@ -93,12 +93,12 @@ class Slots:
         made = arenas(pd, *plan.shapes)
         slots.recv, slots.send = made[:2]
         slots.control = None if plan.config.raw else made[2]
+        slots._undo.append(slots.recv.close)
         try:
-            slots.cq = CompletionQueue(channel.context, plan.completions, channel)
+            slots._complete(channel, plan)
         except BaseException:
-            slots.recv.close()
+            slots.abandon()
             raise
-        slots._undo += slots.recv.close, slots.cq.close
         return slots
 
     @classmethod
@@ -121,7 +121,7 @@ class Slots:
                 await slots._join(pd, config, config.shared_slots)
                 (slots.control,) = arenas(pd, (CONTROL_SLOTS, CONTROL_SIZE))
                 slots._undo.append(slots.control.close)
-            slots._complete(channel, config)
+            slots._complete(channel, plan_of(config))
         except BaseException:
             slots.abandon()
             raise
@@ -150,10 +150,10 @@ class Slots:
         self.send = await _elastic(pd, config.send_depth, sends, config.slot_size, share)
         self._undo.append(self.send.close)
 
-    def _complete(self, channel: CompletionChannel, config: ConnectionConfig) -> None:
-        completions = config.sends + config.receives
+    def _complete(self, channel: CompletionChannel, plan: Plan) -> None:
+        config = plan.config
         if not (config.shared_queues or config.shared_slots):
-            self.cq = CompletionQueue(channel.context, completions, channel)
+            self.cq = CompletionQueue(channel.context, plan.completions, channel)
             self._undo.append(self.cq.close)
         else:
             # Only messages ask for attention, and not those of foreign peers, nor on iWARP.
@@ -161,7 +161,7 @@ class Slots:
             queues, release = SharedQueues.of(channel, quiet=quiet)
             self._undo.append(release)
             self._own_cq = False
-            self.cq = queues.take(completions)
+            self.cq = queues.take(plan.completions)
 
     @property
     def regions(self) -> list[MemoryRegion]:

@@ -379,8 +379,8 @@ class CompletionQueue(Resource):
     def _grow(self, needed: int) -> None:
         most = self.context.attributes.max_cqe
         try:
-            # By half as much again at least: each growth makes a new ring.
-            self._resize(needed if needed > most else min(max(needed, self.cqe * 3 // 2), most))
+            # Twice as much at least: each growth makes a new ring.
+            self._resize(needed if needed > most else min(max(needed, 2 * self.cqe), most))
         except OSError as exc:
             msg = (
                 f"the completion queue has room for {self.cqe} completions, {needed} could "

@@ -53,7 +53,9 @@ ORDINARY = aiordma.ConnectionConfig(
 SHARED = replace(LEAN, shared_slots=2000 * LEAN.guaranteed)
 #: The settings of docs/sharing.md: each for itself, with a common completion queue, and out of a
 #: pool for 1,000 connections.
-OWN = replace(ORDINARY, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2)
+OWN = replace(
+    ORDINARY, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2, shared_queues=False
+)
 QUEUE = replace(OWN, shared_queues=True)
 POOL = replace(OWN, shared_slots=1000 * OWN.guaranteed + 1000)
 CONFIGS = {

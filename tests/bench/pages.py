@@ -153,7 +153,7 @@ def floors(measured: Measured, _: Sequence[Outcome]) -> str:
 
 SPENT = "processor time per idle connection, connecting end"
 MAPPINGS = "memory mappings per connection, connecting end"
-LIMITS = ("max_qp", "max_mr", "max_cq")
+LIMITS = ("max_qp", "max_mr", "max_cq", "max_cqe")
 
 
 def connects(measured: Measured, _: Sequence[Outcome]) -> str:

@@ -6,6 +6,7 @@ kernel.
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable, Mapping
 
@@ -55,8 +56,8 @@ def seconds(number: float) -> str:
 
 
 def count(number: float) -> str:
-    """A number of things."""
-    return f"{number:,.0f}"
+    """A number of things, of which there is no part."""
+    return f"{math.ceil(number - 1e-6):,}"
 
 
 def adapters(name: str, limit: float | None) -> str:
@@ -86,6 +87,8 @@ def tenfold_table(
         shared_slots=100_000 * OWN.guaranteed, slot_size=OWN.slot_size, recv_depth=OWN.recv_depth,
         send_depth=OWN.send_depth, rendezvous_window=OWN.rendezvous_window,
     )  # fmt: skip
+    room = limits["max_cqe"]
+    queues = room and (default.sends + default.receives) / room
     ports = f"{LOCAL_PORTS:,} by default"
     lines: list[Line] = [
         ("pinned, default settings", pinned(default), amount, None, "`RLIMIT_MEMLOCK`, memory"),
@@ -97,14 +100,14 @@ def tenfold_table(
             (name, each, count, limits[limit], adapters(limit, limits[limit]))
             for name, each, limit in (
                 ("queue pairs", 1, "max_qp"),
-                ("completion queues", 1, "max_cq"),
+                ("completion queues, default settings", queues, "max_cq"),
                 ("memory regions", 1, "max_mr"),
                 ("memory regions, pool, all idle", 3, "max_mr"),
             )
         ),
         (
-            "looking at queues, each second",
-            idle_us and idle_us / 1e6,
+            "processor time without PING, each second",
+            None if idle_us is None else max(idle_us, 0) / 1e6,
             seconds,
             1,
             "the loop's time",

@@ -22,8 +22,8 @@ from aiordma.verbs import (
     Access,
     MemoryRegion,
     ProtectionDomain,
+    mr_check,
 )
-from aiordma.verbs import mr as mr_module
 from tests.device.ends import ALL, Ends, connected
 from tests.device.oracle import until
 
@@ -240,7 +240,7 @@ async def test_an_address_of_ones_own(
         # It would take the number, and go on using the buffer's address.
         with pytest.raises(aiordma.NotSupportedError, match=r"siw\d+ does not support addresses"):
             MemoryRegion(ends.server.pd, buffer, ALL, iova=iova)
-        monkeypatch.setattr(mr_module, "_IGNORES_IOVA", ())
+        monkeypatch.setattr(mr_check, "_IGNORES_IOVA", ())
         region = ends.server.region(buffer, iova=iova)
         assert await ends.read(address_of(buffer), region.rkey, 100) == bytes(100)
         with pytest.raises(aiordma.CompletionError):

@@ -127,13 +127,17 @@ def test_what_is_above_its_limit_is_marked() -> None:
         "growth memory|processor time per idle connection, connecting end, ours": 21.0,
         "growth connect|connections a second, 100 at once, ours": 130.0,
         "growth registration|rxe0: max_mr, ours": 250_000.0,
+        "growth registration|rxe0: max_cqe, ours": 32_767.0,
     }
     rows = {row[0]: row[1:] for row in table(PAGES["growth.md"]["tenfold"], **figures)}
     assert rows["memory mappings"][:3] == ["4,000", "40,000", "**400,000**"]
     assert rows["local ports towards one listener"][:3] == ["1,000", "10,000", "**100,000**"]
     assert rows["memory regions"][2:] == ["100,000", "250,000 (`max_mr`)"]
     assert rows["memory regions, pool, all idle"][2] == "**300,000**"
-    assert rows["looking at queues, each second"][:3] == ["21 ms", "210 ms", "**2.1 s**"]
+    busy = rows["processor time without PING, each second"]
+    assert busy[:3] == ["21 ms", "210 ms", "**2.1 s**"]
+    queues = rows["completion queues, default settings"]
+    assert queues[:3] == ["6", "53", "525"]
     assert rows["connecting, both ends together"][:3] == ["7.69 s", "76.9 s", "13 min"]
     assert rows["Python memory"][0] == "-"
     assert rows["pinned, default settings"][0] == "2.33 GB"
