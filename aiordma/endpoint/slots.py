@@ -1,18 +1,20 @@
 """Slots: what a connection's messages lie in and where they complete; its own, or out of a pool.
 
 Theory of operation
-    By default a connection has receives for `recv_depth` messages, slots for `send_depth`, and a
-    completion queue.  A thousand connections, of which most are silent, then pin memory for all
-    that each of them could have under way.
+    By default a connection has receives for `recv_depth` messages and slots for `send_depth`, and
+    the connections of a loop and device complete in common queues (`endpoint.shared_queues`).  A
+    thousand connections, of which most are silent, then pin memory for all that each of them could
+    have under way.
 
-    With `shared_slots` the connections of a loop and device share a budget (memory.budget) and
-    completion queues (`endpoint.shared_queues`).  Each begins with the few slots that it is
-    guaranteed, gets more while its peer uses up its credits, and gives some back when others want
-    them.  What they do not share is memory or a protection domain: a receive that one connection
-    was granted is posted to that connection's queue pair, so that no peer can use up another's,
-    and no key opens another's memory.  A shared receive queue would do neither: who sends beyond
-    its credits takes the receives that others were promised, and on Soft-RoCE a queue pair that
-    dies inside a message keeps a receive for ever.
+    With `shared_slots` they share a budget of slots (memory.budget), too.  Each begins with the few
+    that it is guaranteed, gets more while its peer uses up its credits, and gives some back when
+    others want them.
+
+    What they do not share is memory or a protection domain: a receive that one connection was
+    granted is posted to that connection's queue pair, so that no peer can use up another's, and no
+    key opens another's memory.  A shared receive queue would do neither: who sends beyond its
+    credits takes the receives that others were promised, and on Soft-RoCE a queue pair that dies
+    inside a message keeps a receive for ever.
 """
 
 from __future__ import annotations
