@@ -58,4 +58,5 @@ async def running(name: str, *words: str) -> AsyncIterator[Program]:
     finally:
         if process.returncode is None:
             process.kill()
-            await process.communicate()
+            _, err = await process.communicate()
+            print(f"{name} was killed; it had said:\n{err.decode()}")  # for a test that failed
