@@ -184,10 +184,12 @@ IDLE = (
 
 def idle(measured: Measured, _: Sequence[Outcome]) -> str:
     """One idle connection more."""
-    rows: list[Row] = [
-        (name, f"{text(grown(measured.results, 'memory', figure))} {unit}".rstrip())
-        for name, figure, unit in IDLE
-    ]
+    rows: list[Row] = []
+    for name, figure, unit in IDLE:
+        value = grown(measured.results, "memory", figure)
+        # The difference of two times, which comes out below 0 where there is none.
+        value = value and max(value, 0.0)
+        rows.append((name, f"{text(value)} {unit}".rstrip()))
     return markdown(("an idle connection, small slots", ""), rows)
 
 
