@@ -1,11 +1,11 @@
 /*
  * Connections that have what the library's have, a hundred at once: connecting ROLE ADDRESS PORT.
  *
- * cmtime's have one completion queue for all, no memory and no messages.  Here each end has a
- * protection domain, a completion queue, registered memory of its own with all receives posted, and
- * the client says a word on each connection, so that the server may send, too.  Both ends run on
- * one event channel and one completion channel.  That is what a connection of the library's costs
- * where nothing is Python.  The client prints the connections a second as JSON.
+ * cmtime's have no memory and no messages.  Here each end has a protection domain, registered
+ * memory of its own with all receives posted, and the client says a word on each connection, so
+ * that the server may send, too.  All of a process runs on one event channel, one completion
+ * channel and one completion queue.  That is what a connection of the library's costs where nothing
+ * is Python. The client prints the connections a second as JSON.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -27,6 +27,7 @@ enum { ROOM = (2 * DEPTH + CONTROL) * SIZE, GREETING = 64, LIMIT_MS = 2000000000
 
 static struct rdma_event_channel *events;
 static struct ibv_comp_channel *completions;
+static struct ibv_cq *cq;
 static struct rdma_cm_id *last;
 static int server, established, heard, told;
 
@@ -54,12 +55,14 @@ static void make_queue_pair(struct rdma_cm_id *id)
     struct ibv_mr *region;
 
     check(pd != NULL && memory != MAP_FAILED, "memory");
-    if (completions == NULL)
+    if (completions == NULL) {
         completions = ibv_create_comp_channel(id->verbs);
-    check(completions, "ibv_create_comp_channel");
-    attr.send_cq = attr.recv_cq = ibv_create_cq(id->verbs, 2 * RECEIVES, NULL, completions, 0);
-    check(attr.send_cq, "ibv_create_cq");
-    check(ibv_req_notify_cq(attr.send_cq, 1) == 0, "ibv_req_notify_cq");
+        check(completions, "ibv_create_comp_channel");
+        cq = ibv_create_cq(id->verbs, MANY * 2 * RECEIVES, NULL, completions, 0);
+        check(cq, "ibv_create_cq");
+        check(ibv_req_notify_cq(cq, 1) == 0, "ibv_req_notify_cq");
+    }
+    attr.send_cq = attr.recv_cq = cq;
     check(rdma_create_qp(id, pd, &attr) == 0, "rdma_create_qp");
     region = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE);
     check(region, "ibv_reg_mr");
@@ -125,11 +128,11 @@ static void on_event(void)
 
 static void on_completions(void)
 {
-    struct ibv_cq *cq;
+    struct ibv_cq *which;
     struct ibv_wc wc;
     void *context;
 
-    check(ibv_get_cq_event(completions, &cq, &context) == 0, "ibv_get_cq_event");
+    check(ibv_get_cq_event(completions, &which, &context) == 0, "ibv_get_cq_event");
     ibv_ack_cq_events(cq, 1);
     check(ibv_req_notify_cq(cq, 1) == 0, "ibv_req_notify_cq");
     while (ibv_poll_cq(cq, 1, &wc) > 0) {

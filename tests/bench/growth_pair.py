@@ -157,7 +157,7 @@ def _check(code: int) -> None:
 class Bare:
     """One end, of C objects alone."""
 
-    def __init__(self, cm_id: Any) -> None:
+    def __init__(self, cm_id: Any, cq: Any) -> None:
         self.id = cm_id
         context = cm_id.verbs
         self.pd = lib.ibv_alloc_pd(context)
@@ -165,14 +165,12 @@ class Bare:
         self.mr = lib.ibv_reg_mr_iova(
             self.pd, self.memory, _SLAB, int(ffi.cast("uintptr_t", self.memory)), 1
         )
-        self.cq = lib.ibv_create_cq(context, LEAN.sends + LEAN.receives, ffi.NULL, ffi.NULL, 0)
         attr = ffi.new("struct ibv_qp_init_attr *")
-        attr.send_cq = attr.recv_cq = self.cq
+        attr.send_cq = attr.recv_cq = cq
         attr.qp_type = lib.IBV_QPT_RC
         attr.cap = (LEAN.sends, LEAN.receives, 1, 1, 0)
         self.qp = lib.ibv_create_qp(self.pd, attr)
         self._advance(1, 1)
-        _check(lib.ibv_req_notify_cq(self.cq, 0))
         slots = ffi.new("uint16_t[]", list(range(LEAN.receives)))
         addr = int(ffi.cast("uintptr_t", self.memory))
         _check(lib.aio_post_recv_slots(self.qp, 0, addr, 256, self.mr.lkey, slots, LEAN.receives))
@@ -205,7 +203,6 @@ class Bare:
         """Destroy all of it."""
         lib.rdma_disconnect(self.id)
         lib.ibv_destroy_qp(self.qp)
-        lib.ibv_destroy_cq(self.cq)
         lib.ibv_dereg_mr(self.mr)
         lib.ibv_dealloc_pd(self.pd)
         lib.rdma_destroy_id(self.id)
@@ -228,6 +225,7 @@ def bare(address: str, count: int) -> float:
     _check(lib.rdma_listen(listener, 100))
     ends: list[Bare] = []
     took = 0.0
+    cq: Any = None
     for number in range(count + 1):
         begun = time.perf_counter()
         _check(lib.rdma_create_id(here, out, ffi.NULL, lib.RDMA_PS_TCP))
@@ -236,9 +234,13 @@ def bare(address: str, count: int) -> float:
         wait(here)
         _check(lib.rdma_resolve_route(client_id, 2000))
         wait(here)
-        client = Bare(client_id)
+        if cq is None:
+            room = 2 * (count + 1) * (LEAN.sends + LEAN.receives)
+            cq = lib.ibv_create_cq(client_id.verbs, room, ffi.NULL, ffi.NULL, 0)
+            _check(lib.ibv_req_notify_cq(cq, 0))
+        client = Bare(client_id, cq)
         client.connect()
-        server = Bare(wait(there))
+        server = Bare(wait(there), cq)
         server.accept()
         wait(here)
         client.establish()
@@ -248,6 +250,7 @@ def bare(address: str, count: int) -> float:
         ends += client, server
     for end in ends:
         end.close()
+    lib.ibv_destroy_cq(cq)
     lib.rdma_destroy_id(listener)
     lib.rdma_destroy_event_channel(here)
     lib.rdma_destroy_event_channel(there)
