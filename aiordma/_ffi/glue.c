@@ -401,3 +401,8 @@ static void aio_unmap(void *memory, size_t size)
 {
     munmap(memory, size);
 }
+
+static void aio_clear(void *memory, size_t size)
+{
+    memset(memory, 0, size);
+}

@@ -24,6 +24,7 @@ int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *out);
 
 void *aio_map(size_t size);
 void aio_unmap(void *memory, size_t size);
+void aio_clear(void *memory, size_t size);
 
 struct aio_cq {
     uint64_t token;
@@ -238,7 +239,7 @@ struct aio_stream {
     uint8_t sending;   /* data may go */
     uint8_t held;      /* but not by aio_stream_write; Python hears when there is room */
     uint8_t crediting; /* the peer is told of room and credits */
-    uint8_t owing;     /* a control message of Python's waits for a work request */
+    uint8_t owing;     /* a message of the protocol's waits in Python: for a work request, a credit */
     uint8_t swapped;   /* the peer has the other byte order */
     uint8_t heard;     /* set when a word has come */
     uint8_t plain;     /* all that comes is for the protocol's data_received */

@@ -222,7 +222,7 @@ static int aio_stream_allow(struct aio_stream *s, uint32_t limit)
         s->entry = !s->entry;
     }
     s->allowed = allowed;
-    if (s->held)
+    if (s->held || s->owing) /* a mapping may wait for a credit */
         s->sink.news |= AIO_STREAM_ROOM;
     return 1;
 }

@@ -109,6 +109,7 @@ class StreamIomap:
             slot = self._machine.iomap.publish(
                 Mapping(name, region.addr, region.rkey, region.length)
             )
+            self._machine.sync()  # until it is posted nothing may be written
         except BaseException:
             region.close()
             raise

@@ -10,6 +10,7 @@ import pytest
 from aiordma import ConnectionLostError, RemoteAccessError, StreamConfig
 from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import SGE
+from tests.device.oracle import until
 from tests.device.streaming import Streams, stream_pair
 
 CONFIG = StreamConfig(iomap_slots=2)
@@ -64,6 +65,25 @@ async def test_data_waits_for_a_mapping(address: str) -> None:
             assert here[1].transport.get_write_buffer_size() == 1
             receiving.resume_reading()
             assert await there[0].readexactly(17) == b"x" * 16 + b"y"
+            assert [mapping.offset for mapping in iomap(there).mappings()] == [7]
+
+
+async def test_data_waits_for_a_mapping_that_got_its_credit_meanwhile(address: str) -> None:
+    """With the credit goes the mapping, and not the byte that is written next."""
+    config = StreamConfig(iomap_slots=2, recv_depth=16)
+    async with stream_pair(address, config) as (here, there):
+        sending: Any = here[1].transport
+        receiving: Any = there[1].transport
+        receiving.pause_reading()
+        for _ in range(16):
+            here[1].write(b"x")
+        with await iomap(here).map(SIZE, 7):
+            assert sending._machine.iomap.pending
+            receiving.resume_reading()
+            assert await there[0].readexactly(16) == b"x" * 16
+            await until(lambda: not sending._machine.iomap.pending)
+            here[1].write(b"y")
+            assert await there[0].readexactly(1) == b"y"
             assert [mapping.offset for mapping in iomap(there).mappings()] == [7]
 
 
