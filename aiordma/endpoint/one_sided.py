@@ -36,13 +36,12 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, AtomicCap, Opcode
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.wr import SGE
 
 __all__ = ["OneSided", "register"]
 
 _COPY = 64 * 1024
-_INLINE_REGISTRATION = 1 << 20
 _PIECE = 1 << 20  # _ffi/transfer.c has it, too
 _GROUP = 4
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
@@ -54,7 +53,7 @@ Local = MemoryRegion | SGE
 async def register(link: Link, buffer: Any, access: Access) -> MemoryRegion:
     """Register memory in the connection's protection domain, in a thread if it takes long."""
     size = buffer if isinstance(buffer, int) else memoryview(buffer).nbytes
-    if size <= _INLINE_REGISTRATION:
+    if size <= INLINE_BYTES:
         return MemoryRegion(link.pd, buffer, access)
     return await call_blocking(
         lambda: MemoryRegion(link.pd, buffer, access), undo=MemoryRegion.close

@@ -11,13 +11,13 @@ from aiordma.endpoint.kept import kept
 from aiordma.endpoint.wire import Hello
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES
 from aiordma.verbs.qp import QPInitAttr
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
-__all__ = ["CONTROL_SIZE", "INLINE_REGISTRATION", "Plan", "hello_of", "plan_of"]
+__all__ = ["CONTROL_SIZE", "Plan", "hello_of", "plan_of"]
 
 CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
-INLINE_REGISTRATION = 1 << 20  # registering more bytes than this takes long enough for a thread
 
 
 class Plan:
@@ -56,7 +56,7 @@ class Plan:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         self.size = sum(count * size for count, size in shapes)
-        self.quick = config.shared_slots is None and self.size <= INLINE_REGISTRATION
+        self.quick = config.shared_slots is None and self.size <= INLINE_BYTES
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()
         self.control = config.control_depth

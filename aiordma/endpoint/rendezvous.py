@@ -35,12 +35,11 @@ from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
 __all__ = ["Exposer", "Fetcher"]
 
 _COPIED = 1 << 18
-_INLINE_REGISTRATION = 1 << 20
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
 
@@ -160,7 +159,7 @@ class Exposer:
 
     async def _register(self, payload: memoryview) -> MemoryRegion:
         pd = self._link.pd
-        if payload.nbytes <= _INLINE_REGISTRATION:
+        if payload.nbytes <= INLINE_BYTES:
             return MemoryRegion(pd, payload, Access.REMOTE_READ)
         return await call_blocking(
             lambda: MemoryRegion(pd, payload, Access.REMOTE_READ), undo=MemoryRegion.close

@@ -91,7 +91,8 @@ class SharedQueues:
                 return cq
         context = self._channel.context
         first = _IWARP_CQE if context.is_iwarp else _CQE
-        room = min(max(first, completions), context.attributes.max_cqe)
+        # What is too much for the device it says by refusing it.
+        room = max(min(first, context.attributes.max_cqe), completions)
         cq = _Queue(context, room, self._channel, self._has_room)
         self.queues.append(cq)
         self._open.append(cq)

@@ -100,12 +100,14 @@ class Shutdown:
                 self._begun = self._link.loop.create_future()
             await asyncio.shield(self._begun)
         assert self._task is not None
-        await asyncio.shield(self._task)
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
 
     async def _run(self, connection: Ending) -> None:
         link = self._link
         try:
-            if connection._alive:
+            if connection._alive and not self._disconnected:
                 goodbye = self._goodbye = asyncio.create_task(self._say_goodbye())
                 await asyncio.wait([goodbye])
                 if not goodbye.cancelled() and (failed := goodbye.exception()):
@@ -119,6 +121,9 @@ class Shutdown:
             await connection._stop_parts()
             await link.quiesce()
         finally:
+            # If this is canceled, others still wait, and the goodbye goes on.
+            self.hurry()
+            connection._end()
             link.close()
         await link.wait_closed()
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 from aiordma.endpoint.adapter_side import Closing
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.plan import CONTROL_SIZE, INLINE_REGISTRATION, Plan, plan_of
+from aiordma.endpoint.plan import CONTROL_SIZE, Plan, plan_of
 from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
@@ -33,7 +33,7 @@ from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.elastic import ElasticArena
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 
@@ -213,8 +213,8 @@ class Slots:
 async def _elastic(
     pd: ProtectionDomain, most: int, base: int, slot_size: int, share: Share
 ) -> ElasticArena:
-    chunk = min(max(4, (most - base) // _STEPS), max(1, INLINE_REGISTRATION // slot_size))
-    if base * slot_size <= INLINE_REGISTRATION:
+    chunk = min(max(4, (most - base) // _STEPS), max(1, INLINE_BYTES // slot_size))
+    if base * slot_size <= INLINE_BYTES:
         return ElasticArena(pd, most, base, chunk, slot_size, share)
     return await call_blocking(
         lambda: ElasticArena(pd, most, base, chunk, slot_size, share), undo=ElasticArena.close

@@ -8,10 +8,11 @@ and is poisoned, without any C call, before the child runs its first Python code
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Poisonable", "guard"]
+__all__ = ["Poisonable", "guard", "new_lock"]
 
 
 class Poisonable(Protocol):
@@ -21,6 +22,7 @@ class Poisonable(Protocol):
         """Drop every handle without a C call; must not raise."""
 
 
+_locks: list[Any] = []
 _guarded: weakref.WeakSet[Poisonable] = weakref.WeakSet()
 
 
@@ -29,7 +31,20 @@ def guard(obj: Poisonable) -> None:
     _guarded.add(obj)
 
 
+def new_lock() -> Any:
+    """A lock of a module, for as long as the process lives; an `RLock`.
+
+    It may be taken again by who has it: the collector may run meanwhile, and end something.  In a
+    forked child it is free: the thread that had it may not exist there.
+    """
+    lock = threading.RLock()
+    _locks.append(lock)
+    return lock
+
+
 def _poison_all() -> None:
+    for lock in _locks:
+        lock._at_fork_reinit()  # as the standard library does it
     for obj in list(_guarded):
         obj.poison_after_fork()
     _guarded.clear()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, Protocol, TypeVar
+
+from aiordma.loop import fork
 
 __all__ = ["Shared", "acquire"]
 
@@ -52,9 +53,8 @@ class _Release:
             entry.shared.close()
 
 
-#: Users let go in whatever thread.  Of the kind that may be taken again: what the collector ends in
-#: between may be a user, too.
-_lock = threading.RLock()
+#: Users let go in whatever thread, and what the collector ends in between may be a user, too.
+_lock = fork.new_lock()
 _ATTRIBUTE = "_aiordma_shared"
 #: For loops that take no attributes.
 _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Entry]] = (

@@ -12,11 +12,11 @@ Theory of operation
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno
+from aiordma.loop import fork
 
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["ARMED_FOR_ALL", "expect", "listen", "unlisten"]
 
 ARMED_FOR_ALL = 1  # as aio_cq.armed has it
-_counts = threading.RLock()
+_counts = fork.new_lock()
 
 
 def listen(cq: CompletionQueue) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from typing import Any, Protocol, Self
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, device_error, os_error, queue_error
+from aiordma.loop import fork
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
@@ -36,7 +36,7 @@ __all__ = ["CompletionQueue"]
 
 
 # Queue pairs take their promises back where they are destroyed, in other threads.
-_promises = threading.Lock()
+_promises = fork.new_lock()
 
 
 class Dependent(Protocol):
@@ -364,7 +364,7 @@ class CompletionQueue(Resource):
             needed = self._promised + depth
             if needed > self._cqe:
                 self._grow(needed)
-            self._promised = needed
+            self._promised += depth  # others may have taken theirs back meanwhile
 
     def _make_room(self, depth: int) -> bool:
         """Whether `depth` more can be promised; grows for them."""

@@ -47,15 +47,31 @@ class _Shelf:
         self.allocate: Callable[[str], CData] = ffi.new_allocator(
             self.take, self.give, should_clear_after_alloc=False
         )
-        self.allocate_cleared: Callable[[str], CData] = ffi.new_allocator(self.take, self.give)
+        self.allocate_cleared: Callable[[str], CData] = ffi.new_allocator(
+            self.take_cleared, self.give, should_clear_after_alloc=False
+        )
 
     def take(self, size: int) -> CData:
         """Memory with whatever is in it."""
+        return self._old() or self._new(size)
+
+    def take_cleared(self, size: int) -> CData:
+        """Memory with nothing in it, which a new mapping is as it comes."""
+        pointer = self._old()
+        if pointer is None:
+            return self._new(size)
+        lib.aio_clear(pointer, self._size)  # other threads go on meanwhile
+        return pointer
+
+    def _old(self) -> CData | None:
         global _kept
         with _lock:
-            if self._pointers:
-                _kept -= self._size
-                return self._pointers.pop()
+            if not self._pointers:
+                return None
+            _kept -= self._size
+            return self._pointers.pop()
+
+    def _new(self, size: int) -> CData:
         pointer = lib.aio_map(size)
         if not pointer:  # of NULL cffi would make a MemoryError, which is no OSError
             raise os_error(ffi.errno or errno.ENOMEM, "mmap", detail=f"({size} bytes)")

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import threading
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -38,6 +37,7 @@ from aiordma.errors import (
     os_error,
     queue_error,
 )
+from aiordma.loop import fork
 from aiordma.loop.credits import Credits
 from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable
 from aiordma.verbs import async_event
@@ -57,7 +57,7 @@ from aiordma.verbs.wr import SGE, RecvWR, build_recv, sge_list
 __all__ = ["SRQAttributes", "SharedReceiveQueue"]
 
 # Queue pairs leave where they are destroyed, in other threads.
-_lock = threading.Lock()
+_lock = fork.new_lock()
 _ID_MASK = (1 << TAG_SHIFT) - 1
 
 

@@ -207,3 +207,24 @@ async def test_streams_and_messages_have_queues_of_their_own_each(address: str) 
             async with asyncio.timeout(0.7):
                 mine[1].write(b"x" * 10)
                 assert await theirs[0].readexactly(10) == b"x" * 10
+
+
+async def test_more_than_the_device_has(address: str, is_siw: bool) -> None:
+    """What one connection would need is beyond any queue; software iWARP has room for more."""
+    config = aiordma.ConnectionConfig(
+        slot_size=256, recv_depth=16_000, send_depth=16_000, one_sided_depth=4096
+    )
+    async with aiordma.listen(address, 0) as listener:
+        accepting = asyncio.ensure_future(listener.accept())
+        if is_siw:
+            async with aiordma.connect(address, listener.port, config=config), await accepting:
+                return
+        with pytest.raises(OSError, match="above the device's limit"):
+            await aiordma.connect(address, listener.port, config=config)
+        accepting.cancel()
+        # And the next one is no worse for it.
+        async with (
+            aiordma.connect(address, listener.port) as client,
+            await listener.accept() as server,
+        ):
+            await exchange(client, server, 3)

@@ -95,3 +95,30 @@ async def test_a_canceled_wait_for_the_reason_leaves_nothing(pair: Pair) -> None
         )
         with pytest.raises(aiordma.ConnectionLostError):
             await pair.client.recv()
+
+
+async def test_a_close_that_is_canceled_ends_who_waits(pair: Pair) -> None:
+    """Whoever cancels all tasks of a loop cancels the one that closes, too."""
+    async with asyncio.timeout(20):
+        await _flushed(pair.client)
+        flushing = asyncio.ensure_future(pair.client.flush())
+        closing = asyncio.ensure_future(pair.client.close())
+        await asyncio.sleep(0)
+        task = pair.client._shutdown._task
+        assert task is not None
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises((aiordma.ConnectionLostError, aiordma.ResourceClosedError)):
+            await flushing
+        await asyncio.gather(closing, return_exceptions=True)
+
+
+async def test_nothing_is_said_to_a_peer_that_has_left(pair: Pair) -> None:
+    """Its disconnection is read when the end has begun, and before its first step."""
+    async with asyncio.timeout(20):
+        closing = asyncio.ensure_future(pair.client.close())
+        await asyncio.sleep(0)
+        sent = pair.client._lane.sent
+        pair.client._shutdown.peer_left()
+        await closing
+        assert pair.client._lane.sent == sent

@@ -209,3 +209,44 @@ def test_what_is_gone_is_not_kept_by_the_guard() -> None:
         print(ref() is None, len(fork._guarded))
     """)
     assert out == "True 0"
+
+
+def test_a_lock_that_another_thread_had_is_free_in_the_child() -> None:
+    out = run("""
+        import threading
+        lock, taken, over = fork.new_lock(), threading.Event(), threading.Event()
+
+        def hold():
+            with lock:
+                taken.set()
+                over.wait(20)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert taken.wait(20)
+
+        def child():
+            assert lock.acquire(timeout=5)
+            with lock:
+                print("free")
+
+        in_child(child)
+        assert not lock.acquire(blocking=False)
+        over.set()
+        thread.join(20)
+    """)
+    assert out == "free"
+
+
+def test_who_has_a_lock_may_take_it_again() -> None:
+    """The collector may run while a queue counts, and end a queue pair that counts there, too."""
+    out = run("""
+        from aiordma.loop import registry
+        from aiordma.verbs import attention, cq, srq
+        for lock in (registry._lock, attention._counts, cq._promises, srq._lock):
+            with lock:
+                assert lock.acquire(timeout=5)
+                lock.release()
+        print("again")
+    """)
+    assert out == "again"
