@@ -5,6 +5,10 @@ Theory of operation
     the next is begun.  A queue that had no room is not asked again before a queue pair of its has
     gone, so that a new connection asks one queue, however many are full.
 
+    No queue ever runs over: it has room for all that its queue pairs may have under way.  What one
+    that is gone has completed may still lie there, with no room promised for it any more; so it is
+    taken out before room is promised to the next.
+
     Connections that are woken by solicited completions alone, and others, have queues of their own
     each: what a queue is armed for concerns all that complete there.
 """
@@ -30,9 +34,13 @@ _IWARP_CQE = 32_768
 
 
 class _Queue(CompletionQueue):
-    """One of them; it says when there may be room again."""
+    """One of them; it says when there may be room again.
 
-    __slots__ = ("_on_room",)
+    Attributes:
+        left: A queue pair has gone since it was swept.
+    """
+
+    __slots__ = ("_on_room", "left")
 
     def __init__(
         self,
@@ -42,9 +50,11 @@ class _Queue(CompletionQueue):
         on_room: Callable[[_Queue], None],
     ) -> None:
         self._on_room = on_room
+        self.left = False
         super().__init__(context, cqe, channel)
 
     def _unpromise(self, depth: int) -> None:
+        self.left = True  # before its room is somebody else's, in another thread
         super()._unpromise(depth)
         self._on_room(self)
 
@@ -86,6 +96,9 @@ class SharedQueues:
             with self._lock:  # full, unless it says otherwise meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
+            if cq.left:
+                cq.left = False
+                self._channel._sweep(cq)
             if cq._make_room(completions):
                 self._has_room(cq)  # first in the line, to be filled before others
                 return cq

@@ -21,7 +21,7 @@ class Queue:
 
     def __init__(self, context: Any, cqe: int, channel: Any, on_room: Any) -> None:
         self.promised = 0
-        self.closed = False
+        self.closed = self.left = False
         self._on_room = on_room
 
     def _make_room(self, depth: int) -> bool:
@@ -29,6 +29,7 @@ class Queue:
         return self.promised + depth <= ROOM
 
     def gone(self, depth: int) -> None:
+        self.left = True
         self.promised -= depth
         self._on_room(self)
 
@@ -42,7 +43,9 @@ def queues(monkeypatch: pytest.MonkeyPatch) -> SharedQueues:
     monkeypatch.setattr(Queue, "asked", 0)
     attributes = SimpleNamespace(max_cqe=ROOM)
     context = SimpleNamespace(is_iwarp=False, attributes=attributes)
-    return SharedQueues(cast("Any", SimpleNamespace(context=context)))
+    swept: list[Queue] = []
+    channel = SimpleNamespace(context=context, _sweep=swept.append, swept=swept)
+    return SharedQueues(cast("Any", channel))
 
 
 def take(queues: SharedQueues, depth: int) -> Queue:
@@ -66,6 +69,20 @@ def test_room_that_came_back_is_found(queues: SharedQueues) -> None:
     assert len(queues.queues) == 10
     take(queues, 5)
     assert len(queues.queues) == 11
+
+
+def test_what_others_have_left_is_taken_out_before_room_is_promised(queues: SharedQueues) -> None:
+    swept: list[Queue] = cast("Any", queues)._channel.swept
+    first = take(queues, 5)
+    take(queues, 5)
+    assert not swept
+    first.gone(5)
+    assert take(queues, 5) is first
+    assert swept == [first]
+    first.gone(10)
+    take(queues, 3)
+    take(queues, 3)
+    assert swept == [first, first]
 
 
 def test_one_that_is_not_full_is_filled_before_others(queues: SharedQueues) -> None:
