@@ -14,6 +14,8 @@ GROUP = "239.80.0.7"
 #: Soft-RoCE sends from a thread of the kernel, and mckey destroys its queue pair as soon as it has
 #: posted: with one processor nothing would leave.  An idle program waits for the kernel.
 IDLE = ("chrt", "--idle", "0")
+#: How often mckey is asked to send, because that does not help always.
+ATTEMPTS = 5
 
 
 def udaddy(*options: str, services: int = SERVICES) -> tuple[str, ...]:

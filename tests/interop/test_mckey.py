@@ -16,13 +16,12 @@ import pytest
 from aiordma import NotSupportedError
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, PortSpace
 from aiordma.verbs import AddressHandle
-from tests.interop.datagram_programs import GROUP, IDLE, mckey
+from tests.interop.datagram_programs import ATTEMPTS, GROUP, IDLE, mckey
 from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Mailbox
 from tests.interop.native import End
 from tests.interop.program import assert_bytes, running
 from tests.native_ends import close_all
 
-ATTEMPTS = 5
 TRANSFERRED = ["data transfers complete", "test complete", "return status 0"]
 NO_DATAGRAMS = "mckey: unable to create QP: Operation not supported"
 
