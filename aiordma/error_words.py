@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import errno
 
+from aiordma.device_nodes import NO_PERMISSION
+
 __all__ = [
+    "CLASS_HINTS",
     "ERRNO_HINTS",
     "ERRNO_HINTS_ANY",
     "EVENT_HINTS",
@@ -89,6 +92,46 @@ EVENT_HINTS = {
     "SRQ_ERR": "no queue pair can receive through the shared receive queue any more",
 }
 
+# By the class of the exception, where nothing is known that fits the case better.
+CLASS_HINTS = {
+    "RdmaError": "the text and `__cause__` tell what has happened; `aiordma doctor` looks for what "
+    "this machine lacks",
+    "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` tells what is missing",
+    "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn`",
+    "RdmaOSError": "the call's man page has what the errno means there; the kernel's log (`dmesg`) "
+    "and `aiordma doctor` may tell more",
+    "RdmaPermissionError": "see the modes of /dev/infiniband/*, and `ulimit -l` for memory that is "
+    "to be pinned; `aiordma doctor` checks both",
+    "RdmaTimeoutError": "the peer lives but does not answer: does its program receive? Limits are "
+    "settings of the configuration",
+    "ResourceClosedError": "this program closed the object before: look for its close(), its "
+    "abort(), and the end of its `with` block",
+    "ResourceBusyError": "wait for the other task, or acknowledge the events, and call again",
+    "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
+    "says what is missing",
+    "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
+    "MessageTooLargeError": "send it in pieces, or raise max_message_size in the configuration of "
+    "the receiving side",
+    "ConnectionFailedError": "is the peer up, is the address right? see `aiordma doctor` on both "
+    "sides",
+    "HostNotFoundError": "is the name right? `getent hosts NAME` asks the same resolver",
+    "AddressError": "`ip route get ADDRESS` shows the way, `rdma link` its device, `ip neighbor` "
+    "the neighbor",
+    "RouteError": "`ip route get ADDRESS` shows the way; on InfiniBand the subnet manager gives it",
+    "MulticastError": "is the interface up, is the group an address of multicast?",
+    "ConnectionRejectedError": "`private_data` and `status` have what the peer gave as its reason",
+    "ConnectTimeoutError": "no answer: is the peer up, is the address right, is UDP port 4791 "
+    "(RoCE) open?",
+    "ConnectionLostError": "`__cause__` has the first failure; the peer's log may tell more",
+    "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
+    "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
+    "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "
+    "fit?",
+    "CompletionError": "docs/errors.md has the statuses; vendor_err is explained by the adapter's "
+    "documentation",
+    "QueueError": "the kernel's log (`dmesg`) may tell more",
+}
+
 # ib_cm_sidr_status: how a datagram service answers a request; reason, hint.
 SERVICE_REASONS = {
     1: ("no such service", "nobody listens for datagrams on that port"),
@@ -104,6 +147,10 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     "registers at most 1 GiB at a time",
     ("ibv_reg_mr", errno.EPERM): "RLIMIT_MEMLOCK is 0; raise it with `ulimit -l`",
     ("ibv_reg_mr", errno.EFAULT): "the buffer is read-only or not mapped",
+    ("ibv_open_device", errno.EACCES): NO_PERMISSION,
+    ("ibv_open_device", errno.EPERM): NO_PERMISSION,
+    ("rdma_create_event_channel", errno.EACCES): NO_PERMISSION,
+    ("rdma_create_event_channel", errno.EPERM): NO_PERMISSION,
     ("rdma_create_event_channel", errno.ENODEV): "there is no RDMA device; run `aiordma doctor`",
     ("rdma_create_event_channel", errno.ENOENT): "load the kernel module: `modprobe rdma_ucm`",
     ("rdma_bind_addr", errno.EADDRNOTAVAIL): "no interface of this host has the address",

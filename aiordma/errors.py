@@ -11,6 +11,9 @@ Theory of operation
     missed deadline a `TimeoutError`; all of them are `OSError`.
 
     An unknown number never crashes: it becomes the general class with the number shown.
+
+    Every class has a hint of its own in `CLASS_HINTS`, for the errors of which nothing better is
+    known; it is not part of the text, which holds only a hint that fits the number.
     Exceptions hold copies of values, never handles, so that a traceback keeps no adapter alive.
 """
 
@@ -18,8 +21,11 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
+from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
+    CLASS_HINTS,
     ERRNO_HINTS,
     ERRNO_HINTS_ANY,
     EVENT_HINTS,
@@ -41,6 +47,7 @@ __all__ = [
     "DeviceRemovedError",
     "FlushedError",
     "ForkedError",
+    "HostNotFoundError",
     "LibraryMissingError",
     "LocalAccessError",
     "LocalLengthError",
@@ -50,6 +57,9 @@ __all__ = [
     "ProtocolError",
     "QueueError",
     "RdmaError",
+    "RdmaOSError",
+    "RdmaPermissionError",
+    "RdmaTimeoutError",
     "ReceiverNotReadyError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",
@@ -61,6 +71,7 @@ __all__ = [
     "completion_error",
     "device_error",
     "os_error",
+    "plain_error",
     "queue_error",
 ]
 
@@ -69,10 +80,15 @@ class RdmaError(Exception):
     """Base class of what aiordma raises on its own account.
 
     Attributes:
-        hint: What usually causes this and what to look at, or an empty string.
+        hint: What usually causes this and what to look at; never empty.
     """
 
-    hint: str = ""
+    hint: str = CLASS_HINTS["RdmaError"]
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        if hint := CLASS_HINTS.get(cls.__name__):
+            cls.hint = hint
 
 
 class LibraryMissingError(RdmaError, ImportError):
@@ -81,6 +97,39 @@ class LibraryMissingError(RdmaError, ImportError):
 
 class ForkedError(RdmaError, RuntimeError):
     """The object was made before `fork()`; its handles belong to the parent process."""
+
+
+class RdmaOSError(RdmaError, OSError):
+    """A call of the system or of the C libraries failed; `errno` says how.
+
+    What it raises is also the builtin that fits `errno`, such as `PermissionError`.
+    """
+
+
+class RdmaPermissionError(RdmaOSError, PermissionError):
+    """No permission: to open a device node, to pin memory, or for memory of the peer."""
+
+
+class RdmaTimeoutError(RdmaOSError, TimeoutError):
+    """A deadline has passed."""
+
+
+def _name_of(builtin: type[OSError]) -> str:
+    return f"Rdma{builtin.__name__}"
+
+
+# The classes of the errno that Python has builtins for; pickle finds them here by name.
+_OS_CLASSES: dict[type[OSError], type[RdmaOSError]] = {
+    OSError: RdmaOSError,
+    PermissionError: RdmaPermissionError,
+    TimeoutError: RdmaTimeoutError,
+}
+for _builtin in {type(OSError(_code, "")) for _code in errno.errorcode} - _OS_CLASSES.keys():
+    _OS_CLASSES[_builtin] = globals()[_name_of(_builtin)] = type(
+        _name_of(_builtin),
+        (RdmaOSError, _builtin),
+        {"__doc__": f"A `{_builtin.__name__}` of this library.", "__module__": __name__},
+    )
 
 
 class ResourceClosedError(RdmaError, ConnectionAbortedError):
@@ -92,15 +141,15 @@ class ResourceClosedError(RdmaError, ConnectionAbortedError):
             self.errno = errno.ECONNABORTED  # what its class stands for
 
 
-class ResourceBusyError(RdmaError, OSError):
+class ResourceBusyError(RdmaOSError):
     """The object is in use: events are not acknowledged, or another task owns the operation."""
 
 
-class DeviceNotFoundError(RdmaError, OSError):
+class DeviceNotFoundError(RdmaOSError):
     """No RDMA device serves the address, or the machine has none."""
 
 
-class NotSupportedError(RdmaError, OSError):
+class NotSupportedError(RdmaOSError):
     """The device, its driver or the transport cannot do this."""
 
 
@@ -120,6 +169,10 @@ class ConnectionFailedError(RdmaError, ConnectionError):
         super().__init__(*args)
         self.event = event
         self.status = status
+
+
+class HostNotFoundError(RdmaError, socket.gaierror):
+    """The name of a host does not resolve; `errno` is a number of `getaddrinfo(3)`."""
 
 
 class AddressError(ConnectionFailedError):
@@ -150,7 +203,7 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
         self.private_data = private_data
 
 
-class ConnectTimeoutError(RdmaError, TimeoutError):
+class ConnectTimeoutError(RdmaTimeoutError):
     """The peer did not answer within the deadline.
 
     Attributes:
@@ -207,7 +260,7 @@ class CompletionError(RdmaError, OSError):
         self.qp_num = qp_num
         self.vendor_err = vendor_err
         self.index = None
-        self.hint = WC_HINTS.get(self.status_name, "")
+        self.hint = WC_HINTS.get(self.status_name) or type(self).hint
 
     def __reduce__(self) -> tuple[object, ...]:
         # OSError's own way would call the class with (errno, text).
@@ -249,7 +302,7 @@ class TransportRetryError(CompletionError):
     """The peer's adapter did not acknowledge: dead peer, lost link or wrong path."""
 
 
-class QueueError(RdmaError, OSError):
+class QueueError(RdmaOSError):
     """The device reported, by an event and not by a completion, that a queue has failed.
 
     Attributes:
@@ -259,6 +312,7 @@ class QueueError(RdmaError, OSError):
     event: str = ""
 
 
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _WC_CLASSES: dict[str, type[CompletionError]] = {
     "WR_FLUSH_ERR": FlushedError,
     "LOC_LEN_ERR": LocalLengthError,
@@ -291,8 +345,8 @@ def _with_hint(text: str, hint: str) -> str:
     return f"{text} ({hint})" if hint else text
 
 
-def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
-    """Build the `OSError` for a C call that failed.
+def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
+    """Build the exception for a C call that failed.
 
     Args:
         code: errno; negative as well, as software iWARP's posts return it.
@@ -300,22 +354,54 @@ def os_error(code: int, verb: str, *, detail: str = "") -> OSError:
         detail: What was asked for, such as a size, for the text.
 
     Returns:
-        The builtin subclass that fits the errno; `NotSupportedError` and `DeviceNotFoundError`
-        for EOPNOTSUPP and ENODEV.  The text holds verb, symbol, words and a hint.
+        An `RdmaOSError` that is also the builtin subclass that fits the errno;
+        `NotSupportedError` and `DeviceNotFoundError` for EOPNOTSUPP and ENODEV.  The text holds
+        verb, symbol, words and, where one is known, a hint.
     """
     code = abs(code)
     symbol = errno.errorcode.get(code, str(code))
-    hint = ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, "")
-    text = _with_hint(f"{verb}: {symbol}: {os.strerror(code)}{detail and ' ' + detail}", hint)
+    text = f"{verb}: {symbol}: {os.strerror(code)}{detail and ' ' + detail}"
+    if code == errno.ENODEV or (verb, code) == ("rdma_create_event_channel", errno.ENOENT):
+        code, text, hint = _with_nodes(code, text)
+        if hint:
+            return plain_error(code, text, hint)
+    return plain_error(code, text, ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, ""))
+
+
+def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
+    """Build the exception for something that fails with an errno, but is no C call.
+
+    Args:
+        code: errno.
+        text: What has failed.
+        hint: What to do about it; stands in the text as well.
+    """
+    kind: type[RdmaOSError]
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
-        error: OSError = NotSupportedError(code, text)
+        kind = NotSupportedError
     elif code == errno.ENODEV:
-        error = DeviceNotFoundError(code, text)
+        kind = DeviceNotFoundError
     else:
-        error = OSError(code, text)
-    if isinstance(error, RdmaError):
+        kind = _OS_CLASSES[type(OSError(code, ""))]
+    error = kind(code, _with_hint(text, hint))
+    if hint:
         error.hint = hint
     return error
+
+
+def _with_nodes(code: int, text: str) -> tuple[int, str, str]:
+    """What C tells as a missing device, if it is a node that cannot be opened: errno, text, hint.
+
+    Where other devices can be opened it stays ENODEV, which tells others to look at the next
+    address; the hint is empty if all nodes can be.
+    """
+    found = unopened()
+    if found is None:
+        return code, text, ""
+    why, node, altogether = found
+    words = f"{node} cannot be opened: {errno.errorcode[why]}: {os.strerror(why)}"
+    hint = ERRNO_HINTS_ANY[errno.EMFILE] if why in _NO_DESCRIPTOR else NO_PERMISSION
+    return (why if altogether else code), f"{text}: {words}", hint
 
 
 def completion_error(
@@ -348,13 +434,17 @@ def queue_error(event: str, queue: str) -> QueueError:
     """
     hint = EVENT_HINTS.get(event, "")
     error = QueueError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))
-    error.event, error.hint = event, hint
+    error.event, error.hint = event, hint or error.hint
     return error
 
 
 def _failed_errno(event: str, status: int) -> tuple[int, str]:
     """Errno and words for the negative status of an error event."""
     code = -status if status < 0 else errno.EIO
+    if status == -1:
+        # No EPERM: librdmacm's own -1, whose errno is lost.  With an address it means that it did
+        # not find the device that the kernel had chosen.
+        code = errno.ENODEV if event == "ADDR_ERROR" else errno.EIO
     return code, _with_hint(
         f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}",
         ERRNO_HINTS_ANY.get(code, ""),
@@ -381,7 +471,7 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         error = ConnectionRejectedError(
             errno.ECONNREFUSED, text, event=event, status=status, private_data=private_data
         )
-        error.hint = hint
+        error.hint = hint or error.hint
         return error
     if event == "DEVICE_REMOVAL":
         return DeviceRemovedError(errno.ENODEV, "the RDMA device was removed")
@@ -389,9 +479,8 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         return ConnectionLostError(errno.ECONNRESET, "the connection was closed by the peer")
     code, text = _failed_errno(event, status)
     if code == errno.ENODEV:
-        gone = DeviceNotFoundError(code, text)
-        gone.hint = ERRNO_HINTS_ANY[code]
-        return gone
+        code, text, hint = _with_nodes(code, f"{event}: ENODEV: {os.strerror(code)}")
+        return plain_error(code, text, hint or ERRNO_HINTS_ANY[errno.ENODEV])
     if code == errno.ETIMEDOUT or event == "UNREACHABLE":
         hint = "no answer: is the peer up, is the address right, is UDP port 4791 (RoCE) open?"
         error = ConnectTimeoutError(
@@ -405,5 +494,5 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         "MULTICAST_ERROR": MulticastError,
     }
     error = classes.get(event, ConnectionFailedError)(code, text, event=event, status=status)
-    error.hint = ERRNO_HINTS_ANY.get(code, "")
+    error.hint = ERRNO_HINTS_ANY.get(code) or error.hint
     return error

@@ -5,9 +5,11 @@ Most of it is read from the kernel's files, so that it is told even where a libr
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
+from aiordma import device_nodes
 from aiordma._ffi import load_error
 from aiordma.cli import sysfs
 from aiordma.cli.finding import Finding, fail, ok, warn
@@ -65,20 +67,26 @@ def nodes() -> Finding:
         return fail(f"{sysfs.CLASS_VERBS} is empty", "`modprobe ib_uverbs`")
     manager = sysfs.DEV / "rdma_cm"
     troubles = {node: _trouble(node) for node in (manager, *verbs.values())}
-    bad = [f"{node} {trouble}" for node, trouble in troubles.items() if trouble]
+    bad = [f"{node} {trouble[0]}" for node, trouble in troubles.items() if trouble]
     if not bad:
         return ok(", ".join(str(node) for node in troubles))
     usable = not troubles[manager] and not all(troubles[node] for node in verbs.values())
-    advice = f"missing: `modprobe rdma_ucm`, or map it {_MAP}; no permission: mode 0666 is usual"
-    return (warn if usable else fail)("; ".join(bad), advice)
+    kinds = dict.fromkeys(advice for _, advice in filter(None, troubles.values()))
+    return (warn if usable else fail)("; ".join(bad), "; ".join(kinds))
 
 
-def _trouble(node: Path) -> str:
+def _trouble(node: Path) -> tuple[str, str] | None:
+    """What is wrong with a node, and what to do about it."""
     if not node.exists():
-        return "is missing"
+        return "is missing", f"`modprobe rdma_ucm`, or map it {_MAP}"
     if not node.is_char_device():
-        return "is no device"
-    return "" if os.access(node, os.R_OK | os.W_OK) else "may not be opened by this user"
+        return "is no device", f"map it {_MAP}"
+    code = device_nodes.trouble(node)
+    if not code:
+        return None
+    if code in (errno.EACCES, errno.EPERM):
+        return "may not be opened by this user", device_nodes.NO_PERMISSION
+    return f"cannot be opened: {os.strerror(code)}", "look into `dmesg`"
 
 
 def connection_manager() -> Finding:
@@ -89,8 +97,10 @@ def connection_manager() -> Finding:
         return _NO_LIBRARY
     try:
         EventChannel().close()
-    except (OSError, RdmaError) as exc:
+    except FileNotFoundError as exc:
         return fail(str(exc), f"`modprobe rdma_ucm`; map {sysfs.DEV}/rdma_cm {_MAP}")
+    except RdmaError as exc:
+        return fail(str(exc), exc.hint if exc.hint not in str(exc) else "")
     return ok("an event channel can be made")
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from aiordma._ffi import load_error
 from aiordma.cli.finding import Finding, fail, ok, warn
 from aiordma.cli.version import aiordma_version
+from aiordma.endpoint.config import DEFAULTS
+from aiordma.endpoint.plan import plan_of
 
 __all__ = [
     "compiled_module",
@@ -32,10 +34,14 @@ _INSTALL = (
 _OLDEST_RDMA_CORE = 39
 _CAP_IPC_LOCK = 14
 _WHOLE_UID_MAP = ["0", "0", "4294967295"]
-_LITTLE_MEMLOCK = 64 << 20
+_FEW_CONNECTIONS = 32
 _RAISE_MEMLOCK = (
     "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.d, LimitMEMLOCK=infinity "
     "in a systemd unit, --ulimit memlock=-1 for a container"
+)
+_ADVICE = (
+    f"{_RAISE_MEMLOCK}; or make connections that need less: slot_size, send_depth, recv_depth and "
+    "shared_slots of ConnectionConfig"
 )
 _FEW_FILES = 1024
 
@@ -105,17 +111,20 @@ def locked_memory() -> Finding:
         return ok("RLIMIT_MEMLOCK is unlimited")
     if _may_lock():
         return ok(f"{seen}, but this process has CAP_IPC_LOCK and is not limited")
-    if soft == 0:
-        return fail(seen, _RAISE_MEMLOCK)
-    if soft < _LITTLE_MEMLOCK:
-        return warn(f"{seen}: enough for few connections", _RAISE_MEMLOCK)
-    return ok(seen)
+    each = plan_of(DEFAULTS).pinned
+    fit = soft // each
+    if not fit:
+        return fail(f"{seen}: a connection with default settings needs {_size(each)}", _ADVICE)
+    verdict = warn if fit < _FEW_CONNECTIONS else ok
+    text = f"{seen}: room for {fit} connections with default settings, {_size(each)} each"
+    return verdict(text, _ADVICE if verdict is warn else "")
 
 
 def _size(number: int) -> str:
     if number == resource.RLIM_INFINITY:
         return "unlimited"
-    return f"{number / (1 << 20):g} MiB" if number >= 1 << 20 else f"{number / 1024:g} KiB"
+    large = number >= 1 << 20
+    return f"{number / (1 << 20):.4g} MiB" if large else f"{number / 1024:.4g} KiB"
 
 
 def _may_lock() -> bool:

@@ -8,6 +8,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiordma import device_nodes
+
 __all__ = [
     "CLASS",
     "CLASS_VERBS",
@@ -22,7 +24,7 @@ __all__ = [
 
 CLASS = Path("/sys/class/infiniband")
 CLASS_VERBS = Path("/sys/class/infiniband_verbs")
-DEV = Path("/dev/infiniband")
+DEV = device_nodes.FOLDER
 _EMPTY_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _TOOL_LIMIT_S = 5.0
 

@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 from aiordma._ffi import ffi
+from aiordma.errors import HostNotFoundError, plain_error
 
 __all__ = [
     "Address",
@@ -110,7 +111,8 @@ def _scope_id(scope: str) -> int:
     try:
         return socket.if_nametoindex(scope)
     except OSError:
-        raise OSError(errno.ENODEV, f"there is no network interface {scope!r}") from None
+        hint = "`ip link` lists them"
+        raise plain_error(errno.ENODEV, f"there is no network interface {scope!r}", hint) from None
 
 
 def is_local(address: Address) -> bool:
@@ -154,7 +156,7 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
 
     Raises:
         TypeError, ValueError: Not a port.
-        socket.gaierror: The name does not resolve.
+        HostNotFoundError: The name does not resolve.
     """
     check_port(port)
     if not host:
@@ -162,9 +164,12 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
     try:
         ip = _ip(host.partition("%")[0])
     except ValueError:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE if passive else 0
-        )
+        flags = socket.AI_PASSIVE if passive else 0
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+        except socket.gaierror as exc:
+            raise HostNotFoundError(*exc.args) from None
         hosts = (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]) for *_, sa in found)
         return [(numeric, port) for numeric in dict.fromkeys(hosts)]
     mapped = getattr(ip, "ipv4_mapped", None)

@@ -18,7 +18,7 @@ from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import _RTS, Stage
 from aiordma.cm.options import Options
 from aiordma.cm.resolving import Resolving
-from aiordma.errors import RdmaError, cm_error, os_error
+from aiordma.errors import RdmaOSError, cm_error, os_error
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -207,7 +207,7 @@ class ConnectionId(Resolving, Options, Datagrams):
         except BaseException as exc:
             if self.stage is Stage.CONNECTING:
                 self.stage = Stage.FAILED
-            if isinstance(exc, OSError) and not isinstance(exc, RdmaError):
+            if isinstance(exc, RdmaOSError):
                 event = _REFUSED_IN_THE_CALL.get(exc.errno or 0)
                 if event is not None:
                     raise cm_error(event, -(exc.errno or 0)) from exc

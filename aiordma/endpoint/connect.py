@@ -74,7 +74,7 @@ def connect(
         TypeError, ValueError: An argument is of no use, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way
             to the peer.
-        socket.gaierror: The name does not resolve.
+        HostNotFoundError: The name does not resolve.
         ConnectionRejectedError: Nobody listens there, or the program refused; its bytes are in
             `private_data`.
         ConnectTimeoutError: No answer in time.

@@ -24,6 +24,7 @@ from aiordma.errors import (
     NotSupportedError,
     ResourceClosedError,
     os_error,
+    plain_error,
 )
 from aiordma.loop.limit import Limit
 from aiordma.memory.remote import RemoteRegion
@@ -115,9 +116,9 @@ class Connection(ConnectionCore):
         lane.messages_sent += 1
         lane.bytes_sent += size
 
-    def _stalled(self) -> TimeoutError:
+    def _stalled(self) -> OSError:
         seconds = self.config.stall_timeout_s
-        return TimeoutError(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
+        return plain_error(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
 
     async def recv(self) -> Message:
         """The next message, in the order in which the peer sent them.

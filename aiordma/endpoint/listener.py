@@ -39,7 +39,7 @@ from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.endpoint.listening import choose, listen_on
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
-from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
+from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
 from aiordma.loop.waiters import Waiters
 
 __all__ = ["Listener", "listen"]
@@ -74,7 +74,7 @@ def listen(
         TypeError, ValueError: The port is none, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
             has the address.
-        socket.gaierror: The name does not resolve; TimeoutError: not within
+        HostNotFoundError: The name does not resolve; TimeoutError: not within
             `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
@@ -90,7 +90,8 @@ def listen(
                 addresses = await look_up(host, port, passive=True)
         except TimeoutError as exc:
             text = f"{host} was not resolved within {config.connect_timeout_s} s"
-            raise TimeoutError(errno.ETIMEDOUT, text) from exc
+            hint = "does the name server answer?"
+            raise plain_error(errno.ETIMEDOUT, text, hint) from exc
         addresses = choose(addresses, ipv6_only=ipv6_only)
         return Listener(addresses, backlog if backlog > 0 else 50, config)
 

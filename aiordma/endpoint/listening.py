@@ -16,6 +16,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
+from aiordma.errors import plain_error
 
 __all__ = ["choose", "listen_on"]
 
@@ -42,7 +43,8 @@ def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
             chosen.append(("0.0.0.0", port))
     if not chosen:
         hosts = ", ".join(host for host, _ in addresses)
-        raise OSError(errno.EAFNOSUPPORT, f"no IPv6 address to listen on: {hosts}")
+        text = f"no IPv6 address to listen on: {hosts}"
+        raise plain_error(errno.EAFNOSUPPORT, text, "`ip -6 address` lists this machine's")
     outside = [address for address in chosen if not _is_loopback(address)]
     return list(dict.fromkeys(outside or chosen))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mmap import PAGESIZE
 from typing import cast
 
 from aiordma.cm.connection_parameter import ConnectionParameter
@@ -29,6 +30,7 @@ class Plan:
         shapes: Slots that a connection has for itself: how many of which size, for receives, sends
             and messages without data.
         size: Bytes of these.
+        pinned: Bytes of the pages that hold them, which count against RLIMIT_MEMLOCK.
         quick: Whether they are a connection's own, and registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
@@ -37,7 +39,7 @@ class Plan:
 
     __slots__ = (
         "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config",
-        "control", "policy", "quick", "shapes", "size",
+        "control", "pinned", "policy", "quick", "shapes", "size",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -56,6 +58,7 @@ class Plan:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         self.size = sum(count * size for count, size in shapes)
+        self.pinned = -(-self.size // PAGESIZE) * PAGESIZE
         self.quick = config.shared_slots is None and self.size <= INLINE_BYTES
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()

@@ -30,7 +30,7 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import FAILED, RENDEZVOUS, FrameKind
-from aiordma.errors import ProtocolError
+from aiordma.errors import ProtocolError, plain_error
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.workers import call_blocking
@@ -191,7 +191,7 @@ class Exposer:
         if done.done():
             return
         if flags & FAILED:
-            done.set_exception(OSError(errno.ENOBUFS, "the peer has no memory for the message"))
+            done.set_exception(plain_error(errno.ENOBUFS, "the peer has no memory for the message"))
             done.exception()  # a canceled sender does not come for it
         else:
             done.set_result(None)

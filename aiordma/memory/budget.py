@@ -22,6 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma._ffi import ffi
+from aiordma.errors import plain_error
 
 __all__ = ["Share", "SlotBudget"]
 
@@ -106,9 +107,9 @@ class SlotBudget:
         if guaranteed > self.free:
             text = (
                 f"the pool of {self.total} slots has {self.free} left for {len(self)} + 1 "
-                f"connections, {guaranteed} are needed (raise shared_slots)"
+                f"connections, {guaranteed} are needed"
             )
-            raise OSError(errno.ENOBUFS, text)
+            raise plain_error(errno.ENOBUFS, text, "raise shared_slots")
         share = Share(self, guaranteed)
         self._members.add(share)
         self._committed += guaranteed

@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from aiordma.errors import plain_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
@@ -159,7 +160,7 @@ class RemoteRegion:
         missing = asked & ~int(self.rights)
         if missing:
             msg = f"the peer gives no right to {_words(Access(missing))}: {self!r}"
-            raise PermissionError(errno.EACCES, msg)
+            raise plain_error(errno.EACCES, msg, "the peer names the rights when it exposes memory")
         where = self.addr + offset
         if asked & _ATOMIC and (length != 8 or where % 8):
             msg = (

@@ -73,7 +73,7 @@ async def create_connection(
     Raises:
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
-        socket.gaierror: The name does not resolve.
+        HostNotFoundError: The name does not resolve.
         ConnectionRejectedError: Nobody listens there, or it speaks another protocol.
         ConnectTimeoutError: No answer in time.
         ProtocolError: The answer makes no sense.

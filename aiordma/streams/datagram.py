@@ -69,7 +69,7 @@ async def create_datagram_endpoint(
 
     Raises:
         ValueError: An argument that RDMA cannot honor, or neither address nor group.
-        socket.gaierror: A name does not resolve.
+        HostNotFoundError: A name does not resolve.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
             has the address.
         NotSupportedError: The device speaks iWARP, which has no datagrams.

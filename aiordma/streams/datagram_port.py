@@ -38,7 +38,7 @@ from aiordma.cm.description import describe
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.dialing import shared_channel
-from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error
+from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error, plain_error
 from aiordma.loop import fork
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
@@ -229,7 +229,7 @@ class DatagramPort:
         )
         # Soft-RoCE flushes even the request that failed, so that the status tells little.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
-        self._cause = OSError(errno.ENETDOWN, text)
+        self._cause = plain_error(errno.ENETDOWN, text)
         self._cause.__cause__ = first
         self._timer = self._loop.call_later(_FLUSH_GRACE_S, self._restart)
 

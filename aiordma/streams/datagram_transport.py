@@ -25,7 +25,7 @@ from typing import Any
 
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
-from aiordma.errors import MessageTooLargeError
+from aiordma.errors import MessageTooLargeError, plain_error
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.flow import FlowControl
@@ -279,7 +279,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     def _refuse_if_closing(self) -> None:
         if self._closing:
             msg = "the datagram transport is closed"
-            raise OSError(errno.EBADF, msg)
+            raise plain_error(errno.EBADF, msg)
 
     # Flow control, as of asyncio.WriteTransport
 

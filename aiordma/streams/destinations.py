@@ -25,7 +25,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
-from aiordma.errors import ConnectTimeoutError, DeviceNotFoundError
+from aiordma.errors import ConnectTimeoutError, DeviceNotFoundError, plain_error
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, Key
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.groups import Groups
@@ -128,7 +128,7 @@ class Destinations:
                 self._forget(destination)
                 return
         msg = f"{len(self._known)} destinations are in use"
-        raise OSError(errno.ENOBUFS, msg)
+        raise plain_error(errno.ENOBUFS, msg)
 
     def _forget(self, destination: Destination) -> None:
         if self._known.get(destination.key) is destination:

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.errors import plain_error
 from aiordma.streams.datagram_config import DatagramConfig, Key
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.destinations import Destination, Destinations
@@ -75,7 +76,7 @@ class Outbox:
             return
         size = len(data) + _HEADER
         if self._flow.size + size > self._room:
-            full = OSError(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
+            full = plain_error(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
             self._loop.call_soon(self._error, full)
             return
         if destination.ah is None:

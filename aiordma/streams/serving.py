@@ -63,7 +63,7 @@ async def create_server(
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address.
-        socket.gaierror: The name does not resolve.
+        HostNotFoundError: The name does not resolve.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: what was begun is undone.

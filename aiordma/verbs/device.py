@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from aiordma import device_nodes
 from aiordma._ffi import CData, ffi, lib, load_error
 from aiordma._ffi.check import check_pointer
 from aiordma.errors import os_error
@@ -15,7 +17,6 @@ from aiordma.verbs.enums import NodeType, TransportType
 __all__ = ["Device", "devices", "is_available", "why_unavailable"]
 
 _SYSFS = Path("/sys/class/infiniband")
-_DEV = Path("/dev/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,23 @@ def why_unavailable() -> str | None:
         )
     if not devices():
         names = ", ".join(sorted(entry.name for entry in _SYSFS.iterdir()))
-        if not any(_DEV.glob("uverbs*")):
-            return f"no RDMA device: {names} found, but no /dev/infiniband/uverbs* node is here"
-        return (
-            f"no usable RDMA device: the kernel has {names}, but libibverbs found no driver for "
-            "it; install the providers: `apt install ibverbs-providers` or "
-            "`dnf install libibverbs`"
-        )
-    for node in [_DEV / "rdma_cm", *_DEV.glob("uverbs*")]:
-        if not node.exists():
-            return f"{node} is missing: `modprobe rdma_ucm`, or map it into the container"
-        if not os.access(node, os.R_OK | os.W_OK):
-            return f"no permission to open {node}; check its mode and the container's device rules"
+        if not any(device_nodes.FOLDER.glob("uverbs*")):
+            return f"no RDMA device: {names} found, but no {device_nodes.FOLDER}/uverbs* is here"
+        if device_nodes.unopened() is None:
+            return (
+                f"no usable RDMA device: the kernel has {names}, but libibverbs found no driver "
+                "for it; install the providers: `apt install ibverbs-providers` or "
+                "`dnf install libibverbs`"
+            )
+    manager = device_nodes.FOLDER / device_nodes.MANAGER
+    if not manager.exists():
+        return f"{manager} is missing: `modprobe rdma_ucm`, or map it into the container"
+    for node in device_nodes.nodes():
+        if code := device_nodes.trouble(node):
+            advice = (
+                "no permission; check its mode and the container's device rules"
+                if code in (errno.EACCES, errno.EPERM)
+                else os.strerror(code)
+            )
+            return f"{node} cannot be opened: {advice}"
     return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aiordma import device_nodes
 from aiordma.cli import checks_device, devices, sysfs
 from aiordma.verbs import device as verbs_device
 
@@ -49,6 +50,7 @@ class Machine:
         monkeypatch.setattr(sysfs, "CLASS", self.sysfs)
         monkeypatch.setattr(sysfs, "CLASS_VERBS", self.verbs)
         monkeypatch.setattr(sysfs, "DEV", self.dev)
+        monkeypatch.setattr(device_nodes, "FOLDER", self.dev)
         monkeypatch.setattr(verbs_device, "_SYSFS", self.sysfs)
         monkeypatch.setattr(devices, "devices", lambda: self.listed)
         monkeypatch.setattr(checks_device, "devices", lambda: self.listed)

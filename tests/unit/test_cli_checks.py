@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import threading
 from pathlib import Path
 
 import pytest
 
+from aiordma import ConnectionConfig, device_nodes
 from aiordma.cli import bounded, checks_device, checks_system, doctor, sysfs
 from aiordma.cli.finding import Finding, Status, ok
+from aiordma.endpoint.plan import plan_of
+from aiordma.errors import os_error
 from tests.unit.machine import EMPTY, LINK_LOCAL, Machine
 
 LIMIT_S = 60
@@ -122,7 +126,8 @@ INFINITY = resource.RLIM_INFINITY
     [
         ((INFINITY, INFINITY), Status.OK),
         ((0, INFINITY), Status.FAIL),
-        ((65536, 65536), Status.WARN),
+        ((65536, 65536), Status.FAIL),  # less than a connection needs
+        ((8 << 20, 8 << 20), Status.WARN),
         ((1 << 30, INFINITY), Status.OK),
     ],
 )
@@ -134,6 +139,62 @@ def test_locked_memory(
     found = checks_system.locked_memory()
     assert found.status is status
     assert ("ulimit -l unlimited" in found.advice) is (status is not Status.OK)
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 31, 32])
+def test_b03_how_many_connections_fit(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    each = plan_of(ConnectionConfig()).pinned
+    monkeypatch.setattr(checks_system, "_may_lock", lambda: False)
+    for limit in (room * each, (room + 1) * each - 1):
+        if not limit:
+            continue
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        found = checks_system.locked_memory()
+        if room == 0:
+            assert found.status is Status.FAIL
+            assert "a connection with default settings needs" in found.seen
+            assert "slot_size" in found.advice
+        else:
+            assert found.status is (Status.WARN if room < 32 else Status.OK)
+            assert f"room for {room} connections with default settings" in found.seen
+
+
+def test_b03_the_size_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks_system, "_may_lock", lambda: False)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
+    monkeypatch.setattr(checks_system, "DEFAULTS", ConnectionConfig(recv_depth=4, send_depth=4,
+                                                                    slot_size=1024))  # fmt: skip
+    assert "room for 2 connections" in checks_system.locked_memory().seen
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
+def test_b02_a_node_without_permission(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    machine.add()
+    machine.add_node("uverbs0", "rxe0")
+    for name in ("rdma_cm", "uverbs0"):
+        (machine.dev / name).symlink_to("/dev/null")
+    monkeypatch.setattr(device_nodes, "trouble", lambda node: code if node.name == "uverbs0" else 0)
+    found = checks_device.nodes()
+    assert found.status is Status.FAIL
+    assert found.seen == f"{machine.dev}/uverbs0 may not be opened by this user"
+    assert "0666" in found.advice
+    assert "modprobe" not in found.advice
+
+
+def test_b02_a_manager_without_permission(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> None:
+        raise os_error(errno.EACCES, "rdma_create_event_channel")
+
+    machine.add()
+    monkeypatch.setattr(checks_device, "EventChannel", refused)
+    found = checks_device.connection_manager()
+    assert found.status is Status.FAIL
+    assert "0666" in f"{found.seen} {found.advice}"
+    assert "modprobe" not in f"{found.seen} {found.advice}"
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_a_full_buffer_drops_the_newest(bench: Make, run: Run) -> None:
         for n in range(4):
             b.transport.sendto(bytes([n]) * 5, A)  # 13 each
         await settle()
-        assert b.calls == [("error", "OSError")] * 2
+        assert b.calls == [("error", "RdmaOSError")] * 2
         await b.find(A)
         assert b.sent == [bytes([n]) * 5 for n in (0, 1)]
         b.transport.abort()
@@ -177,13 +177,13 @@ def test_too_many_destinations(bench: Make, run: Run) -> None:
         b.transport.sendto(b"1", A)
         b.transport.sendto(b"2", B)  # the only place is being looked for
         await settle()
-        assert b.calls == [("error", "OSError")]
+        assert b.calls == [("error", "RdmaOSError")]
         await b.find(A)
         b.port.room = 0
         b.transport.sendto(b"3", A)
         b.transport.sendto(b"4", B)  # A is in use
         await settle()
-        assert b.calls == [("error", "OSError")] * 2
+        assert b.calls == [("error", "RdmaOSError")] * 2
         b.port.complete()
         b.transport.sendto(b"5", B)  # A has to go
         await b.find(B)

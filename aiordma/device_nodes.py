@@ -1,0 +1,59 @@
+"""The nodes in /dev/infiniband, and why this process cannot open one.
+
+The C libraries tell no permission as "no such device": librdmacm passes over a device that it
+cannot open, and knows of none in the end.  So the nodes are tried where such an error is made into
+words.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+__all__ = ["FOLDER", "MANAGER", "NO_PERMISSION", "nodes", "trouble", "unopened"]
+
+FOLDER = Path("/dev/infiniband")
+MANAGER = "rdma_cm"
+NO_PERMISSION = (
+    "give the user read and write permission: mode 0666 is usual, by a udev rule or `chmod`; into "
+    "a container by its device rules"
+)
+# What is about this process, and not about a device that has no driver or is being removed.
+_OURS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE})
+
+
+def nodes() -> list[Path]:
+    """The connection manager's node, if it is there, and those of the devices."""
+    return [path for path in (FOLDER / MANAGER, *sorted(FOLDER.glob("uverbs*"))) if path.exists()]
+
+
+def trouble(node: Path) -> int:
+    """Open a node and close it again.
+
+    Returns:
+        0, or the errno: EACCES is of the node's mode, EPERM of a control group's rules.
+    """
+    try:
+        os.close(os.open(node, os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    return 0
+
+
+def unopened() -> tuple[int, Path, bool] | None:
+    """The first node that this process may not open, or has no descriptor for.
+
+    Returns:
+        The errno, the node, and whether no RDMA is possible for that reason: it is the connection
+        manager's, or there is no device whose node can be opened.  None if all can be.
+    """
+    try:
+        troubles = {node: trouble(node) for node in nodes()}
+    except OSError:  # of the folder itself: there is nothing to say about it
+        return None
+    bad = [node for node, code in troubles.items() if code in _OURS]
+    if not bad:
+        return None
+    usable = [node for node in troubles if node.name != MANAGER and not troubles[node]]
+    return troubles[bad[0]], bad[0], bad[0].name == MANAGER or not usable
