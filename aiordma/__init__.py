@@ -57,6 +57,7 @@ from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
+from aiordma.streams.transport_socket import RdmaTransportSocket
 from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 
 __version__ = "0.1.0"
@@ -102,6 +103,7 @@ __all__ = [
     "RdmaStreamWriter",
     "RdmaTimeoutError",
     "RdmaTransport",
+    "RdmaTransportSocket",
     "ReceiverNotReadyError",
     "RemoteAccessError",
     "RemoteInvalidRequestError",

@@ -10,6 +10,7 @@ from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
+from aiordma.streams.transport_socket import RdmaTransportSocket
 
 __all__ = [
     "DatagramAddress",
@@ -19,6 +20,7 @@ __all__ = [
     "RdmaStreamReader",
     "RdmaStreamWriter",
     "RdmaTransport",
+    "RdmaTransportSocket",
     "StreamConfig",
     "create_connection",
     "create_datagram_endpoint",

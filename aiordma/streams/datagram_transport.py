@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import socket
 import sys
 import warnings
 from collections import deque
@@ -31,6 +32,7 @@ from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.flow import FlowControl
 from aiordma.streams.groups import Groups
 from aiordma.streams.outbox import Outbox
+from aiordma.streams.transport_socket import RdmaTransportSocket
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 
@@ -50,7 +52,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     another overtake it.
 
     `get_extra_info` knows `sockname`, `peername`, `device`, `port` (of the device), `gid`,
-    `link_layer`, `transport`, `mtu`, `qpn`, `provider` and `backend`.
+    `link_layer`, `transport`, `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an
+    `RdmaTransportSocket`.
     """
 
     __slots__ = (
@@ -63,6 +66,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self, loop: asyncio.AbstractEventLoop, port: DatagramPort, config: DatagramConfig
     ) -> None:
         self._info = {**port.describe(), "sockname": port.sockname, "peername": None}
+        self._info["socket"] = RdmaTransportSocket(port.sockname, None, socket.SOCK_DGRAM)
         super().__init__(self._info)
         self._loop = loop
         self._port = port
@@ -92,6 +96,9 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._default = key
         self._peername = (key[1], address[1])
         self._info["peername"] = self._peername
+        self._info["socket"] = RdmaTransportSocket(
+            self._port.sockname, self._peername, socket.SOCK_DGRAM
+        )
 
     async def _start(self, protocol: Any) -> None:
         """Begin: connection_made first, then datagrams."""

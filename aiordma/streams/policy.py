@@ -10,13 +10,19 @@ RDMA was chosen and fails, the call fails: nothing is tried again over TCP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import logging
+import os
 import socket
+import stat
+import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
 from aiordma.cm.address import Address
 from aiordma.streams.connecting import create_connection
+from aiordma.streams.given_socket import address_of, obstacle
 from aiordma.streams.reach import device_at, device_towards
 from aiordma.streams.serving import create_server
 from aiordma.streams.tls import start_tls
@@ -24,7 +30,9 @@ from aiordma.streams.tls import start_tls
 __all__ = ["RdmaEventLoop", "RdmaLoopMixin", "event_loop_policy", "new_event_loop"]
 
 When = Literal["device", "always"] | Callable[[str, int], bool]
+_Ts = TypeVarTuple("_Ts")
 _log = logging.getLogger("aiordma")
+_inside = contextvars.ContextVar("inside create_connection", default=False)
 
 if TYPE_CHECKING:
     _Loop = asyncio.AbstractEventLoop
@@ -44,8 +52,10 @@ class RdmaLoopMixin(_Loop):
     Raises:
         ValueError: `when` is something else.
 
-    Calls with `sock=`, with neither host nor port, and those for UNIX sockets are the loop's own
-    in any case.
+    A server for a socket that is bound and does not listen yet takes its place over RDMA.  Sockets
+    that are connected or listen, `sock_connect` and `sock_accept`, sockets that the program watches
+    by `add_reader`, and datagrams are the loop's own in any case, which is said in the log; UNIX
+    sockets are, too.
     """
 
     def __init__(self, *args: Any, when: When = "device", **kwargs: Any) -> None:
@@ -56,6 +66,8 @@ class RdmaLoopMixin(_Loop):
             self.close()
             raise
         self._when: When = when
+        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # listening sockets
+        self._watched: dict[int, int] = {}  # inode of the socket that was told of, by descriptor
 
     async def create_connection(
         self,
@@ -81,7 +93,7 @@ class RdmaLoopMixin(_Loop):
             family: As for `getaddrinfo`; proto and flags likewise.
             proto: See family.
             flags: See family.
-            sock: A socket that is connected: the loop's own call.
+            sock: A socket that the program has connected: the loop's own call.
             local_addr: Local (host, port) to connect from.
             options: As for `aiordma.create_connection`, and `all_errors`; else as for the loop's.
 
@@ -105,6 +117,8 @@ class RdmaLoopMixin(_Loop):
                 options |= {"local_addr": local_addr, **lookup}
                 return await _connect(protocol_factory, hosts, chosen[0][1], options)
             _log.info("connecting to %s port %s not over RDMA: %s", host, port, self._why_not())
+        elif sock is not None:
+            _tell_own("a connection by create_connection(sock=)", sock)
         base: Any = super()
         return await base.create_connection(
             protocol_factory, host, port, sock=sock, local_addr=local_addr, **lookup, **options
@@ -131,7 +145,8 @@ class RdmaLoopMixin(_Loop):
             port: A number, or the name of a service.
             family: As for `getaddrinfo`; flags likewise.
             flags: See family.
-            sock: A socket that listens: the loop's own call.
+            sock: A socket instead of host and port.  If it neither listens nor is connected, its
+                address decides, and an RDMA server takes its place; else the loop's own call.
             options: As for `aiordma.create_server`; else as for the loop's.
 
         Raises:
@@ -140,7 +155,19 @@ class RdmaLoopMixin(_Loop):
 
         Cancellation: what was begun is undone.
         """
-        if sock is None and port is not None:
+        if sock is not None and host is None and port is None:
+            reason = obstacle(sock)
+            if reason is None:
+                address = address_of(sock.getsockname())
+                way = await self._at(address)
+                if way:
+                    _log.info("listening on %s port %s over RDMA: %s", *address, way)
+                    options = _without_socket_options(options)
+                    return await create_server(protocol_factory, sock=sock, **options)
+                _log.info("listening on %s port %s not over RDMA: %s", *address, self._why_not())
+            else:
+                _tell_own(f"a server by create_server(sock=), which {reason}", sock)
+        elif sock is None and port is not None:
             hosts = [host] if host is None or isinstance(host, str) else list(host)
             ways: dict[Address, str | None] = {}
             for each in hosts:
@@ -153,22 +180,130 @@ class RdmaLoopMixin(_Loop):
                     raise ValueError(msg)
                 way = next(iter(ways.values()))
                 _log.info("listening on %s port %s over RDMA: %s", host, port, way)
-                # What only a socket has; None asks for nothing.
-                options.pop("keep_alive", None)
-                if options.get("reuse_port") is None:
-                    options.pop("reuse_port", None)
                 return await create_server(
                     protocol_factory,
                     host,
                     next(iter(ways))[1],
                     family=family,
                     flags=flags,
-                    **options,
+                    **_without_socket_options(options),
                 )
             _log.info("listening on %s port %s not over RDMA: %s", host, port, self._why_not())
         return await super().create_server(
             protocol_factory, host, port, family=family, flags=flags, sock=sock, **options
         )
+
+    # What stays on sockets is the loop's own, with a word about it
+
+    async def connect_accepted_socket(
+        self, protocol_factory: Callable[[], Any], sock: Any, **options: Any
+    ) -> Any:
+        """The loop's own: a connection that the program has accepted by itself.
+
+        Args:
+            protocol_factory: Called for the protocol.
+            sock: Its socket.
+            options: As for the loop's.
+
+        Raises: as the loop's own.
+
+        Cancellation: as the loop's own.
+        """
+        _tell_own("a connection by connect_accepted_socket", sock)
+        return await super().connect_accepted_socket(protocol_factory, sock, **options)
+
+    async def create_datagram_endpoint(
+        self, protocol_factory: Callable[[], Any], *args: Any, **options: Any
+    ) -> Any:
+        """The loop's own: the switch is for streams.
+
+        Args:
+            protocol_factory: Called for the protocol.
+            args: As for the loop's.
+            options: As for the loop's.
+
+        Raises: as the loop's own.
+
+        Cancellation: as the loop's own.
+        """
+        _log.info("a datagram endpoint not over RDMA: the switch is for streams")
+        return await super().create_datagram_endpoint(protocol_factory, *args, **options)
+
+    async def sock_connect(self, sock: Any, address: Any) -> None:
+        """The loop's own: the socket is the program's.
+
+        Args:
+            sock: A socket.
+            address: Of the peer.
+
+        Raises: as the loop's own.
+
+        Cancellation: as the loop's own.
+        """
+        if not _inside.get():
+            _tell_own("a connection by sock_connect", sock, address)
+        await super().sock_connect(sock, address)
+
+    async def _connect_sock(self, *args: Any) -> Any:
+        """The way of asyncio itself to sock_connect; `create_connection` has told of it."""
+        token = _inside.set(True)
+        try:
+            base: Any = super()
+            return await base._connect_sock(*args)
+        finally:
+            _inside.reset(token)
+
+    async def sock_accept(self, sock: Any) -> Any:
+        """The loop's own: the socket is the program's.
+
+        Args:
+            sock: A socket that listens.
+
+        Raises: as the loop's own.
+
+        Cancellation: as the loop's own.
+        """
+        if sock not in self._told:
+            self._told.add(sock)
+            _tell_own("a server by sock_accept", sock)
+        return await super().sock_accept(sock)
+
+    def add_reader(self, fd: Any, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        """The loop's own: the descriptor is the program's.
+
+        Args:
+            fd: A descriptor.
+            callback: Called when it can be read.
+            args: For `callback`.
+        """
+        self._tell_watched(fd, "add_reader")
+        super().add_reader(fd, callback, *args)
+
+    def add_writer(self, fd: Any, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
+        """The loop's own: the descriptor is the program's.
+
+        Args:
+            fd: A descriptor.
+            callback: Called when it can be written.
+            args: For `callback`.
+        """
+        self._tell_watched(fd, "add_writer")
+        super().add_writer(fd, callback, *args)
+
+    def _tell_watched(self, fd: Any, call: str) -> None:
+        """Tell of a stream socket once; a number that another one has later, once again."""
+        try:
+            number = fd if isinstance(fd, int) else fd.fileno()
+            status = os.fstat(number)
+        except (AttributeError, OSError):
+            return  # it is the loop's to refuse
+        if stat.S_ISSOCK(status.st_mode) and self._watched.get(number) != status.st_ino:
+            self._watched[number] = status.st_ino
+            sock = socket.socket(fileno=number)
+            try:
+                _tell_own(f"a socket by {call}", sock)
+            finally:
+                sock.detach()
 
     async def start_tls(
         self, transport: Any, protocol: Any, sslcontext: Any, **options: Any
@@ -193,7 +328,7 @@ class RdmaLoopMixin(_Loop):
     async def _look_up(self, host: Any, port: Any, family: int, **hints: int) -> list[Address]:
         found = await self.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, **hints)
         addresses = (sockaddr for *_, sockaddr in found)
-        return list(dict.fromkeys(_address(each) for each in addresses))
+        return list(dict.fromkeys(address_of(each) for each in addresses))
 
     async def _towards(self, address: Address, source: str | None) -> str | None:
         """Why a connection is for RDMA; None if it is not."""
@@ -270,9 +405,22 @@ def _check(when: object) -> None:
         raise ValueError(msg)
 
 
-def _address(sockaddr: Any) -> Address:
-    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
-    return f"{sockaddr[0]}{scope}", sockaddr[1]
+def _tell_own(what: str, sock: Any, peer: Any = None) -> None:
+    """Say of a stream socket of the program's own that it stays what it is."""
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
+        return
+    with contextlib.suppress(OSError):
+        peer = peer or sock.getpeername()
+    where = f"to {peer[0]} port {peer[1]}" if peer else f"on {sock.getsockname()}"
+    _log.info("%s %s not over RDMA: its socket is the program's own", what, where)
+
+
+def _without_socket_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Without what only a socket has; None asks for nothing."""
+    kept = {name: value for name, value in options.items() if name != "keep_alive"}
+    if kept.get("reuse_port") is None:
+        kept.pop("reuse_port", None)
+    return kept
 
 
 async def _connect(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import socket
 import ssl as ssl_module
 import sys
 import warnings
@@ -33,32 +34,13 @@ from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.tls import secured
 from aiordma.streams.transport import RdmaTransport
+from aiordma.streams.transport_socket import RdmaTransportSocket, listening_socket
 
-__all__ = ["ListeningAddress", "RdmaServer"]
+__all__ = ["RdmaServer"]
 
 _log = logging.getLogger("aiordma")
 # Requests are fetched as they come: the limit is kept here, not by the kernel, which says nothing.
 _KERNEL_BACKLOG = 128
-
-
-class ListeningAddress:
-    """Stands where asyncio's servers have a socket: it knows its address, and no more.
-
-    Args:
-        address: Local (address, port).
-    """
-
-    __slots__ = ("_address",)
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
-
-    def getsockname(self) -> Address:
-        """Local (address, port)."""
-        return self._address
-
-    def __repr__(self) -> str:
-        return f"<ListeningAddress {self._address}>"
 
 
 class RdmaServer(asyncio.AbstractServer):
@@ -93,6 +75,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._waiters: list[asyncio.Future[None]] = []
         self._ids: list[ConnectionId] = []
         self._ended: list[ConnectionId] = []
+        self._place: socket.socket | None = None  # in whose place it listens
         self.refused = 0
         shared, self._release_shared = shared_channel()
         self._shared = shared
@@ -107,6 +90,7 @@ class RdmaServer(asyncio.AbstractServer):
             self._addresses: list[Address] = [
                 cm_id.source for cm_id in self._ids if cm_id.source is not None
             ]
+            self._sockets = tuple(listening_socket(each, config) for each in self._addresses)
         except BaseException:
             self._closed = True
             self._give_back()
@@ -115,11 +99,9 @@ class RdmaServer(asyncio.AbstractServer):
     # Where
 
     @property
-    def sockets(self) -> tuple[ListeningAddress, ...]:
-        """One for each address; empty when the server is closed."""
-        if self._closed:
-            return ()
-        return tuple(ListeningAddress(address) for address in self._addresses)
+    def sockets(self) -> tuple[RdmaTransportSocket, ...]:
+        """A stand-in for each address; empty when the server is closed."""
+        return () if self._closed else self._sockets
 
     @property
     def addresses(self) -> list[Address]:
@@ -347,6 +329,8 @@ class RdmaServer(asyncio.AbstractServer):
         self._ids = []
         self._channel.close()
         self._release_shared()
+        if self._place is not None:
+            self._place.close()
 
     def _wake(self) -> None:
         if self._closed and not self._active:

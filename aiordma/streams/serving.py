@@ -11,6 +11,7 @@ from typing import Any
 from aiordma.cm.address import Address, check_port, look_up
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.listening import choose
+from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
@@ -27,7 +28,7 @@ async def create_server(
     *,
     family: int = socket.AF_UNSPEC,
     flags: int = socket.AI_PASSIVE,
-    sock: None = None,
+    sock: socket.socket | None = None,
     backlog: int = 100,
     ssl: ssl_module.SSLContext | None = None,
     reuse_address: bool | None = None,
@@ -49,7 +50,9 @@ async def create_server(
             `RdmaServer.port`.
         family: `socket.AF_INET` or `AF_INET6` for that family alone.
         flags: Of no use; for the signature's sake.
-        sock: None: a socket knows nothing of RDMA.
+        sock: Instead of host and port: a stream socket of IPv4 or IPv6 that is bound, or not even
+            that, and neither listens nor is connected.  The server listens on its address in its
+            place, keeps the port with it, and closes it in the end.
         backlog: Handshakes that may be under way; more are refused.
         ssl: A context, to speak TLS.
         reuse_address: Of no use: an address is free as soon as its server is gone.
@@ -78,8 +81,8 @@ async def create_server(
         if seconds is not None and ssl is None:
             msg = f"{name} is only meaningful with ssl"
             raise ValueError(msg)
-    if sock is not None:
-        msg = "a socket cannot be used for RDMA: give host and port"
+    if sock is not None and (host is not None or port is not None):
+        msg = "host/port and sock can not be specified at the same time"
         raise ValueError(msg)
     if reuse_port:
         msg = "reuse_port is not supported: two RDMA servers cannot share a port"
@@ -90,6 +93,9 @@ async def create_server(
     if backlog < 1:
         msg = f"backlog {backlog} is not positive"
         raise ValueError(msg)
+    if sock is not None:
+        host, port = take_place(sock)
+        family = socket.AF_INET6 if only_ipv6(sock) else socket.AF_UNSPEC
     number = socket.getservbyname(port, "tcp") if isinstance(port, str) else port or 0
     check_port(number)
     config = config or DEFAULTS
@@ -112,6 +118,7 @@ async def create_server(
         "ssl_shutdown_timeout": ssl_shutdown_timeout,
     }
     server = RdmaServer(addresses, protocol_factory, backlog, config, ssl, timeouts)
+    server._place = sock
     if start_serving:
         try:
             server._listen()

@@ -40,6 +40,7 @@ from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.transport_base import TransportBase
+from aiordma.streams.transport_socket import stream_socket
 from aiordma.streams.watch import Watch
 
 __all__ = ["RdmaTransport"]
@@ -67,7 +68,7 @@ class RdmaTransport(TransportBase):
 
     All of asyncio's `Transport` works, and means what it means there.  `get_extra_info` knows
     `peername`, `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`,
-    `mtu`, `qpn`, `provider` and `backend`; there is no `socket`.
+    `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
     """
 
     def __init__(self, port: StreamPort, config: StreamConfig) -> None:
@@ -121,8 +122,11 @@ class RdmaTransport(TransportBase):
         if self._cause is not None and not self._machine.disconnected:
             raise self._cause
         self._extra.update(self._port.describe())
-        self._extra["peername"] = self._port.cm_id.destination
-        self._extra["sockname"] = self._port.cm_id.source
+        peername, sockname = self._port.cm_id.destination, self._port.cm_id.source
+        self._extra["peername"] = peername
+        self._extra["sockname"] = sockname
+        if sockname is not None:
+            self._extra["socket"] = stream_socket(sockname, peername, self._config)
         self.set_protocol(protocol)
         self._server = server
         if server is not None:

@@ -100,7 +100,9 @@ async def test_extra_info(address: str) -> None:
         assert info("gid")[12:] == socket.inet_aton(address)
         assert info("mtu") in (1024, 2048, 4096)
         assert info("qpn") != server.transport.get_extra_info("qpn")
-        assert info("socket") is None
+        stand_in = info("socket")
+        assert (stand_in.type, stand_in.proto) == (socket.SOCK_DGRAM, socket.IPPROTO_UDP)
+        assert (stand_in.getsockname(), stand_in.getpeername()) == (info("sockname"), where(server))
         assert info("nothing", 5) == 5
         assert client.transport.get_protocol() is client
         assert address in repr(client.transport)

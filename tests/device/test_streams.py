@@ -48,7 +48,7 @@ async def test_what_the_transport_tells(address: str, is_siw: bool) -> None:
             assert tell("transport") == ("IWARP" if is_siw else "IB")
             assert tell("mtu") in (256, 512, 1024, 2048, 4096)
             assert len(tell("gid")) == 16
-            assert tell("socket") is None
+            assert isinstance(tell("socket"), aiordma.RdmaTransportSocket)
             assert tell("nothing", "else") == "else"
         assert here.get_extra_info("qpn") != there.get_extra_info("qpn")
         assert here.get_extra_info("peername") == there.get_extra_info("sockname")

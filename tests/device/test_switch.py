@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import trustme
 
+import aiordma
 from aiordma.streams.policy import When, new_event_loop
 from aiordma.streams.reach import device_at, device_towards
 from tests.device.oracle import settle
@@ -202,6 +204,150 @@ async def test_sockets_are_the_loops_own(switched: Switched, address: str, tmp_p
             await writer.wait_closed()
 
     await switched(with_sockets)
+
+
+async def exchange(server: Any, target: str, port: int) -> str | None:
+    """Over what a client of `echo` has talked to it."""
+    async with server:
+        reader, writer = await asyncio.open_connection(target, port)
+        writer.write(b"hello")
+        writer.write_eof()
+        assert await reader.read() == b"hello"
+        backend: str | None = writer.get_extra_info("backend")
+        writer.close()
+        await writer.wait_closed()
+    return backend
+
+
+@pytest.mark.parametrize("reuse", [0, 1])
+async def test_h06_a_bound_socket_is_served_over_rdma(
+    switched: Switched, address: str, reuse: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
+    async def bound() -> None:
+        for host in (address, "0.0.0.0"):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+            sock.bind((host, 0))
+            name = sock.getsockname()
+            server = await asyncio.start_server(echo, sock=sock)
+            assert f"listening on {name[0]} port {name[1]} over RDMA" in caplog.text
+            assert [each.getsockname() for each in server.sockets] == [name]
+            assert await exchange(server, address, name[1]) == "rdma"
+            assert sock.fileno() == -1, "as asyncio's server, it closes its socket in the end"
+
+    await switched(bound)
+
+
+async def test_h06_a_socket_that_is_not_bound(switched: Switched, address: str) -> None:
+    async def unbound() -> None:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            sock = socket.socket(family)
+            server = await asyncio.start_server(echo, sock=sock)
+            port = sock.getsockname()[1]
+            assert server.sockets[0].getsockname()[1] == port
+            assert await exchange(server, address, port) == "rdma"
+
+    await switched(unbound)
+
+
+async def test_h06_sockets_that_are_in_use_stay_and_say_so(
+    switched: Switched, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
+    async def in_use() -> None:
+        loop: Any = asyncio.get_running_loop()
+        with socket.create_server((address, 0)) as listening:
+            where = listening.getsockname()
+            server = await asyncio.start_server(echo, sock=listening)
+            async with server:
+                client = socket.create_connection(where)
+                with pytest.raises(ValueError, match="it is connected already"):
+                    await aiordma.create_server(asyncio.Protocol, sock=client)
+                with pytest.raises(ValueError, match="it listens already"):
+                    await aiordma.create_server(asyncio.Protocol, sock=listening)
+                with (
+                    socket.socket(type=socket.SOCK_DGRAM) as datagrams,
+                    pytest.raises(ValueError, match="no stream of IPv4"),
+                ):
+                    await aiordma.create_server(asyncio.Protocol, sock=datagrams)
+                _, writer = await asyncio.open_connection(sock=client)
+                assert writer.get_extra_info("backend") is None
+                writer.close()
+                await writer.wait_closed()
+        with socket.socket() as sock:
+            for create in (loop.create_server, aiordma.create_server):
+                with pytest.raises(ValueError, match="host/port and sock"):
+                    await create(asyncio.Protocol, address, 0, sock=sock)
+
+    await switched(in_use)
+    said = [record.getMessage() for record in caplog.records if record.name == "aiordma"]
+    assert [text.partition(" by ")[0] for text in said] == ["a server", "a connection"]
+    assert all(text.endswith("not over RDMA: its socket is the program's own") for text in said)
+
+
+async def test_h06_a_port_that_is_taken(switched: Switched, address: str) -> None:
+    """The socket is its owner's until the server is there."""
+
+    async def taken() -> None:
+        async with await asyncio.start_server(echo, address, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with socket.socket() as sock:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+
+                async def serve() -> None:
+                    # On iWARP the first server has the port for TCP, too.
+                    sock.bind((address, port))
+                    await asyncio.start_server(echo, sock=sock)
+
+                with pytest.raises(OSError, match=rf"Errno {errno.EADDRINUSE}\]"):
+                    await serve()
+                assert sock.fileno() != -1
+
+    await switched(taken)
+
+
+async def test_h03_sockets_of_both_ends(switched: Switched, address: str) -> None:
+    """What programs ask the socket of a connection, of a server and beneath TLS."""
+    authority = trustme.CA()
+    theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert(address).configure_cert(theirs)
+    ours = ssl.create_default_context()
+    authority.configure_trust(ours)
+
+    async def ask(**client: Any) -> None:
+        names: asyncio.Queue[Any] = asyncio.Queue()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await names.put((sock.getsockname(), sock.getpeername()))
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+
+        context = theirs if client else None
+        async with await asyncio.start_server(serve, address, 0, ssl=context) as server:
+            (listening,) = server.sockets
+            assert (listening.family, listening.fileno()) == (socket.AF_INET, -1)
+            where = listening.getsockname()
+            assert where[0] == address
+            assert listening.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+            _, writer = await asyncio.open_connection(*where, **client)
+            sock = writer.get_extra_info("socket")
+            assert (sock.family, sock.type) == (socket.AF_INET, socket.SOCK_STREAM)
+            assert sock.proto == socket.IPPROTO_TCP
+            assert sock.getpeername() == where == writer.get_extra_info("peername")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0
+            assert await names.get() == (where, sock.getsockname())
+            writer.close()
+            await writer.wait_closed()
+
+    await switched(ask)
+    await switched(lambda: ask(ssl=ours))
 
 
 async def test_arguments_of_asyncio(switched: Switched, address: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,114 @@ def test_loopback_is_the_loops_own(
     assert said[0] == f"listening on {HOST} port 0 not over RDMA: no RDMA device for the address"
     assert said[1].startswith(f"connecting to {HOST} port ")
     assert said[1].endswith(" not over RDMA: no RDMA device for the address")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was said since the last time."""
+    said = [record.getMessage() for record in caplog.records if record.name == "aiordma"]
+    caplog.clear()
+    return said
+
+
+def test_h06_what_stays_on_tcp_says_so(
+    runner: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each connection and each server, whichever call it is made by."""
+    caplog.set_level(logging.INFO, "aiordma")
+    own = "not over RDMA: its socket is the program's own"
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server((HOST, 0)) as listening:
+            listening.setblocking(False)
+            here = listening.getsockname()
+            there = f"to {HOST} port {here[1]}"
+
+            # A connection by hand, on both sides, and handed to the loop on both.
+            with socket.socket() as client:
+                client.setblocking(False)
+                await loop.sock_connect(client, here)
+                assert told(caplog) == [f"a connection by sock_connect {there} {own}"]
+                accepted, _ = await loop.sock_accept(listening)
+                assert told(caplog) == [f"a server by sock_accept on {here} {own}"]
+                peer = f"to {HOST} port {client.getsockname()[1]}"
+                transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, accepted)
+                assert told(caplog) == [f"a connection by connect_accepted_socket {peer} {own}"]
+                transport.close()
+                _, writer = await asyncio.open_connection(sock=client)
+                assert told(caplog) == [f"a connection by create_connection(sock=) {there} {own}"]
+                writer.close()
+                await writer.wait_closed()
+
+            # The server is told of once, not for each client.
+            with socket.create_connection(here):
+                (await loop.sock_accept(listening))[0].close()
+            assert told(caplog) == []
+
+            # Watched by the program itself: once, until the number is another socket's.
+            for _ in range(2):
+                loop.add_reader(listening, print)
+                loop.remove_reader(listening)
+            assert told(caplog) == [f"a socket by add_reader on {here} {own}"]
+            with socket.create_connection(here) as client:
+                loop.add_writer(client.fileno(), lambda: None)
+                loop.remove_writer(client.fileno())
+            assert told(caplog) == [f"a socket by add_writer {there} {own}"]
+
+            server = await asyncio.start_server(answer, sock=listening)
+            what = "a server by create_server(sock=), which listens already"
+            assert told(caplog) == [f"{what} on {here} {own}"]
+            server.close()
+            await server.wait_closed()
+
+    runner(main())
+
+
+def test_h06_what_is_not_tcp_is_no_news(
+    runner: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        here, there = socket.socketpair()
+        with here, there, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+            for sock in (here, there, datagrams):
+                sock.setblocking(False)
+                loop.add_reader(sock, print)
+                loop.remove_reader(sock)
+            assert told(caplog) == []
+        transport, _ = await loop.create_datagram_endpoint(
+            asyncio.DatagramProtocol, local_addr=(HOST, 0)
+        )
+        assert told(caplog) == ["a datagram endpoint not over RDMA: the switch is for streams"]
+        transport.close()
+
+    runner(main())
+
+
+def test_h06_a_bound_socket_of_loopback(
+    runner: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "aiordma")
+
+    async def main() -> None:
+        sock = socket.socket()
+        sock.bind((HOST, 0))
+        _, port = sock.getsockname()
+        server = await asyncio.start_server(answer, sock=sock)
+        why = "no RDMA device for the address"
+        assert told(caplog) == [f"listening on {HOST} port {port} not over RDMA: {why}"]
+        reader, writer = await asyncio.open_connection(HOST, port)
+        assert told(caplog) == [f"connecting to {HOST} port {port} not over RDMA: {why}"]
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        writer.close()
+        await writer.wait_closed()
+        server.close()
+        await server.wait_closed()
+
+    runner(main())
 
 
 def test_a_rule_is_asked_with_numbers(

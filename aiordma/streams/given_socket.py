@@ -1,0 +1,66 @@
+"""Sockets that a program gives: what stands in their way to RDMA, and the address they name.
+
+A socket cannot change its kind.  One that is not connected and does not listen has nothing but an
+address so far, and a server over RDMA can take its place there.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Any
+
+from aiordma.cm.address import Address
+
+__all__ = ["address_of", "obstacle", "only_ipv6", "take_place"]
+
+_INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+def obstacle(sock: Any) -> str | None:
+    """Why a socket itself has to be used, to follow "the socket"; None if it is free."""
+    if sock.family not in _INTERNET or sock.type != socket.SOCK_STREAM:
+        return "is no stream of IPv4 or IPv6"
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return "listens already"
+    try:
+        sock.getpeername()
+    except OSError as exc:
+        if exc.errno == errno.ENOTCONN:
+            return None
+        raise
+    return "is connected already"
+
+
+def address_of(sockaddr: Any) -> Address:
+    """(host, port) of what `getsockname` or `getaddrinfo` has; the host with its scope, if any."""
+    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
+    return f"{sockaddr[0]}{scope}", sockaddr[1]
+
+
+def only_ipv6(sock: Any) -> bool:
+    """Whether it is of IPv6 and would take no client of IPv4."""
+    if sock.family != socket.AF_INET6:
+        return False
+    return bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))
+
+
+def take_place(sock: Any) -> Address:
+    """The address that a server over RDMA listens on in the place of a socket.
+
+    A socket that is not bound yet is bound first: so `getsockname()` tells its owner the port.  It
+    stays open, so that the port is taken for other programs, too.
+
+    Raises:
+        ValueError: It listens, is connected, or is of another kind.
+        OSError: It cannot be bound.
+    """
+    reason = obstacle(sock)
+    if reason is not None:
+        msg = f"a server over RDMA cannot take the place of the socket: it {reason}"
+        raise ValueError(msg)
+    # Software iWARP listens with a TCP socket of its own, on the same address.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if not sock.getsockname()[1]:
+        sock.bind(("", 0))
+    return address_of(sock.getsockname())
