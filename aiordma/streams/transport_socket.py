@@ -203,6 +203,9 @@ class RdmaTransportSocket:
     def shutdown(self, how: int) -> NoReturn:
         """Not possible: `write_eof`, `close` and `abort` of the transport are.
 
+        Args:
+            how: As `socket.SHUT_WR`; of no use.
+
         Raises:
             OSError: EOPNOTSUPP, always.
         """
