@@ -23,7 +23,9 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
-C_FILES = ("glue.c", "posting.c", "message.c", "stream_send.c", "stream.c", "connecting.c")
+C_FILES = (
+    "glue.c", "posting.c", "message.c", "stream_send.c", "stream.c", "connecting.c", "crc32c.c",
+)  # fmt: skip
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)
@@ -42,6 +44,7 @@ Debian/Ubuntu: apt install libibverbs-dev librdmacm-dev. Fedora/RHEL: dnf instal
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -49,6 +52,12 @@ Debian/Ubuntu: apt install libibverbs-dev librdmacm-dev. Fedora/RHEL: dnf instal
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#if defined(__aarch64__)
+#  include <sys/auxv.h>
+#  ifndef HWCAP_CRC32
+#    define HWCAP_CRC32 (1 << 7)
+#  endif
+#endif
 
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>

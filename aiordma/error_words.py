@@ -110,6 +110,8 @@ CLASS_HINTS = {
     "DeviceNotFoundError": "`rdma link` and `aiordma devices` list the devices, `aiordma doctor` "
     "says what is missing",
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
+    "MessageDamagedError": "does the network reorder packets (`docs/surprises.md`), or does the "
+    "sender's program change the buffer of a message before `send()` has returned?",
     "MessageTooLargeError": "send it in pieces, or raise max_message_size in the configuration of "
     "the receiving side",
     "ConnectionFailedError": "is the peer up, is the address right? see `aiordma doctor` on both "

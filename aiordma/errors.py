@@ -51,6 +51,7 @@ __all__ = [
     "LibraryMissingError",
     "LocalAccessError",
     "LocalLengthError",
+    "MessageDamagedError",
     "MessageTooLargeError",
     "MulticastError",
     "NotSupportedError",
@@ -234,6 +235,14 @@ class DeviceRemovedError(ConnectionLostError):
 
 class ProtocolError(ConnectionLostError):
     """The peer broke the wire protocol; only this connection is affected."""
+
+
+class MessageDamagedError(ConnectionLostError):
+    """A large message did not match its checksum (errno EBADMSG).
+
+    The message was not delivered.  Either the adapter completes a read before its data have
+    arrived, or the peer's program has changed the buffer of a message that was still being sent.
+    """
 
 
 class CompletionError(RdmaError, OSError):

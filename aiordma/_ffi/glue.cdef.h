@@ -326,6 +326,12 @@ uint32_t aio_stream_reach(const struct aio_stream *s, uint32_t sub);
 uint32_t aio_stream_retire(struct aio_stream *s);
 void aio_stream_drop(struct aio_stream *s);
 
+/* crc32c.c */
+uint32_t aio_crc32c(uint32_t crc, const void *data, uint64_t length);
+uint32_t aio_crc32c_table(uint32_t crc, const void *data, uint64_t length);
+int aio_crc32c_hardware(void);
+void aio_copy(void *to, const void *from, uint64_t length);
+
 /* connecting.c */
 int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, int last, int access,
                    int timeout, int retry_count, int rnr_retry_count, int min_rnr_timer,

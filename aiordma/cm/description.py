@@ -7,15 +7,13 @@ import time
 from typing import Any
 
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import SOFTWARE_DRIVERS, Context
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["describe"]
 
 _FRESH_S = 1.0
 _NO_GID = bytes(16)
-# Devices of software have no driver that sysfs could name.
-_SOFTWARE = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
 
 def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, Any]:
@@ -69,6 +67,7 @@ def _provider(context: Context) -> str:
         link = os.readlink(f"/sys/class/infiniband/{context.name}/device/driver")
         provider = os.path.basename(link)
     except OSError:
-        provider = _SOFTWARE.get(context.attributes.vendor_id, "")
+        # Devices of software have no driver that sysfs could name.
+        provider = SOFTWARE_DRIVERS.get(context.attributes.vendor_id, "")
     context._kept["provider"] = provider
     return provider

@@ -42,6 +42,10 @@ class ConnectionConfig:
             former in any case.
         rendezvous_window: Large messages that may be under way in one direction, 1 to 255.  The
             sender keeps as many buffers of up to 256 KiB registered as were under way at a time.
+        check_large: Whether the large messages that this side receives are checked end to end, by a
+            CRC32C that the peer sends along; see docs/wire.md.  None: where the adapter is a
+            program (Soft-RoCE, software iWARP), and the peer's library knows checksums.  True:
+            everywhere; a peer whose library does not know them cannot send large messages then.
         max_message_size: Largest message that this side receives, bytes; counted in full KiB.
         receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
             message is fetched whatever its size.
@@ -79,6 +83,7 @@ class ConnectionConfig:
     shared_slots: int | None = None
     shared_queues: bool = True
     rendezvous_window: int = 8
+    check_large: bool | None = None
     max_message_size: int = 1 << 30
     receive_buffer_size: int = 64 << 20
     responder_resources: int = 8
@@ -119,6 +124,9 @@ class ConnectionConfig:
             ),
             optional=("tos",),
         )
+        if self.check_large not in (None, True, False):
+            msg = f"check_large is a bool or None, not {self.check_large!r}"
+            raise TypeError(msg)
         rnr_timer_code(self.min_rnr_timer_ms)
         check_seconds(
             self,

@@ -144,7 +144,9 @@ async def _one(
         connection = Connection(link, config)
         data = private_data
         if not config.raw:
-            data = plan_of(config).hello(private_data, connection._window, _REQUEST_ROOM)
+            data = plan_of(config).hello(
+                private_data, connection._window, _REQUEST_ROOM, check=link.check_large
+            )
         parameter = plan_of(config).parameter()
         # Who dials has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=data, timeout=None)

@@ -427,7 +427,8 @@ class Connection(ConnectionCore):
 
         Names: `device`, `port`, `gid` (16 bytes), `link_layer`, `transport`, `mtu` (bytes),
         `qpn`, `provider` (the kernel's driver), `peername`, `sockname`, `backend` (always "rdma":
-        there is no fallback).
+        there is no fallback), `large_messages_checked` (whether those that this side receives
+        are compared with a checksum of the peer's, see `ConnectionConfig.check_large`).
         """
         return self._names.get(name, default)
 

@@ -85,6 +85,7 @@ class ConnectionCore:
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None  # made for the first large message
         self._reads = 0  # that the peer serves at a time
+        self._checked = False  # whether the peer's large messages have checksums
         self._liveness: Liveness | None = None
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
@@ -136,6 +137,7 @@ class ConnectionCore:
                 known = self._link.describe()
                 ends = self._ends or self._link.cm_id._ends()
                 known["peername"], known["sockname"] = ends
+                known["large_messages_checked"] = self._checked
                 self._known = known
         return self._known or {}
 
@@ -164,6 +166,8 @@ class ConnectionCore:
         self._sender.eager_size = min(config.slot_size, hello.slot_size) - FRAME_SIZE
         window = min(config.rendezvous_window, hello.rendezvous_window)
         self._exposer.resize(window)
+        self._exposer.sums = hello.asks_checksums
+        self._checked = hello.knows_checksums and link.check_large
         self._reads = max(1, min(config.initiator_depth, reads))
         self._sender.grant(hello.recv_depth)
 
@@ -224,9 +228,15 @@ class ConnectionCore:
                 self._established.set_result(None)
 
     def _announce(self, length: int, body: memoryview, imm: int | None) -> None:
+        if self.config.check_large and not self._checked:
+            text = "the peer's library knows no checksums of large messages, check_large is True"
+            self._link.fail(ProtocolError(errno.EPROTO, text))
+            return
         if self._fetcher is None and self._outcome.cause is None:
             link, config = self._link, self.config
-            self._fetcher = Fetcher(link, self._sender, self._receiver, config, self._reads)
+            self._fetcher = Fetcher(
+                link, self._sender, self._receiver, config, self._reads, checked=self._checked
+            )
         if self._fetcher is not None:
             self._fetcher.announce(length, body, imm)
 

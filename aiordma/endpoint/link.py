@@ -73,8 +73,8 @@ class Link(AdapterSide):
     __slots__ = (
         "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
         "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_pool", "_pool_size",
-        "_quiet", "_rights", "_slots", "before_close", "control", "lane", "on_unexplained", "recv",
-        "send",
+        "_quiet", "_rights", "_slots", "before_close", "check_large", "control",
+        "lands_in_the_open", "lane", "on_unexplained", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +99,10 @@ class Link(AdapterSide):
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
         self._data_slots = config.send_depth  # send slots from this number on are control slots
+        #: Whether large messages of the peer are to be checked end to end.
+        self.check_large = context.is_software if config.check_large is None else config.check_large
+        #: Whether the peer may write where its data land, for as long as that is registered.
+        self.lands_in_the_open = context.is_iwarp
         #: Called once, while everything is still open.
         self.before_close: Callable[[], object] | None = None
         #: Called once, when what was posted is flushed and nobody has said why yet.
@@ -323,7 +327,7 @@ class Link(AdapterSide):
         """Buffers for what does not fit into slots; made for the first who asks."""
         if self._pool is None:
             # iWARP writes the answer of a read as if the peer wrote it.
-            lands = _LANDS_ON_IWARP if self.context.is_iwarp else Access.LOCAL_WRITE
+            lands = _LANDS_ON_IWARP if self.lands_in_the_open else Access.LOCAL_WRITE
             self._pool = self._new_pool(lands)
         return self._pool
 

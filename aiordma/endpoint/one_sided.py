@@ -207,7 +207,9 @@ class OneSided:
 
     @contextlib.asynccontextmanager
     async def _registered(self, view: memoryview, access: Access) -> AsyncIterator[MemoryRegion]:
-        if self._cache is not None:
+        # The peer learns the key of such memory, and could use it as long as that is registered.
+        writable = bool(access & Access.REMOTE_WRITE)
+        if self._cache is not None and not writable:
             async with self._cache.get(view, access) as cached:
                 yield cached
             return
@@ -216,6 +218,8 @@ class OneSided:
             yield region
         finally:
             region.close()
+        if writable:
+            await region.wait_closed()
 
     # Requests
 

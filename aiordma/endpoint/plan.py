@@ -65,7 +65,7 @@ class Plan:
         self.control = config.control_depth
         self._attributes: dict[int, QPInitAttr] = {}
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
-        self._hellos: dict[int, bytes] = {}
+        self._hellos: dict[tuple[int, bool], bytes] = {}
 
     def attributes(self, inline: int) -> QPInitAttr:
         """Of a queue pair with room for so many inline bytes; its completion queue is not in it."""
@@ -100,23 +100,31 @@ class Plan:
             )
         return parameter
 
-    def hello(self, private_data: bytes, window: int, room: int) -> bytes:
+    def hello(self, private_data: bytes, window: int, room: int, *, check: bool) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes.
 
         Args:
             private_data: The program's.
             window: What the peer may send at first.
             room: Bytes.
+            check: Whether this side checks the large messages that it receives.
         """
         if private_data:
-            return hello_of(self.config, private_data, window).pack(room)
-        packed = self._hellos.get(window)
+            return hello_of(self.config, private_data, window, check=check).pack(room)
+        packed = self._hellos.get((window, check))
         if packed is None:
-            packed = self._hellos[window] = hello_of(self.config, b"", window).pack(room)
+            packed = hello_of(self.config, b"", window, check=check).pack(room)
+            self._hellos[window, check] = packed
         return packed
 
 
-def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None = None) -> Hello:
+def hello_of(
+    config: ConnectionConfig,
+    private_data: bytes,
+    window: int | None = None,
+    *,
+    check: bool = False,
+) -> Hello:
     """This side's half of the handshake; `window` is what the peer may send at first."""
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
@@ -124,6 +132,7 @@ def hello_of(config: ConnectionConfig, private_data: bytes, window: int | None =
         slot_size=config.slot_size,
         max_message_kib=config.max_message_size // 1024,
         user_data=private_data,
+        asks_checksums=check,
     )
 
 

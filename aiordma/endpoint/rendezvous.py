@@ -14,6 +14,16 @@ Theory of operation
 
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
+
+    Soft-RoCE completes a read whose tail has not arrived, if the wire reorders (docs/surprises.md).
+    So the receiver may have asked for a checksum, which the sender makes of the registered bytes.
+    A message that does not match ends the connection.  To read it again is of no use: after the
+    fault the queue pair gets no answer to anything.
+
+    iWARP tells the peer the key of the memory where a read lands, and the peer may use it for as
+    long as that is registered: to deregister it, or a queue pair without remote rights, does not
+    reliably end what is under way.  So there the bytes are copied before they are looked at, and
+    the message is the copy.
 """
 
 from __future__ import annotations
@@ -24,13 +34,14 @@ import errno
 from collections import deque
 from typing import Any
 
+from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
-from aiordma.endpoint.wire import FAILED, RENDEZVOUS, FrameKind
-from aiordma.errors import ProtocolError, plain_error
+from aiordma.endpoint.wire import CHECKSUM, FAILED, RENDEZVOUS, FrameKind
+from aiordma.errors import MessageDamagedError, ProtocolError, plain_error
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.workers import call_blocking
@@ -42,6 +53,24 @@ __all__ = ["Exposer", "Fetcher"]
 _COPIED = 1 << 18
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
+
+
+async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
+    """The bytes of a registered buffer, or a copy of them, and the CRC32C of what is returned.
+
+    In a thread if there are many.  The sum is 0 if `check` is not set.
+    """
+
+    def run() -> tuple[memoryview, int]:
+        settled = view
+        if copy:
+            settled = memoryview(bytearray(len(view)))
+            lib.aio_copy(ffi.from_buffer(settled), ffi.from_buffer(view), len(view))
+        return settled, lib.aio_crc32c(0, ffi.from_buffer(settled), len(view)) if check else 0
+
+    if len(view) <= INLINE_BYTES or not (check or copy):
+        return run()
+    return await call_blocking(run, undo=lambda _: None)
 
 
 class _Exposure:
@@ -60,9 +89,12 @@ class Exposer:
         link: The adapter's side.
         sender: Sends the announcements.
         window: Exposures that the peer admits at a time.
+
+    Attributes:
+        sums: Whether the peer has asked for checksums.
     """
 
-    __slots__ = ("_drainers", "_exposures", "_link", "_next", "_sender", "window")
+    __slots__ = ("_drainers", "_exposures", "_link", "_next", "_sender", "sums", "window")
 
     def __init__(self, link: Link, sender: Sender, window: int) -> None:
         self._link = link
@@ -70,6 +102,7 @@ class Exposer:
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
         self._drainers: list[asyncio.Future[None]] = []
+        self.sums = False
         self.window = Credits(window)
 
     def __len__(self) -> int:
@@ -123,10 +156,14 @@ class Exposer:
         self._exposures[number] = _Exposure(region, done, copied=copied)
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
+            if self.sums:
+                head += CHECKSUM.pack(
+                    (await _settled(region.view[:length], check=True, copy=False))[1]
+                )
             await self._sender.rendezvous(head, imm, length)
         except BaseException:
-            # Never announced, so nobody will read it.
-            self._withdraw(number)
+            # Never announced.  The peer may know the key of the buffer from another message.
+            self._withdraw(number, keep=False)
             raise
         try:
             await done
@@ -165,7 +202,7 @@ class Exposer:
             lambda: MemoryRegion(pd, payload, Access.REMOTE_READ), undo=MemoryRegion.close
         )
 
-    def _withdraw(self, number: int) -> None:
+    def _withdraw(self, number: int, *, keep: bool = True) -> None:
         exposure = self._exposures.pop(number, None)
         if exposure is None:
             # The connection broke meanwhile; the link unpins when the queue pair is gone, and its
@@ -174,7 +211,8 @@ class Exposer:
         self._link.close_access(Access.REMOTE_READ)
         self._link.unpin(exposure.region)
         if exposure.copied:
-            self._link.outgoing.give(exposure.region)
+            pool = self._link.outgoing
+            (pool.give if keep else pool.drop)(exposure.region)
         self.window.release()
         self._wake_drainers()
 
@@ -210,15 +248,22 @@ class Exposer:
 class _Fetch:
     """One large message that is being read."""
 
-    __slots__ = ("arrival", "imm", "length", "number", "pending", "read", "region", "remote")
+    __slots__ = ("arrival", "checksum", "imm", "length", "number", "pending", "read", "remote")
 
-    def __init__(self, length: int, imm: int | None, remote: tuple[int, int], number: int) -> None:
+    def __init__(
+        self,
+        length: int,
+        imm: int | None,
+        remote: tuple[int, int],
+        number: int,
+        checksum: int | None,
+    ) -> None:
         self.arrival = Arrival(None, fetched=length)
         self.length = length
         self.imm = imm
         self.remote = remote
         self.number = number
-        self.region: MemoryRegion | None = None
+        self.checksum = checksum
         self.pending = 0
         self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -232,16 +277,25 @@ class Fetcher:
         receiver: Gets the messages, in the order of their announcements.
         config: Sizes.
         depth: RDMA reads that the peer serves at a time.
+        checked: Whether the peer sends checksums along.
     """
 
     __slots__ = (
-        "_ahead", "_config", "_fetches", "_link", "_numbers", "_reads", "_receiver", "_sender",
-        "_slots", "_stopped", "_tasks", "_waiting",
+        "_ahead", "_checked", "_config", "_fetches", "_link", "_numbers", "_reads", "_receiver",
+        "_sender", "_slots", "_stopped", "_tasks", "_waiting",
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, sender: Sender, receiver: Receiver, config: ConnectionConfig, depth: int
+        self,
+        link: Link,
+        sender: Sender,
+        receiver: Receiver,
+        config: ConnectionConfig,
+        depth: int,
+        *,
+        checked: bool,
     ) -> None:
+        self._checked = checked
         self._link = link
         self._sender = sender
         self._receiver = receiver
@@ -257,10 +311,14 @@ class Fetcher:
 
     def announce(self, length: int, body: memoryview, imm: int | None) -> None:
         """The peer wants to send a large message."""
-        if len(body) != RENDEZVOUS.size or not 0 < length <= self._config.max_message_size:
+        size = RENDEZVOUS.size + self._checked * CHECKSUM.size
+        if len(body) != size or not 0 < length <= self._config.max_message_size:
             self._violation(f"announced a message of {length} bytes")
             return
-        addr, rkey, number = RENDEZVOUS.unpack(body)
+        addr, rkey, number = RENDEZVOUS.unpack_from(body)
+        checksum = None
+        if self._checked:
+            (checksum,) = CHECKSUM.unpack_from(body, RENDEZVOUS.size)
         if addr + length > 1 << 64:
             self._violation("announced a message beyond the end of memory")
             return
@@ -270,7 +328,7 @@ class Fetcher:
             self._violation("announced more large messages than it may")
             return
         self._fetches.append(number)
-        fetch = _Fetch(length, imm, (addr, rkey), number)
+        fetch = _Fetch(length, imm, (addr, rkey), number, checksum)
         self._receiver.arrived(fetch.arrival)
         if self._waiting is EMPTY:
             self._waiting = deque()
@@ -306,13 +364,35 @@ class Fetcher:
             self._link.fail(exc)
 
     async def _fetch(self, fetch: _Fetch) -> None:
-        region = fetch.region = await self._link.pool.take(fetch.length)
+        region = await self._link.pool.take(fetch.length)
         self._link.pin(region)
-        offset = 0
+        copy = self._link.lands_in_the_open
+        await self._read(fetch, region)
+        view, checksum = await _settled(
+            region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
+        )
+        if fetch.checksum is not None and fetch.checksum != checksum:
+            text = f"a message of {fetch.length} bytes does not match its checksum"
+            raise MessageDamagedError(errno.EBADMSG, text)
+        self._link.unpin(region)
+        self._fetches.remove(fetch.number)
+        self._sender.control(FrameKind.DONE, fetch.number)
+        if copy:
+            self._link.pool.give(region)
+            message = Message(view, fetch.imm)
+        else:
+            message = Message(view, fetch.imm, lambda v: self._region_back(v, region))
+        fetch.arrival.message = message
+        self._receiver.wake()
+
+    async def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:
+        """Read a whole message, piece by piece."""
         # One piece is held back by itself, so that `pending` cannot reach zero in between.
         fetch.pending = 1
+        offset = 0
         while offset < fetch.length:
-            await self._reads.acquire()
+            if not self._reads.try_acquire():
+                await self._reads.acquire()
             size = min(_READ_CHUNK, fetch.length - offset)
             number = self._numbers.pop()
             self._slots[number] = fetch
@@ -322,12 +402,6 @@ class Fetcher:
             offset += size
         self._piece_done(fetch)
         await fetch.read
-        self._link.unpin(region)
-        self._fetches.remove(fetch.number)
-        self._sender.control(FrameKind.DONE, fetch.number)
-        view = region.view[: fetch.length]
-        fetch.arrival.message = Message(view, fetch.imm, lambda v: self._region_back(v, region))
-        self._receiver.wake()
 
     def on_read(self, number: int) -> None:
         """One RDMA read has completed."""

@@ -135,7 +135,9 @@ class ConnectRequest:
                 await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
             else:
                 greeting = connection._await_greeting()
-                data = plan.hello(private_data, connection._window, _REPLY_ROOM)
+                data = plan.hello(
+                    private_data, connection._window, _REPLY_ROOM, check=link.check_large
+                )
                 await self._cm_id.accept(parameter, private_data=data, timeout=None)
                 await greeting
         except BaseException:

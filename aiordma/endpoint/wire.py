@@ -19,6 +19,7 @@ from enum import IntEnum
 from aiordma.errors import ProtocolError
 
 __all__ = [
+    "CHECKSUM",
     "FRAME",
     "FRAME_SIZE",
     "HELLO_SIZE",
@@ -37,16 +38,20 @@ MIN_VERSION = 1
 _MAGIC = b"aiRD"
 _REFUSAL_MAGIC = b"aiRJ"
 
-# magic, version, lowest version understood, flags (0), length of the user's bytes, data receives
+# magic, version, lowest version understood, flags, length of the user's bytes, data receives
 # posted, rendezvous window, slot size in bytes, largest message in KiB.
 _HELLO = struct.Struct("!4sBBBBHHII")
 HELLO_SIZE = _HELLO.size
+_KNOWS_CHECKSUMS = 0x01
+_ASKS_CHECKSUMS = 0x02
 
 # kind, flags, credits returned, immediate, argument.
 FRAME = struct.Struct("!BBHIQ")
 FRAME_SIZE = FRAME.size
 # What follows the header of a RENDEZVOUS frame: address, key, exchange number.
 RENDEZVOUS = struct.Struct("!QII")
+# And then, if the receiver has asked for it: CRC32C of the message.
+CHECKSUM = struct.Struct("!I")
 
 HAS_IMM = 0x01
 FAILED = 0x02
@@ -102,6 +107,8 @@ class Hello:
         max_message_kib: Largest message it will be allowed to send, KiB.
         user_data: The program's own bytes.
         version: Version to speak: 1.
+        knows_checksums: It sends checksums of large messages to a peer that asks for them.
+        asks_checksums: It wants them with what the peer sends.
     """
 
     recv_depth: int
@@ -111,6 +118,8 @@ class Hello:
     user_data: bytes = b""
     version: int = VERSION
     min_version: int = MIN_VERSION
+    knows_checksums: bool = True
+    asks_checksums: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -122,8 +131,9 @@ class Hello:
         if len(self.user_data) > space:
             msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
             raise ValueError(msg)
+        flags = _KNOWS_CHECKSUMS * self.knows_checksums | _ASKS_CHECKSUMS * self.asks_checksums
         header = _HELLO.pack(
-            _MAGIC, self.version, self.min_version, 0, len(self.user_data), self.recv_depth,
+            _MAGIC, self.version, self.min_version, flags, len(self.user_data), self.recv_depth,
             self.rendezvous_window, self.slot_size, self.max_message_kib,
         )  # fmt: skip
         return header + self.user_data
@@ -140,7 +150,7 @@ class Hello:
             return None
         if len(data) < HELLO_SIZE:
             raise _protocol_error(f"handshake of {len(data)} bytes is too short")
-        _, version, lowest, _, length, depth, window, slot, kib = _HELLO.unpack_from(data)
+        _, version, lowest, flags, length, depth, window, slot, kib = _HELLO.unpack_from(data)
         if lowest > VERSION or version < MIN_VERSION:
             raise _protocol_error(
                 f"the peer speaks versions {lowest} to {version} of the message protocol, "
@@ -151,7 +161,10 @@ class Hello:
             raise _protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
         if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
             raise _protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
-        return cls(depth, window, slot, kib, user_data, min(version, VERSION), lowest)
+        return cls(
+            depth, window, slot, kib, user_data, min(version, VERSION), lowest,
+            bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
+        )  # fmt: skip
 
 
 def seal_refusal(user_data: bytes) -> bytes:

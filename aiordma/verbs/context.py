@@ -23,7 +23,14 @@ from aiordma.verbs.enums import (
 )
 from aiordma.verbs.resource import Resource, ResourceState
 
-__all__ = ["Context", "DeviceAttributes", "GidEntry", "ODPCaps", "PortAttributes"]
+__all__ = [
+    "SOFTWARE_DRIVERS",
+    "Context",
+    "DeviceAttributes",
+    "GidEntry",
+    "ODPCaps",
+    "PortAttributes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +108,10 @@ class ODPCaps:
 _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
 
 
+# By vendor: what their drivers are called.
+SOFTWARE_DRIVERS = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
+
+
 class Context(Resource):
     """An open device.
 
@@ -153,6 +164,11 @@ class Context(Resource):
         if self._iwarp is None:
             self._iwarp = self.transport is TransportType.IWARP
         return self._iwarp
+
+    @property
+    def is_software(self) -> bool:
+        """Whether the adapter is a program of the kernel: Soft-RoCE or software iWARP."""
+        return self.attributes.vendor_id in SOFTWARE_DRIVERS
 
     @property
     def num_comp_vectors(self) -> int:

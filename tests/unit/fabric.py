@@ -48,6 +48,9 @@ class FakeId:
         self.notified = 0
         self.peer: FakeId | None = None
 
+    def _ends(self) -> tuple[Any, Any]:
+        return self.destination, self.source
+
     def notify_established(self) -> None:
         self.notified += 1
 
@@ -83,6 +86,9 @@ class FakeLink:
         self.cm_id = FakeId()
         self.pd = None
         self.pool, self.outgoing = FakePool(), FakePool()
+        self.check_large = bool(config.check_large)  # as an adapter of hardware by default
+        self.lands_in_the_open = False
+        self.damage: Callable[[memoryview], object] = lambda view: None
         self.closed = False
         self.failure: BaseException | None = None
         self.peer: FakeLink | None = None
@@ -256,6 +262,7 @@ class FakeLink:
         assert self.peer.reads_allowed > 0, "reads are off"
         start = address - source.addr
         region.view[offset : offset + length] = source.view[start : start + length]
+        self.damage(region.view[offset : offset + length])
         self._on_read(number)
 
     def steps(self) -> list[str]:
@@ -303,7 +310,8 @@ class Wire:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
         window = self.ends[1 - side]._receiver.window.size
-        self.ends[side]._meet(hello_of(peer, b"", window), peer.responder_resources)
+        check = self.links[1 - side].check_large
+        self.ends[side]._meet(hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:
         """The whole handshake."""

@@ -140,6 +140,8 @@ class FakePool:
         self._out.discard(region)
         region.close()
 
+    drop = give
+
     def close(self) -> None:
         """Deregister what is out."""
         for region in self._out:

@@ -49,6 +49,7 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "ConnectionLostError": (ConnectionResetError, ConnectionError),
     "ConnectionEndedError": (EOFError,),
     "ProtocolError": (errors.ConnectionLostError,),
+    "MessageDamagedError": (errors.ConnectionLostError,),
     "CompletionError": (OSError,),
     "FlushedError": (CompletionError,),
     "LocalAccessError": (CompletionError,),

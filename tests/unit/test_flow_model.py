@@ -38,6 +38,7 @@ CONFIGS = st.builds(
     receive_buffer_size=st.sampled_from([100, 300, 1 << 20]),
     initiator_depth=st.integers(1, 3),
     responder_resources=st.integers(1, 3),
+    check_large=st.sampled_from([None, True]),
 )
 # (what, side, number).  "adapter" picks one of the possible events; the number picks which one.
 PROGRAM = st.tuples(

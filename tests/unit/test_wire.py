@@ -45,7 +45,7 @@ def test_hello_has_the_documented_bytes() -> None:
     hello = Hello(0x0102, 0x0304, 0x05060708, 0x090A0B0C, b"user")
     assert hello.pack(REQUEST_ROOM) == bytes.fromhex(
         "61695244"  # magic "aiRD"
-        "01010004"  # version, lowest version, flags, length of the program's bytes
+        "01010104"  # version, lowest version, flags, length of the program's bytes
         "01020304"  # data receives, rendezvous window
         "05060708"  # slot size
         "090a0b0c"  # largest message, KiB
@@ -149,10 +149,14 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
-def test_flags_are_reserved_and_ignored() -> None:
-    packed = bytearray(Hello(1, 1, 64, 1).pack(REQUEST_ROOM))
-    packed[6] = 0xFF
-    assert Hello.parse(bytes(packed)) == Hello(1, 1, 64, 1)
+@pytest.mark.parametrize("asks", [False, True])
+@pytest.mark.parametrize("knows", [False, True])
+def test_two_flags_have_a_meaning_and_the_others_are_ignored(knows: bool, asks: bool) -> None:
+    hello = Hello(1, 1, 64, 1, knows_checksums=knows, asks_checksums=asks)
+    packed = bytearray(hello.pack(REQUEST_ROOM))
+    assert packed[6] == knows | asks << 1
+    packed[6] |= 0xFC
+    assert Hello.parse(bytes(packed)) == hello
 
 
 # ---- frames --------------------------------------------------------------------------------
@@ -168,6 +172,7 @@ def test_rendezvous_body_has_the_documented_bytes() -> None:
     body = RENDEZVOUS.pack(0x0102030405060708, 0x090A0B0C, 0x0D0E0F10)
     assert body == bytes(range(1, 17))
     assert RENDEZVOUS.size == 16
+    assert wire.CHECKSUM.pack(0x01020304) == bytes(range(1, 5))
 
 
 def test_frame_kinds_and_flags_never_change() -> None:

@@ -1,0 +1,190 @@
+"""Large messages: checked where the adapter is a program, and closed to the peer once delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig, RemoteRegion
+from aiordma._ffi import lib
+from aiordma.verbs import Access, MemoryRegion
+from tests.device.meeting import are_alive, meet
+
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+
+Pair = tuple[Connection, Connection]
+SIZES = (20_000, 300_000, 3 << 20)
+
+
+async def test_g04_a_software_adapter_checks_by_default(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both sides make the sum of the same bytes, in whatever way they travel."""
+    sums: list[int] = []
+    real = lib.aio_crc32c
+
+    def noted(*args: Any) -> int:
+        sums.append(real(*args))
+        return sums[-1]
+
+    monkeypatch.setattr(lib, "aio_crc32c", noted)
+    client, server = pair
+    assert [end.get_extra_info("large_messages_checked") for end in pair] == [True, True]
+    for size in SIZES:
+        data = random.Random(size).randbytes(size)
+        sending = asyncio.create_task(client.send(data))
+        with await server.recv() as message:
+            assert bytes(message) == data
+        await sending
+        assert len(sums) == 2
+        assert sums[0] == sums[1]
+        sums.clear()
+
+
+@pytest.mark.parametrize("asks", [(False, False), (True, False), (False, True)])
+async def test_g04_each_side_decides_for_what_it_receives(
+    address: str, asks: tuple[bool, bool]
+) -> None:
+    configs = [ConnectionConfig(check_large=ask) for ask in asks]
+    async with aiordma.listen(address, 0, config=configs[1]) as listener:
+        client, server = await meet(listener, address, config=configs[0])
+        checked = [end.get_extra_info("large_messages_checked") for end in (client, server)]
+        assert checked == list(asks)
+        for sender, receiver in ((client, server), (server, client)):
+            sending = asyncio.create_task(sender.send(b"abcd" * 10_000))
+            with await receiver.recv() as message:
+                assert message == b"abcd" * 10_000
+            await sending
+        await asyncio.gather(client.close(), server.close())
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """The adapter's fault cannot be had at will; for the receiver this one is the same."""
+    client, server = pair
+    real = lib.aio_crc32c
+    wrong = iter([True])  # the sender's
+    monkeypatch.setattr(lib, "aio_crc32c", lambda *args: real(*args) ^ next(wrong, False))
+    sending = asyncio.create_task(client.send(bytes(size)))
+    with pytest.raises(aiordma.MessageDamagedError, match=f"{size} bytes does not match"):
+        await asyncio.wait_for(server.recv(), 20)
+    with pytest.raises(aiordma.ConnectionLostError):
+        await asyncio.wait_for(sending, 20)
+
+
+@pytest.fixture
+def open_memory(monkeypatch: pytest.MonkeyPatch) -> list[MemoryRegion]:
+    """All memory that was ever registered for a peer's writes."""
+    found: list[MemoryRegion] = []
+    real = MemoryRegion._registered
+
+    def noted(self: MemoryRegion, *args: object) -> None:
+        real(self, *args)  # type: ignore[arg-type]
+        if self.access & Access.REMOTE_WRITE:
+            found.append(self)
+
+    monkeypatch.setattr(MemoryRegion, "_registered", noted)
+    return found
+
+
+def keys_of(victim: Connection, found: list[MemoryRegion]) -> list[RemoteRegion]:
+    """What its peer may know: iWARP tells the key with each read."""
+    return [
+        RemoteRegion(region.addr, region.length, region.rkey, Access.REMOTE_WRITE)
+        for region in found
+        if region.pd is victim._link.pd
+    ]
+
+
+async def overwrite(attacker: Connection, victim: Connection, keys: list[RemoteRegion]) -> None:
+    """Write with each key; a key that is dead ends the connection."""
+    for remote in keys:
+        try:
+            await asyncio.wait_for(attacker.write(remote, b"\xee" * min(len(remote), 4096)), 20)
+            await asyncio.wait_for(attacker.send(b"behind the write"), 20)
+            with await asyncio.wait_for(victim.recv(), 20) as message:
+                assert message == b"behind the write"
+        except aiordma.RdmaError:
+            break
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_g03_a_delivered_message_cannot_be_changed(
+    pair: Pair, size: int, open_memory: list[MemoryRegion], *, is_siw: bool
+) -> None:
+    client, server = pair
+    data = random.Random(size).randbytes(size)
+    sending = asyncio.create_task(client.send(data))
+    message = await server.recv()
+    await sending
+    keys = keys_of(server, open_memory)
+    assert len(keys) == is_siw
+    await overwrite(client, server, keys)
+    assert bytes(message) == data
+    message.release()
+
+
+async def test_g03_the_next_message_is_right_whatever_the_peer_wrote(
+    pair: Pair, open_memory: list[MemoryRegion]
+) -> None:
+    """The buffer where it lands is used again; what is in it before does not matter."""
+    client, server = pair
+    for number in range(3):
+        data = random.Random(number).randbytes(100_000)
+        sending = asyncio.create_task(client.send(data))
+        with await server.recv() as message:
+            assert bytes(message) == data
+        await sending
+        await overwrite(client, server, keys_of(server, open_memory))
+    await are_alive(pair)
+
+
+@pytest.mark.parametrize("size", [5_000, 300_000])
+@pytest.mark.parametrize("cache", [0, 1 << 20])
+async def test_g03_what_was_read_cannot_be_changed(
+    address: str, size: int, cache: int, open_memory: list[MemoryRegion]
+) -> None:
+    """As a large message, for the program's own reads into a plain buffer."""
+    config = ConnectionConfig(registration_cache_size=cache)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        client, server = await meet(listener, address, config=config)
+        data = random.Random(size).randbytes(size)
+        into = bytearray(size)
+        async with server.expose(data, read=True) as remote:
+            assert await client.read(remote, into) == size
+            assert into == data
+            await overwrite(server, client, keys_of(client, open_memory))
+            assert into == data
+        await asyncio.gather(client.close(), server.close())
+
+
+async def test_g04_an_insisting_program_and_a_peer_that_knows_no_checksums(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from aiordma.endpoint import plan
+
+    real = plan.hello_of
+    monkeypatch.setattr(
+        plan, "hello_of",
+        lambda *args, **options: dataclasses.replace(
+            real(*args, **options), knows_checksums=False, asks_checksums=False
+        ),
+    )  # fmt: skip
+    # Configurations that no other test has: what follows from one is kept.
+    async with aiordma.listen(address, 0, config=ConnectionConfig(slot_size=8200)) as listener:
+        insists = ConnectionConfig(slot_size=8200, check_large=True)
+        client, server = await meet(listener, address, config=insists)
+        await are_alive((client, server))
+        sending = asyncio.create_task(server.send(bytes(100_000)))
+        with pytest.raises(aiordma.ProtocolError, match="no checksums"):
+            await asyncio.wait_for(client.recv(), 20)
+        with pytest.raises(aiordma.ConnectionLostError):
+            await asyncio.wait_for(sending, 20)
+        await asyncio.gather(client.close(), server.close())

@@ -1,0 +1,273 @@
+"""Large messages over the fake adapter: checksums, copies, budgets, and the end of what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma.endpoint import rendezvous
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.plan import hello_of
+from aiordma.endpoint.wire import FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
+from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
+
+from .conftest import Run, settle
+from .fabric import Wire
+from .fake_memory import FakeRegion
+
+UNCHECKED = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
+CONFIG = dataclasses.replace(UNCHECKED, check_large=True)
+
+
+@pytest.fixture(autouse=True, params=["copied", "registered"])
+def fake_regions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Large messages are copied, or none is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
+        patch.setattr(rendezvous, "_COPIED", 1 << 18 if request.param == "copied" else 0)
+        yield
+
+
+def wrong_tail(view: memoryview) -> None:
+    """What Soft-RoCE does: a read completes before its tail has arrived."""
+    view[-7:] = bytes(7)
+
+
+async def opened(first: ConnectionConfig = CONFIG, second: ConnectionConfig = CONFIG) -> Wire:
+    wire = Wire(first, second)
+    await wire.open()
+    return wire
+
+
+async def lost(wire: Wire) -> None:
+    """After a connection broke: wait until both sides are gone."""
+    for link, connection in zip(wire.links, wire.ends, strict=True):
+        link.fail(ConnectionResetError(errno.ECONNRESET, "end of the test"))
+        await connection.wait_closed()
+
+
+def announcements(wire: Wire, side: int) -> list[bytes]:
+    """Bodies of the RENDEZVOUS frames that a side has sent."""
+    return [
+        frame[FRAME_SIZE:]
+        for frame in wire.links[side].sent
+        if FRAME.unpack_from(frame)[0] == FrameKind.RENDEZVOUS
+    ]
+
+
+# ---- checksums -----------------------------------------------------------------------------
+
+
+def test_g04_a_message_that_matches_its_checksum(run: Run) -> None:
+    data = random.Random(4).randbytes(1000)
+
+    async def main() -> None:
+        wire = await opened()
+        send = asyncio.create_task(wire.ends[0].send(data, imm=5))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        assert (bytes(message), message.imm) == (data, 5)
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g04_a_wrong_message_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        wire.links[1].damage = wrong_tail
+        send = asyncio.create_task(wire.ends[0].send(b"x" * 1000))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        with pytest.raises(MessageDamagedError, match="1000 bytes does not match") as damaged:
+            await receive
+        assert isinstance(damaged.value, ConnectionLostError)
+        assert damaged.value.errno == errno.EBADMSG
+        with pytest.raises(MessageDamagedError):
+            await wire.ends[1].recv()
+        with pytest.raises(ConnectionLostError):
+            await send
+        await lost(wire)
+        assert FakeRegion.regions == {}
+
+    run(main())
+
+
+def test_g04_without_the_check_what_the_adapter_did_is_seen(run: Run) -> None:
+    """The fault of the tests above is one that a program would see."""
+
+    async def main() -> None:
+        wire = await opened(CONFIG, UNCHECKED)
+        wire.links[1].damage = wrong_tail
+        send = asyncio.create_task(wire.ends[0].send(b"x" * 1000))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        assert bytes(message) == b"x" * 993 + bytes(7)
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g04_each_side_asks_for_itself(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened(CONFIG, UNCHECKED)
+        for sender, size in ((0, RENDEZVOUS.size), (1, RENDEZVOUS.size + 4)):
+            send = asyncio.create_task(wire.ends[sender].send(bytes(500)))
+            receive = asyncio.create_task(wire.ends[1 - sender].recv())
+            await wire.run()
+            (await receive).release()
+            await send
+            assert [len(body) for body in announcements(wire, sender)] == [size]
+        assert [end.get_extra_info("large_messages_checked") for end in wire.ends] == [True, False]
+        await wire.close()
+
+    run(main())
+
+
+def old(config: ConnectionConfig, window: int) -> Hello:
+    """The hello of a library that knows no checksums: its flags are 0."""
+    data = bytearray(hello_of(config, b"", window).pack(56))
+    data[6] = 0
+    hello = Hello.parse(bytes(data))
+    assert hello is not None
+    assert not hello.knows_checksums
+    assert not hello.asks_checksums
+    return hello
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_g04_a_peer_that_knows_no_checksums(run: Run, insists: bool) -> None:
+    """It is talked to without, unless the program insists; then nothing unchecked is shown."""
+
+    async def main() -> None:
+        wire = Wire(CONFIG if insists else UNCHECKED, UNCHECKED)
+        wire.links[0].check_large = True  # a software adapter
+        wire.meet(1)
+        wire.ends[1]._exposer.sums = False  # as the old library does, whatever it is asked
+        greeting = wire.ends[1]._await_greeting()
+        wire.ends[0]._meet(old(UNCHECKED, wire.ends[1]._window), 8)
+        wire.ends[0]._greet()
+        wire.settle()
+        await greeting
+        send = asyncio.create_task(wire.ends[0].send(b"to the old one" * 50))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        assert bytes(await receive) == b"to the old one" * 50
+        await send
+        assert [len(body) for body in announcements(wire, 0)] == [RENDEZVOUS.size]
+        send = asyncio.create_task(wire.ends[1].send(b"from it" * 50))
+        receive = asyncio.create_task(wire.ends[0].recv())
+        await wire.run()
+        if insists:
+            with pytest.raises(ProtocolError, match="no checksums"):
+                await receive
+            await lost(wire)
+            with pytest.raises(ConnectionLostError):
+                await send
+        else:
+            assert bytes(await receive) == b"from it" * 50
+            await send
+            await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("change", [-4, 4], ids=["left out", "too long"])
+def test_g04_an_announcement_without_the_checksum_that_was_asked_for(run: Run, change: int) -> None:
+    async def main() -> None:
+        wire = await opened()
+        body = RENDEZVOUS.pack(1 << 40, 7, 1) + bytes(4 + change)
+        frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100) + body
+        link = wire.links[1]
+        slot = link.posted.popleft()
+        link.recv.slot(slot, len(frame))[:] = frame
+        link.landed.append((slot, len(frame), None))
+        link.process()
+        assert isinstance(link.failure, ProtocolError)
+        await lost(wire)
+
+    run(main())
+
+
+# ---- memory that the peer may write ----------------------------------------------------------
+
+
+def test_g03_a_delivered_message_lies_in_no_memory_that_the_peer_could_write(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        wire.links[1].lands_in_the_open = True
+        data = random.Random(3).randbytes(1000)
+        landing: list[memoryview] = []
+        wire.links[1].damage = landing.append
+        send = asyncio.create_task(wire.ends[0].send(data))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        for view in landing:  # the peer keeps the key
+            view[:] = b"\xee" * len(view)
+        assert landing
+        assert bytes(message) == data
+        assert wire.links[1].pool.out == 0, "the landing buffer is of no use any more"
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g03_a_buffer_whose_message_was_never_announced_is_not_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer may know its key from another message, and must not find what was not sent."""
+
+    async def main() -> None:
+        wire = await opened()
+        kept: list[FakeRegion] = []
+        monkeypatch.setattr(wire.links[0].outgoing, "give", kept.append)
+        for _ in range(4):  # all the credits
+            await wire.ends[0].send(b"x")
+        big = asyncio.create_task(wire.ends[0].send(b"a secret" * 100))
+        await settle()
+        big.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await big
+        assert kept == []
+        assert FakeRegion.regions == {}
+        await wire.run()
+        await wire.close()
+
+    run(main())
+
+
+# ---- the end ---------------------------------------------------------------------------------
+
+
+def test_i05_whatever_waits_for_the_last_exposure_is_woken_by_a_failure(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        send = asyncio.create_task(wire.ends[0].send(bytes(1000)))
+        await settle()
+        exposer = wire.ends[0]._exposer
+        assert len(exposer) == 1
+        drained = asyncio.create_task(exposer.drained())
+        await settle()
+        assert not drained.done()
+        exposer.fail(lambda: ConnectionLostError(errno.ECONNRESET, "link down"))
+        await settle()
+        assert drained.done(), "close() would wait until its time is up"
+        with pytest.raises(ConnectionLostError):
+            await send
+        await lost(wire)
+
+    run(main())
