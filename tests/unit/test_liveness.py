@@ -120,6 +120,17 @@ def test_whatever_the_times_are_a_living_peer_is_kept(keepalive: float, idle: fl
     assert side.failures == []
 
 
+@pytest.mark.parametrize(("keepalive", "idle"), [(60, 5), (10, 5), (10, 10), (5, 7)])
+def test_i05_patience_below_keepalive_counts_for_a_dead_peer(keepalive: float, idle: float) -> None:
+    """It is asked in time to be given up in time, however seldom it is asked otherwise."""
+    side = Side(answers=False, keepalive_s=keepalive, idle_timeout_s=idle)
+    side.clock.run_until(10 * keepalive)
+    assert len(side.pings) == 1
+    assert side.pings[0] <= idle / 2
+    ((when, _),) = side.failures
+    assert idle <= when <= 1.5 * idle
+
+
 @given(st.integers(1, 50), st.integers(1, 50), st.booleans())
 def test_any_times(keepalive: int, more: int, answers: bool) -> None:
     side = Side(answers=answers, keepalive_s=keepalive, idle_timeout_s=keepalive + more)

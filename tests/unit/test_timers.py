@@ -115,6 +115,33 @@ def test_thousands_that_are_cancelled_do_not_pile_up(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_i04_they_come_in_order_after_the_cancelled_were_swept(
+    run: Run, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To take some out of the heap leaves a list, in which the first is not first any more."""
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        came: list[int] = []
+        over = asyncio.Event()
+        begun = time.monotonic()
+        with monkeypatch.context() as patch:
+            # All are set in one instant, so that their order is that of their delays.
+            patch.setattr("aiordma.loop.timers.now", lambda: begun)
+            order = chance.sample(range(300), 300)
+            for number in order:
+                later(number * SOON_S / 20, functools.partial(came.append, number))
+                for _ in range(3):
+                    later(chance.uniform(0, 20 * SOON_S), lambda: came.append(-1)).cancel()
+            later(300 * SOON_S / 20, over.set)
+        await over.wait()
+        assert came == sorted(came)
+        assert came == list(range(300))
+
+    run(main())
+
+
 def test_one_may_set_the_next_and_cancel_another(run: Run) -> None:
     async def main() -> None:
         over = asyncio.Event()
