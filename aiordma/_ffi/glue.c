@@ -174,6 +174,7 @@ static void aio_drain_admit(struct aio_drain *d)
         }
         taken++;
         own = context;
+        own->events++;
         if (!own->managed) {
             d->segments[d->n_segments].token = own->token;
             d->segments[d->n_segments].count = -1;
@@ -324,6 +325,7 @@ static int aio_sweep(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out,
 
     d->n_ready = 0;
     code = aio_poll_into(d, cq, out, &n, cap, &left);
+    d->swept = cap - left;
     int told = aio_tell(d);
 
     return code < 0 ? code : n | told | (code ? 0 : AIO_LOOK);

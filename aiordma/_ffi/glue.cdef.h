@@ -37,6 +37,7 @@ struct aio_cq {
     int unarmed;   /* it is in aio_drain.pending, and was not armed yet */
     int hands;     /* who may touch the queue; see aio_cq_retire */
     uint32_t owed; /* events that were seen to, and are not acknowledged */
+    uint32_t events; /* that the drain has taken off the channel, ever */
 };
 
 struct aio_segment {
@@ -66,6 +67,7 @@ struct aio_drain {
     uint32_t n_sinks;
     uint32_t *ready; /* indices of those with news; as many as completions are taken at once */
     int n_ready;
+    int swept; /* completions that the last sweep has polled */
 };
 
 void aio_cq_retire(struct ibv_cq *cq, struct aio_cq *own);

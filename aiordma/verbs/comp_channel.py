@@ -29,7 +29,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from aiordma._ffi import ffi, function_address, lib
 from aiordma._ffi.check import check_errno, check_pointer
@@ -38,11 +38,12 @@ from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.running import running_loop
-from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
+from aiordma.loop.slots import INDEX_BITS, TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.waiters import Waiters
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
+from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.sinks import Sinks
@@ -83,12 +84,21 @@ _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 _MAX_SEGMENTS = 64
 _LOOK = 1 << 30  # see aio_drain
 _SAFETY_S = 1.0
+#: After so long its event has come, if there was one: a completion can be seen before that.
+_GRACE_S = 0.02
+_ARRIVED = 1 << INDEX_BITS  # news of a sink: something for the program (message.c, stream.c)
 
 
 def _poll(reference: weakref.ref[CompletionChannel]) -> None:
     channel = reference()
     if channel is not None:
         channel._safety_poll()
+
+
+def _judge(reference: weakref.ref[CompletionChannel], found: list[_Found]) -> None:
+    channel = reference()
+    if channel is not None:
+        channel._judge(found)
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
@@ -103,6 +113,20 @@ def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) 
             shared._complete(record, cq)
     elif cq is not None:
         cq._deliver(record)
+
+
+class _Found(NamedTuple):
+    """What the safety poll has found in a queue.
+
+    Attributes:
+        token: Of the queue.
+        events: That the queue had raised before.
+        missed: Completions that should have raised one.
+    """
+
+    token: int
+    events: int
+    missed: int
 
 
 class CompletionChannel(Resource):
@@ -121,6 +145,9 @@ class CompletionChannel(Resource):
         "lost_events", "sinks", "table",
     )  # fmt: skip
 
+    #: `lost_events` of all channels that this process has had.
+    all_lost_events: ClassVar[int] = 0
+
     def __init__(self, context: Context) -> None:
         handle = check_pointer(
             lib.ibv_create_comp_channel(context._require()), "ibv_create_comp_channel"
@@ -128,8 +155,8 @@ class CompletionChannel(Resource):
         self.context = context
         # Waiters of every CQ of this channel, by wr_id.
         self.table: SlotTable[Sink] = SlotTable()
-        #: Completions that the safety poll found first: far more than zero means that the kernel
-        #: loses events.
+        #: Completions that raised no event, so that only the safety poll found them: the kernel
+        #: drops events when it has no memory for them.
         self.lost_events = 0
         self._cqs: WeakTable[CompletionQueue] = WeakTable()
         self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
@@ -310,26 +337,31 @@ class CompletionChannel(Resource):
         """Give back the events that an unfinished drain holds; nobody will finish it."""
         lib.aio_drain_forget(self._drain, ffi.NULL)
 
-    def _sweep(self, cq: CompletionQueue) -> int:
-        """Poll one managed CQ without an event; returns what it found.
+    def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:
+        """Poll one managed CQ without an event; how many it found, and should have been told of.
 
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
         """
-        total = 0
+        polled, missed, drain = 0, 0, self._drain
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
-            took = lib.aio_sweep(self._drain, cq._handle, self._wcs, _BUDGET)
-            if took <= 0:
+            took = lib.aio_sweep(drain, cq._handle, self._wcs, _BUDGET)
+            if took < 0 or not drain.swept:
                 break
+            polled += drain.swept
+            if cq._aio.armed == ARMED_FOR_ALL:
+                missed += drain.swept
+            else:
+                # Own sends lie there by rights; what the peer sends the program does not.
+                missed += sum(bool(drain.ready[i] & _ARRIVED) for i in range(drain.n_ready))
             records = self._taken(took)
             self._reader.keep()
-            total += len(records) + (took >> 16 & 0x1FFF)
             self._dispatch(records, cq)
             if cq.closed or not took & _LOOK:
                 break
         if self._reader.untold:
             self.after_drain(self._tell)
-        return total
+        return polled, missed
 
     # The safety poll: the kernel drops a completion event when it has no memory for it.
 
@@ -351,15 +383,40 @@ class CompletionChannel(Resource):
             self._pump.kick()
         if self._drain.n_pending or self._failure is not None:
             return
+        found = []
         for cq in managed:
-            found = self._sweep(cq)
-            if found and not cq.closed:
-                # One that is woken by solicited completions only has the others lie there.
-                self.lost_events += 0 if cq._aio.solicited else found
-                code = lib.ibv_req_notify_cq(cq._handle, cq._aio.solicited)
-                if code:
-                    self._report(os_error(code, "ibv_req_notify_cq"))
-                self._sweep(cq)
+            events = cq._aio.events
+            polled, missed = self._sweep(cq)
+            if polled:
+                found.append(_Found(cq._token, events, missed))
+        if found and self._safety is not None and self._pump is not None and self._pump.loop:
+            judge = functools.partial(_judge, weakref.ref(self), found)
+            self._safety.cancel()
+            self._safety = call_later(self._pump.loop, _GRACE_S, judge)
+
+    def _judge(self, found: list[_Found]) -> None:
+        """Say of what the safety poll has found whether its event is missing."""
+        self._safety = None
+        self._watch()
+        if self._pump is None or self._failure is not None:
+            return
+        self._drain.spare = 0
+        self._pump.kick()
+        for token, events, missed in found:
+            cq = self._cqs.get(token)
+            if cq is None or cq.closed or cq._aio.events != events:
+                continue  # it was only late
+            if missed:
+                self.lost_events += missed
+                CompletionChannel.all_lost_events += missed
+                _log.warning("%d completions raised no event and were found by polling", missed)
+            # If an event was lost, the queue is not armed any more.
+            own = cq._aio
+            own.armed = 0 if own.solicited else ARMED_FOR_ALL
+            code = lib.ibv_req_notify_cq(cq._handle, own.solicited)
+            if code:
+                self._report(os_error(code, "ibv_req_notify_cq"))
+            self._sweep(cq)
 
     # jVerbs-style notification
 

@@ -14,6 +14,7 @@ import pytest
 import aiordma
 from aiordma.cm import EventChannel
 from aiordma.verbs import ProtectionDomain
+from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
@@ -87,6 +88,16 @@ def short_traces() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_lost_events() -> Iterator[None]:
+    """Every completion has raised its event: the safety poll once a second hides a lost wake-up.
+
+    A test that loses events on purpose puts the number back.
+    """
+    yield
+    assert CompletionChannel.all_lost_events == 0
+
+
 @pytest.fixture(autouse=True)
 async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     """The oracle after every test: no task, fd, adapter object or unreported error is left."""
@@ -96,8 +107,10 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     reports: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: reports.append(context))
     objects, descriptors = adapter_objects(), rdma_descriptors()
+    lost = CompletionChannel.all_lost_events
     yield
     await settle()
+    assert CompletionChannel.all_lost_events == lost, "only the safety poll has found them"
     assert not reports, f"errors that nobody handled: {reports}"
     assert rdma_descriptors() == descriptors
     assert adapter_objects() == objects

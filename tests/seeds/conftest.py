@@ -6,10 +6,21 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.device.conftest import address, clean, device_is_there, is_siw, short_traces, warm
+from tests.device.conftest import (
+    address,
+    clean,
+    device_is_there,
+    is_siw,
+    no_lost_events,
+    short_traces,
+    warm,
+)
 from tests.seeds.ends import Pair, connected
 
-__all__ = ["address", "clean", "device_is_there", "is_siw", "pair", "short_traces", "warm"]
+__all__ = [
+    "address", "clean", "device_is_there", "is_siw", "no_lost_events", "pair", "short_traces",
+    "warm",
+]  # fmt: skip
 
 
 @pytest.fixture

@@ -1,0 +1,7 @@
+"""CPython's tests over RDMA: like all on a device, they may not need the safety poll."""
+
+from __future__ import annotations
+
+from tests.device.conftest import no_lost_events
+
+__all__ = ["no_lost_events"]

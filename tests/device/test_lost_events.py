@@ -1,0 +1,149 @@
+"""A completion event that the kernel drops: the safety poll finds the completion, and counts it."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma._ffi import ffi, lib
+from aiordma.verbs import comp_channel
+from aiordma.verbs.comp_channel import CompletionChannel
+from tests.device.ends import Ends
+from tests.device.oracle import until
+
+pytestmark = pytest.mark.device
+
+
+@pytest.fixture(autouse=True)
+async def counted() -> AsyncIterator[None]:
+    """What these tests lose on purpose is no fault."""
+    before = CompletionChannel.all_lost_events
+    yield
+    CompletionChannel.all_lost_events = before
+
+
+@contextmanager
+def deaf(channel: CompletionChannel) -> Iterator[None]:
+    """Events that come in this block are lost."""
+    pump = channel._pump
+    assert pump is not None
+    pump.kick()  # what was there before is not
+    pump.pause()
+    try:
+        yield
+        found = select.select([channel.fileno()], [], [], 10)[0]
+        assert found, "no event has come"
+        cq, context = ffi.new("struct ibv_cq **"), ffi.new("void **")
+        while not lib.ibv_get_cq_event(channel._require(), cq, context):
+            lib.ibv_ack_cq_events(cq[0], 1)
+    finally:
+        pump.resume()
+
+
+def channel_of(connection: aiordma.Connection) -> CompletionChannel:
+    channel: CompletionChannel = connection._link._channel
+    return channel
+
+
+def watch_again(channel: CompletionChannel) -> None:
+    """Set the timer of the safety poll anew."""
+    if channel._safety is not None:
+        channel._safety.cancel()
+        channel._safety = None
+    channel._watch()
+
+
+async def until_judged(channel: CompletionChannel, before: int) -> int:
+    """How many have been lost since; the safety poll looks once a second."""
+    await until(lambda: channel.lost_events > before)
+    return channel.lost_events - before
+
+
+async def test_i03_of_a_connection(pair: tuple[aiordma.Connection, aiordma.Connection]) -> None:
+    """Its queue is armed for what the peer sends alone, on Soft-RoCE."""
+    client, server = pair
+    channel = channel_of(server)
+    before = channel.lost_events
+    receiving = asyncio.create_task(server.recv())
+    await asyncio.sleep(0)
+    with deaf(channel):
+        await client.send(b"unheard")
+    async with asyncio.timeout(10):
+        with await receiving as message:
+            assert bytes(message) == b"unheard"
+    assert await until_judged(channel, before) >= 1
+    # And the queue is armed again: the next comes without the poll.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comp_channel, "_SAFETY_S", 60.0)
+        watch_again(channel)
+        lost = channel.lost_events
+        async with asyncio.timeout(10):
+            receiving = asyncio.create_task(server.recv())
+            await asyncio.sleep(0)
+            await client.send(b"heard")
+            with await receiving as message:
+                assert bytes(message) == b"heard"
+        assert channel.lost_events == lost
+    watch_again(channel)
+
+
+async def test_i03_of_a_stream(address: str) -> None:
+    served: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await served.put((reader, writer))
+
+    async with await aiordma.start_server(serve, address, 0) as server:
+        _, writer = await aiordma.open_connection(address, server.port)
+        its_reader, its_writer = await served.get()
+        channel: CompletionChannel = its_writer.transport._port._channel
+        before = channel.lost_events
+        reading = asyncio.create_task(its_reader.readexactly(7))
+        await asyncio.sleep(0)
+        with deaf(channel):
+            writer.write(b"unheard")
+        async with asyncio.timeout(10):
+            assert await reading == b"unheard"
+        assert await until_judged(channel, before) >= 1
+        for each in (writer, its_writer):
+            each.close()
+            await each.wait_closed()
+
+
+async def test_i03_of_a_native_queue(ends: Ends) -> None:
+    cq, channel = ends.server.cq, ends.server.channel
+    region = ends.server.region(bytearray(64))
+    receiving = asyncio.create_task(ends.server.qp.recv(region))
+    await asyncio.sleep(0)
+    assert cq.managed
+    with deaf(channel):
+        await ends.client.qp.send(ends.client.region(bytearray(b"unheard")))
+    async with asyncio.timeout(10):
+        await receiving
+    assert await until_judged(channel, 0) == 1
+
+
+async def test_i03_an_event_that_is_only_late_is_not_counted(ends: Ends) -> None:
+    """What is polled before its event has come was not lost."""
+    channel = ends.server.channel
+    region = ends.server.region(bytearray(64))
+    receiving = asyncio.create_task(ends.server.qp.recv(region))
+    await asyncio.sleep(0)
+    pump = channel._pump
+    assert pump is not None
+    pump.pause()
+    await ends.client.qp.send(ends.client.region(bytearray(b"late")))
+    assert channel._safety is not None
+    channel._safety.cancel()
+    channel._safety_poll()
+    await receiving
+    pump.resume()
+    judging = channel._safety
+    await until(lambda: channel._safety is not judging)
+    assert channel.lost_events == 0
