@@ -5,6 +5,7 @@
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
 #   make bench-check [RECORD=1] [ROUNDS=3]    a few of its ratios against tests/bench/recorded.json
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
+#   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -14,7 +15,9 @@ PY := .venv/bin/python
 SOFTROCE := $(PY) -m aiordma.testing.softroce
 export PYTHON
 
-.PHONY: demo test bench bench-check profile lint docs setup clean help
+SECONDS ?= 600
+
+.PHONY: demo test bench bench-check profile fuzz lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -37,6 +40,10 @@ profile:
 	@tools/setup bench
 	@$(PY) -m tests.bench.profile $(if $(RECORD),--record)
 
+fuzz:
+	@tools/setup lint
+	@$(PY) tools/fuzz.py --guided $(SECONDS)
+
 lint:
 	@tools/setup lint
 	@$(PY) tools/lint.py $(if $(FIX),--fix)
@@ -56,4 +63,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile

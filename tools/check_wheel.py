@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import sys
 import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
 
-from checks import ROOT, CheckFailedError, Checks, call, repository_files
+from checks import CheckFailedError, Checks, call, copy_repository, repository_files
 
 #: What a compiled module may ask the dynamic linker for. The RDMA libraries come from the
 #: system, never from the wheel: a bundled libibverbs finds no provider.
@@ -36,9 +35,7 @@ class Wheel:
         """Build from a clean copy, with the tools installed here, not those of an index today."""
         source, out = self._scratch / "source", self._scratch / "dist"
         # A copy, since leftovers of earlier builds in the tree would end up in the wheel.
-        for path in repository_files():
-            (source / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / path, source / path)
+        copy_repository(source)
         call(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, limit_s=600)
         wheels = list(out.glob("*.whl"))
         if len(wheels) != 1:

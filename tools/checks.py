@@ -6,6 +6,8 @@ that a linter that failed is counted like a test that failed.
 
 from __future__ import annotations
 
+import filecmp
+import shutil
 import subprocess
 import sys
 import time
@@ -132,6 +134,34 @@ def call(*command: str | Path, limit_s: float = 300, cwd: Path | None = None) ->
         print(done.stdout, end="", flush=True)
         raise CheckFailedError(f"exit status {done.returncode}: {' '.join(words[:8])}")
     return done.stdout
+
+
+def copy_repository(folder: Path) -> None:
+    """Copy the files of the repository to a folder; those that are there with the same text stay.
+
+    A copy is what is built in another way than the tree, which other programs use at that time.
+    What stays keeps its time, so that only what has changed is compiled again.
+
+    Raises:
+        CheckFailedError: this is no git work tree, or git is not there.
+    """
+    wanted = repository_files()
+    for path in wanted:
+        copy = folder / path
+        if not copy.is_file() or not filecmp.cmp(ROOT / path, copy, shallow=False):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, copy)
+            copy.chmod((ROOT / path).stat().st_mode)
+    # What the tree no longer has would still be found by a test run.
+    for top in {path.parts[0] for path in wanted if len(path.parts) > 1}:
+        for copy in (folder / top).rglob("*"):
+            source = ROOT / copy.relative_to(folder)
+            if (
+                copy.is_file()
+                and not source.exists()
+                and copy.suffix in {".py", ".c", ".h", ".pyi"}
+            ):
+                copy.unlink()
 
 
 def repository_files() -> list[Path]:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pythons
+
 #: The folder for logs and JUnit files of a run; git ignores it.
 REPORTS = Path("build/test")
 
@@ -58,11 +60,15 @@ class Stage:
         return REPORTS / f"{self.name}.log"
 
 
-def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
-    junit = REPORTS / f"{name}.xml"
+def _options(name: str, *arguments: str) -> tuple[str, ...]:
+    """Options of pytest in every stage; absolute, as some stages run in a copy of the tree."""
+    junit = (REPORTS / f"{name}.xml").absolute()
     # -W error again, for whatever a plugin or a user's own options may have switched off.
-    options = ("-q", "-W", "error", "-p", "no:cacheprovider", f"--junitxml={junit}")
-    return (sys.executable, "-m", "pytest", *options, *arguments)
+    return ("-q", "-W", "error", "-p", "no:cacheprovider", f"--junitxml={junit}", *arguments)
+
+
+def _pytest(name: str, *arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "pytest", *_options(name, *arguments))
 
 
 def _local(
@@ -107,6 +113,54 @@ def _device(
     )
 
 
+def _sanitized(
+    name: str, about: str, kinds: str, *arguments: str, limit_s: float, after: str = ""
+) -> Stage:
+    """Return a stage of pytest over C that is built under sanitizers."""
+    guest = ("--guest",) if after else ()
+    command = (
+        sys.executable,
+        "tools/sanitize.py",
+        kinds,
+        *guest,
+        "--",
+        *_options(name, *arguments),
+    )
+    env = {"PYTHONASYNCIODEBUG": "1"}
+    return Stage(name, about, command, limit_s, must_run=bool(after), after=after, env=env)
+
+
+def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
+    """Return a stage for every other CPython of this machine."""
+    where = ("--guest",) if kind == "smoke" else ()
+    stages = []
+    for version in pythons.found():
+        name = f"{kind}-{version}"
+        command = (sys.executable, "tools/pythons.py", version, *where, "--")
+        stages.append(
+            Stage(
+                name,
+                f"{about}, with CPython {version}",
+                (*command, *_options(name, *arguments)),
+                limit_s=900,
+                after="kernel" if where else "",
+                must_run=bool(where),
+                env={} if where else {"PYTHONASYNCIODEBUG": "1"},
+            )
+        )
+    if not stages:
+        # So that the table shows that nothing of the kind ran.
+        absent = "other CPython of 3.11 to 3.14 here"
+        stages.append(Stage(f"{kind}-3.x", about, (), 1, optional=absent))
+    return tuple(stages)
+
+
+#: The files that drive C the most, with memory that comes and goes.
+_MUCH_C = (
+    "message_lane", "operations", "mail_waiting", "stream_lane", "wakeup", "wakeup_tasks",
+    "readable", "resource", "timers", "memory_region", "sharing_model", "slab",
+)  # fmt: skip
+
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
 _VIRTUAL = ("--timeout=7200", "-o", "faulthandler_timeout=7100")
 UML = ("--engine", "uml")
@@ -143,6 +197,20 @@ STAGES: tuple[Stage, ...] = (
         limit_s=900,
     ),
     _local("unit", "no device, every warning an error, asyncio's debug", "tests/unit", limit_s=600),
+    Stage(
+        "fuzz",
+        "the C that reads the wire, by random programs under AddressSanitizer and UBSan",
+        (sys.executable, "tools/fuzz.py", f"--junit={REPORTS / 'fuzz.xml'}"),
+        limit_s=300,
+    ),
+    _sanitized(
+        "sanitized",
+        "the unit tests that drive C the most, under AddressSanitizer and UBSan",
+        "address,undefined",
+        *(f"tests/unit/test_{name}.py" for name in _MUCH_C),
+        limit_s=900,
+    ),
+    *_other_pythons("unit", "the unit tests", "tests/unit"),
     _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
     _device(
         "smoke-qemu",
@@ -225,6 +293,20 @@ STAGES: tuple[Stage, ...] = (
         ALL_TESTS,
         *("--loop=uvloop", "-m", "virtual_time and not two_hosts", *_VIRTUAL),
         limit_s=600,
+    ),
+    *_other_pythons(
+        "smoke",
+        "the short list on Soft-RoCE, uvloop",
+        *(ALL_TESTS, "--loop=uvloop", "-m", f"smoke and not siw and {_SPECIAL}"),
+    ),
+    _sanitized(
+        "sanitized-rxe",
+        "messages, streams and operations on Soft-RoCE under UBSan, with checked allocations",
+        "undefined",
+        *(f"tests/device/test_{name}.py" for name in ("messages", "one_sided", "streams")),
+        *("--loop=uvloop", "-m", f"{_SPECIAL} and not siw and not slow"),
+        limit_s=600,
+        after="kernel",
     ),
     _device(
         "conformance",

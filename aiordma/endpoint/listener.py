@@ -40,6 +40,7 @@ from aiordma.endpoint.listening import choose, listen_on
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
+from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
 
 __all__ = ["Listener", "listen"]
@@ -278,15 +279,7 @@ class Listener:
             task.cancel()
         while self._ready:
             self._ready.popleft().abort()
-        return self._requests()
-
-    async def _requests(self) -> AsyncIterator[ConnectRequest]:
-        while True:
-            try:
-                request: ConnectRequest = await self._wait(self._pending)
-            except ResourceClosedError:
-                return
-            yield request
+        return Steps(lambda: self._wait(self._pending))
 
     # End
 

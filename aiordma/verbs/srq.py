@@ -40,6 +40,7 @@ from aiordma.errors import (
 from aiordma.loop import fork
 from aiordma.loop.credits import Credits
 from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable
+from aiordma.loop.steps import Steps
 from aiordma.verbs import async_event
 from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
@@ -296,21 +297,19 @@ class SharedReceiveQueue(Resource):
             await self._marks.wait(limit, self._arm)
         return self.room.free
 
-    async def refills(self, limit: int) -> AsyncIterator[int]:
+    def refills(self, limit: int) -> AsyncIterator[int]:
         """Iterate over the moments at which fewer than `limit` receives are posted.
 
         Each step gives the number of free places; the body of the loop posts that many, or is
         told again at once.  Ends when the queue is closed.  Raises and cancellation: as
         `low_water`.
         """
-        while not self.closed:
-            try:
-                free = await self.low_water(limit)
-            except ResourceClosedError:
-                return
-            yield free
-            # Others have a turn even if the body posted nothing.
-            await asyncio.sleep(0)
+
+        async def step() -> int:
+            await asyncio.sleep(0)  # others have a turn even if the body posted nothing
+            return await self.low_water(limit)
+
+        return Steps(step)
 
     def _arm(self, limit: int) -> None:
         self.modify(limit=limit)

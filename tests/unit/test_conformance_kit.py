@@ -40,14 +40,23 @@ class Tcp(StreamConformance):
         transport.abort()
 
 
-# Early releases of 3.11 begin to read although they were told not to.
-_HEEDS_A_PAUSE = "if not self.is_reading()" in inspect.getsource(selector_events)
+_SOURCE = inspect.getsource(selector_events)
+_WRITELINES = inspect.getsource(vars(selector_events)["_SelectorSocketTransport"].writelines)
+#: In what asyncio's own transport differs from one release to another: by a line of its source.
+_OF_A_RELEASE = {
+    # Early releases of 3.11 begin to read although they were told not to.
+    "start pauses in name": "if not self.is_reading()" not in _SOURCE,
+    # 3.12 sends what is left from the caller's own memory.
+    "buffers are kept": "data = memoryview(data)[n:]" in _SOURCE,
+    # So does its writelines(), which did not ask at first whether there is a connection.
+    "dead writelines raise": (
+        "self._write_ready()" in _WRITELINES and "_conn_lost" not in _WRITELINES
+    ),
+}
 
 
 class AsyncioTcp(Tcp):
-    deviations = frozenset(
-        {"gaps are fatal"} if _HEEDS_A_PAUSE else {"gaps are fatal", "start pauses in name"}
-    )
+    deviations = frozenset({"gaps are fatal", *(n for n, here in _OF_A_RELEASE.items() if here)})
 
 
 class UvloopTcp(Tcp):

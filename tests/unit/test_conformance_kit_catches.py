@@ -24,7 +24,9 @@ class Working(asyncio.Transport):
         self.protocol = protocol
 
     def write(self, data: Any) -> None:
-        self.inner.write(data)
+        # From Python 3.12 on asyncio's own transport keeps what it could not send at once.
+        copied = isinstance(data, bytearray) or (isinstance(data, memoryview) and data.contiguous)
+        self.inner.write(bytes(data) if copied else data)
 
     def close(self) -> None:
         self.inner.close()

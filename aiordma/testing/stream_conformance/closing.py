@@ -185,7 +185,10 @@ class ClosingChecks(Subject):
                 lines.messages.clear()
                 for _ in range(10):
                     transport.write(b"late")
-                    transport.writelines([b"late"])
+                    if self.differs("dead writelines raise"):
+                        raises(Exception, transport.writelines, [b"late"])
+                    else:
+                        transport.writelines([b"late"])
                 assert bool(lines.messages) != self.differs("silent writes")
         finally:
             logger.removeHandler(lines)

@@ -32,6 +32,7 @@ DEVIATIONS: dict[str, str] = {
     "end is not reading": "`is_reading` is False within `eof_received`.",
     "abort keeps size": "`get_write_buffer_size` still counts what `abort` has dropped.",
     "dead writes raise": "`write` and `writelines` raise RuntimeError after `connection_lost`.",
+    "dead writelines raise": "`writelines` raises after `connection_lost`, but `write` does not.",
     "short reports": "The report of a fatal exception does not name the method that raised it.",
     "vague get_buffer": "An exception in `get_buffer`, or a bad buffer, becomes a RuntimeError.",
     "silent reset": "A peer that vanishes looks like one that ended in good order.",

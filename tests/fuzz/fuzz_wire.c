@@ -1,0 +1,466 @@
+/*
+ * A fuzz target for the C that reads what a peer sends: message.c and stream.c.
+ *
+ * The input is a program: each byte chooses what the peer, the adapter or the own program does next,
+ * and the bytes after it are its arguments, so that a fuzzer that changes bytes changes the story.
+ * A rule that is broken aborts; memory is the sanitizers' business.  A slot's bytes behind those that
+ * arrived are poisoned, so that reading what an earlier message left there is an error, too.
+ *
+ *   fuzz_wire SEED COUNT      so many random programs, the same for the same seed
+ *   fuzz_wire FILE...         these, as a coverage-guided fuzzer has kept them
+ *
+ * tools/fuzz.py builds and runs it; with -DGUIDED the fuzzer brings its own main().
+ */
+#include "joined.c" /* build_ffi.c_source(): every C file of the module, as cffi compiles it */
+
+#include <sanitizer/asan_interface.h>
+#include <stdio.h>
+
+#define CHECK(what)                                                                                \
+    do {                                                                                           \
+        if (!(what)) {                                                                             \
+            fprintf(stderr, "%s:%d: not true: %s\n", __func__, __LINE__, #what);                   \
+            abort();                                                                               \
+        }                                                                                          \
+    } while (0)
+
+struct input {
+    const uint8_t *at, *end;
+};
+
+static uint8_t take8(struct input *in)
+{
+    return in->at < in->end ? *in->at++ : 0;
+}
+
+static uint32_t take32(struct input *in)
+{
+    uint32_t value = 0;
+
+    for (int i = 0; i < 4; i++)
+        value = value << 8 | take8(in);
+    return value;
+}
+
+/* A number of the sizes at which such code breaks, more often than any number. */
+static uint32_t take_edge(struct input *in, uint32_t near)
+{
+    switch (take8(in) % 6) {
+    case 0: return 0;
+    case 1: return near - 1;
+    case 2: return near;
+    case 3: return near + 1;
+    case 4: return take8(in) % 16;
+    default: return take32(in);
+    }
+}
+
+/* The adapter: it keeps what is posted, in order. */
+
+#define MOST 4096
+
+static struct ibv_context adapter;
+static struct ibv_qp queue_pair;
+static uint64_t posted_sends[MOST], posted_receives[MOST];
+static uint32_t n_sends, n_receives;
+static int refuse_posts;
+
+static int adapter_post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+    (void)qp;
+    for (; wr; wr = wr->next) {
+        if (refuse_posts) {
+            *bad = wr;
+            return ENOMEM;
+        }
+        for (int i = 0; i < wr->num_sge; i++) { /* it reads what it is given */
+            const volatile uint8_t *bytes = (const uint8_t *)(uintptr_t)wr->sg_list[i].addr;
+
+            for (uint32_t at = 0; at < wr->sg_list[i].length; at++)
+                (void)bytes[at];
+        }
+        if (wr->send_flags & IBV_SEND_SIGNALED) {
+            CHECK(n_sends < MOST);
+            posted_sends[n_sends++] = wr->wr_id;
+        }
+    }
+    return 0;
+}
+
+static int adapter_post_recv(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+    (void)qp;
+    for (; wr; wr = wr->next) {
+        if (refuse_posts) {
+            *bad = wr;
+            return ENOMEM;
+        }
+        for (uint32_t i = 0; i < n_receives; i++) /* iWARP's words and slots have one owner */
+            CHECK(posted_receives[i] != wr->wr_id || !wr->num_sge);
+        CHECK(n_receives < MOST);
+        posted_receives[n_receives++] = wr->wr_id;
+    }
+    return 0;
+}
+
+static uint64_t take_first(uint64_t *ids, uint32_t *count)
+{
+    uint64_t id = ids[0];
+
+    memmove(ids, ids + 1, --*count * sizeof(*ids));
+    return id;
+}
+
+static void reset_adapter(void)
+{
+    adapter.ops.post_send = adapter_post_send;
+    adapter.ops.post_recv = adapter_post_recv;
+    queue_pair.context = &adapter;
+    n_sends = n_receives = 0;
+    refuse_posts = 0;
+}
+
+/* Messages */
+
+static void check_lane(const struct aio_lane *lane, uint32_t sends)
+{
+    uint8_t seen[64] = {0};
+
+    CHECK(lane->n_free <= sends);
+    for (uint32_t i = 0; i < lane->n_free; i++) {
+        CHECK(lane->free[i] < sends && !seen[lane->free[i]]);
+        seen[lane->free[i]] = 1;
+    }
+    CHECK(lane->tail - lane->head <= lane->arrival_mask + 1);
+    CHECK(lane->credits >= 0 && lane->unused >= 0 && lane->n_back <= 8);
+    CHECK(lane->completed <= lane->sent);
+    CHECK(lane->done_tail - lane->done_head <= lane->done_mask + 1);
+}
+
+/* A frame lands in the oldest posted receive; what C leaves alone, it has not changed. */
+static void frame(struct aio_lane *lane, struct input *in, uint8_t *arena, uint32_t stride)
+{
+    struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
+    struct aio_lane before;
+    uint32_t slot, body;
+    uint8_t *at;
+
+    if (!n_receives)
+        return;
+    wc.wr_id = take_first(posted_receives, &n_receives);
+    slot = AIO_SUB(wc.wr_id) & ~AIO_LANE_RECV;
+    at = arena + slot * stride;
+    ASAN_UNPOISON_MEMORY_REGION(at, stride);
+    wc.byte_len = take_edge(in, stride) % (stride + 1);
+    for (uint32_t i = 0; i < wc.byte_len; i++)
+        at[i] = take8(in);
+    if (wc.byte_len >= AIO_FRAME_SIZE && take8(in) % 8) { /* most are in good order, but for a bit */
+        body = wc.byte_len - AIO_FRAME_SIZE;
+        at[0] = AIO_FRAME_DATA;
+        aio_write32(at + 8, 0);
+        aio_write32(at + 12, body);
+        if (take8(in) % 4 == 0)
+            at[take8(in) % AIO_FRAME_SIZE] ^= (uint8_t)(1 << take8(in) % 8);
+    }
+    ASAN_POISON_MEMORY_REGION(at + wc.byte_len, stride - wc.byte_len);
+    wc.wc_flags = take8(in) & IBV_WC_WITH_IMM;
+    memcpy(&before, lane, sizeof(before));
+    if (!lane->sink.take(&lane->sink, &wc)) {
+        CHECK(!memcmp(&before, lane, sizeof(before)));
+        lane->posted--; /* Python would take it; here its slot just never comes back */
+        lane->receives--;
+        return;
+    }
+    CHECK(lane->tail == before.tail + 1 && lane->tail - lane->head <= lane->arrival_mask + 1);
+    if (lane->raw)
+        return;
+    /* The rules of docs/wire.md, read once more: a credit for each message, and a length that fits. */
+    CHECK(before.unused == lane->unused + 1 && before.unused > 0);
+    CHECK(at[0] == AIO_FRAME_DATA && aio_read32(at + 8) == 0);
+    CHECK(aio_read32(at + 12) + AIO_FRAME_SIZE == wc.byte_len);
+    CHECK(lane->credits - before.credits == ((int64_t)at[2] << 8 | at[3]));
+}
+
+static void fuzz_messages(struct input *in)
+{
+    /* Fewer places for arrivals than receives, which a connection never has: they must not overrun. */
+    enum { SENDS = 8, RECEIVES = 16, ARRIVALS = 8, CONTROL = 2, STRIDE = 48, OPERATIONS = 4 };
+    struct aio_lane *lane = calloc(1, sizeof(*lane));
+    struct aio_arrival *arrivals = calloc(ARRIVALS, sizeof(*arrivals));
+    uint16_t *free_slots = calloc(SENDS, sizeof(*free_slots));
+    uint16_t *done = calloc(OPERATIONS, sizeof(*done));
+    uint8_t *send = calloc(SENDS, STRIDE), *recv = calloc(RECEIVES, STRIDE);
+    uint8_t data[STRIDE] = {0}, how = take8(in);
+    uint16_t held[RECEIVES];
+    uint32_t n_held = 0;
+
+    reset_adapter();
+    aio_lane_init(lane, free_slots, SENDS, SENDS, arrivals, ARRIVALS, RECEIVES, CONTROL, how & 1);
+    aio_lane_bind(lane, &queue_pair, IBV_SEND_SIGNALED, how & 2 ? 24 : 0, (uintptr_t)send, STRIDE, 1,
+                  SENDS, (uintptr_t)recv, STRIDE, 2, RECEIVES);
+    lane->sink.id = UINT64_C(7) << 40;
+    lane->eager_size = STRIDE - AIO_FRAME_SIZE;
+    lane->credits = how & 4 ? 3 : 0;
+    lane->operations_done = done;
+    lane->done_mask = OPERATIONS - 1;
+    CHECK(!aio_post_recv_slots(&queue_pair, lane->sink.id | (uint64_t)AIO_LANE_RECV << AIO_SUB_SHIFT,
+                               (uintptr_t)recv, STRIDE, 2, NULL, RECEIVES));
+    lane->receives = RECEIVES;
+    ASAN_POISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
+    while (in->at < in->end) {
+        struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};
+        int64_t next;
+
+        switch (take8(in) % 10) {
+        case 0:
+        case 1:
+        case 2: frame(lane, in, recv, STRIDE); break;
+        case 3: /* a send completes, well or not */
+            if (!n_sends)
+                break;
+            wc.wr_id = take_first(posted_sends, &n_sends);
+            if (take8(in) % 8 == 0)
+                wc.status = IBV_WC_RETRY_EXC_ERR;
+            if (!lane->sink.take(&lane->sink, &wc)) { /* Python gives the slot back */
+                lane->free[lane->n_free++] = (uint16_t)AIO_SUB(wc.wr_id);
+                lane->completed++;
+            }
+            break;
+        case 4: /* the program receives */
+            next = aio_lane_next(lane);
+            if (next < 0)
+                break;
+            CHECK((next & 0xFFFF) < RECEIVES && n_held < RECEIVES);
+            CHECK((next >> 16 & UINT32_MAX) <= STRIDE - (lane->raw ? 0 : AIO_FRAME_SIZE));
+            held[n_held++] = (uint16_t)(next & 0xFFFF);
+            break;
+        case 5: /* and is done with a message */
+            if (n_held) {
+                uint32_t slot = held[--n_held];
+
+                CHECK(aio_lane_back(lane, slot) <= 2 + ENOMEM);
+            }
+            break;
+        case 6: /* it sends; memory for a header is there, that for the bytes is exact */
+            aio_lane_send(lane, data, take8(in) % (STRIDE + 8));
+            break;
+        case 7: lane->want ^= AIO_WANT_ARRIVAL; break;
+        case 8: lane->blocked = take8(in) & 1; break;
+        default: /* a completion that nothing here has asked for, of no number in particular */
+            wc.wr_id = lane->sink.id | (uint64_t)(AIO_LANE_READ | take8(in)) << AIO_SUB_SHIFT;
+            wc.status = take8(in) % 2 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
+            if (AIO_SUB(wc.wr_id) < AIO_LANE_OPERATE)
+                lane->sink.take(&lane->sink, &wc);
+            break;
+        }
+        check_lane(lane, SENDS);
+    }
+    ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
+    free(recv), free(send), free(done), free(free_slots), free(arrivals), free(lane);
+}
+
+/* Streams */
+
+static void check_stream(const struct aio_stream *s)
+{
+    uint32_t waiting = 0;
+
+    CHECK(s->readable <= s->ring_size && s->offset < s->ring_size);
+    CHECK(s->waiting_count <= s->credits && s->waiting_count <= s->waiting_mask + 1);
+    for (uint32_t i = 0; i < s->waiting_count; i++)
+        waiting += s->waiting[(s->waiting_first + i) & s->waiting_mask];
+    CHECK(waiting == s->readable);
+    /* Room in the ring is in one place: read but not told, told and not written, or not yet read. */
+    CHECK(s->ring_free + s->readable <= s->ring_size);
+    CHECK(s->ring_free + s->readable + s->ring_left + s->ring_buffers * (s->ring_size / 2) ==
+          s->ring_size);
+    CHECK(s->send_free <= s->send_size && s->head < s->send_size);
+    CHECK(s->next - s->first <= s->messages_mask + 1);
+    CHECK(s->entry < 2 && s->peer_entry < s->table_length);
+    CHECK(s->allowed <= s->limit && s->n_used < AIO_STREAM_CHAIN);
+    CHECK(s->control_out <= AIO_STREAM_CONTROLS && s->ring_allowed <= s->credits);
+    CHECK(s->data_out <= s->data_limit + s->data_wrs);
+}
+
+/* A word arrives: what the peer wrote to the table before it is whatever the input says. */
+static void word(struct aio_stream *s, struct input *in)
+{
+    struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
+    struct aio_stream before;
+    uint32_t value, allowed;
+    int taken;
+
+    if (!n_receives)
+        return;
+    wc.wr_id = take_first(posted_receives, &n_receives);
+    if (take8(in) % 4 == 0) /* many small ones use the credits up before the room */
+        value = 1;
+    else if (take8(in) % 4) /* data, of a length that is nearly right */
+        value = take_edge(in, take8(in) % 2 ? s->ring_left : s->ring_size / 2) & AIO_WORD_VALUE;
+    else if (take8(in) % 4)
+        value = (uint32_t)AIO_WORD_SGL << 29 | ((s->sequence + take_edge(in, s->limit)) & 0xFFFF);
+    else
+        value = take32(in);
+    if (s->words) {
+        memcpy(s->words + (AIO_SUB(wc.wr_id) & ~AIO_STREAM_RECV) * 4, &value, 4);
+        wc.byte_len = take8(in) % 16 ? 4 : take8(in) % 5;
+    } else {
+        wc.imm_data = htonl(value);
+        wc.wc_flags = take8(in) % 16 ? IBV_WC_WITH_IMM : 0;
+    }
+    memcpy(&before, s, sizeof(before));
+    taken = s->sink.take(&s->sink, &wc);
+    if (!taken) {
+        CHECK(!memcmp(&before, s, sizeof(before)));
+        return;
+    }
+    /* The rules of the protocol, read once more. */
+    CHECK(s->words ? wc.byte_len == 4 : wc.wc_flags & IBV_WC_WITH_IMM);
+    if (value <= AIO_WORD_VALUE) {
+        CHECK(value && value <= before.ring_left && before.ring_allowed);
+        return;
+    }
+    allowed = (value - before.sequence) & 0xFFFF;
+    CHECK(value >> 29 == AIO_WORD_SGL && allowed >= before.allowed && allowed <= s->limit);
+    CHECK(!s->left || s->addr <= UINT64_MAX - (s->left - 1));
+    CHECK(!s->spare_left || s->spare_addr <= UINT64_MAX - (s->spare_left - 1));
+}
+
+static void fuzz_stream(struct input *in)
+{
+    enum { RING = 256, SEND = 128, CREDITS = 8, DEPTH = 64, LIMIT = 12 };
+    struct aio_stream *s = calloc(1, sizeof(*s));
+    uint8_t how = take8(in), into[RING + 16], data[SEND + 32] = {0};
+    uint8_t *ring = calloc(1, RING), *table = calloc(2, 16), *words = calloc(CREDITS + 8, 4);
+    uint8_t *send = calloc(1, SEND + AIO_STREAM_CONTROLS * AIO_STREAM_CONTROL_SIZE);
+    uint32_t *waiting = calloc(CREDITS, sizeof(*waiting));
+    struct aio_message *messages = calloc(DEPTH, sizeof(*messages));
+
+    reset_adapter();
+    aio_stream_init(s);
+    s->iwarp = how & 1;
+    s->swapped = how >> 1 & 1;
+    s->inline_size = how & 4 ? 16 : 0;
+    s->qp = &queue_pair;
+    s->ring = ring, s->ring_size = RING, s->table = table, s->send = send, s->send_size = SEND;
+    s->send_free = SEND, s->largest = s->tell_bytes = SEND / 4;
+    s->data_wrs = s->iwarp ? 2 : 1;
+    s->tell_messages = (DEPTH / s->data_wrs - 4) / 4;
+    s->data_limit = DEPTH - 4 * 2 - s->data_wrs;
+    s->waiting = waiting, s->waiting_mask = CREDITS - 1;
+    s->messages = messages, s->messages_mask = DEPTH - 1;
+    s->want = 1;
+    s->words = s->iwarp ? words : NULL;
+    s->credits = s->ring_allowed = CREDITS;
+    s->due = CREDITS / 2;
+    s->ring_left = RING / 2, s->ring_buffers = 1;
+    s->limit = LIMIT, s->allowed = LIMIT;
+    s->addr = 1 << 20, s->left = SEND, s->table_length = 1 + take8(in) % 4;
+    s->receiving = s->sending = s->crediting = 1;
+    CHECK(!aio_stream_fill(s, CREDITS + 8));
+    while (in->at < in->end && !s->dead) {
+        struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RDMA_WRITE};
+        uint32_t n;
+
+        switch (take8(in) % 9) {
+        case 0:
+        case 1:
+        case 2: word(s, in); break;
+        case 3: /* the peer writes to the table, with any length */
+            n = take8(in) % 2;
+            for (int i = 0; i < 16; i++)
+                table[n * 16 + i] = take8(in);
+            if (take8(in) % 4 == 0) /* memory that would go on behind the last address */
+                memset(table + n * 16, 0xFF, 7);
+            break;
+        case 4: CHECK(aio_stream_read(s, into, take_edge(in, RING) % sizeof(into)) <= RING); break;
+        case 5:
+            n = take_edge(in, SEND / 4) % sizeof(data);
+            CHECK(aio_stream_write(s, data, n) <= (ssize_t)n);
+            break;
+        case 6: /* messages complete, in order, or a number that is of none under way */
+            if (take8(in) % 8 == 0)
+                wc.wr_id = s->wr_id + ((uint64_t)(AIO_STREAM_MESSAGE | take8(in)) << 24);
+            else if (n_sends)
+                wc.wr_id = take_first(posted_sends, &n_sends);
+            else
+                break;
+            if (aio_stream_reach(s, AIO_SUB(wc.wr_id)) || take8(in) % 2)
+                s->sink.take(&s->sink, &wc);
+            break;
+        case 7: s->want = take_edge(in, RING / 2) % RING; break;
+        default: refuse_posts = take8(in) % 32 == 0; break;
+        }
+        s->sink.news = 0;
+        if (!s->dead)
+            check_stream(s);
+    }
+    free(messages), free(waiting), free(send), free(words), free(table), free(ring), free(s);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = {data, data + size};
+
+    if (take8(&in) & 1)
+        fuzz_messages(&in);
+    else
+        fuzz_stream(&in);
+    return 0;
+}
+
+#ifndef GUIDED
+static uint64_t xorshift(uint64_t *state)
+{
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    return *state ^= *state << 17;
+}
+
+static int run_file(const char *path)
+{
+    static uint8_t data[1 << 16];
+    FILE *file = fopen(path, "rb");
+    size_t size;
+
+    if (!file) {
+        perror(path);
+        return 1;
+    }
+    size = fread(data, 1, sizeof(data), file);
+    fclose(file);
+    return LLVMFuzzerTestOneInput(data, size);
+}
+
+int main(int argc, char **argv)
+{
+    char *end;
+    uint64_t seed = argc == 3 ? strtoull(argv[1], &end, 10) : 0;
+
+    if (argc != 3 || *end) {
+        for (int i = 1; i < argc; i++)
+            if (run_file(argv[i]))
+                return 1;
+        return 0;
+    }
+    for (uint64_t count = strtoull(argv[2], NULL, 10), i = 0; i < count; i++) {
+        uint64_t state = (seed << 32 | (i + 1)) * UINT64_C(0x9E3779B97F4A7C15);
+        uint8_t data[1024];
+        size_t size = xorshift(&state) % sizeof(data);
+
+        for (size_t at = 0; at < size; at++)
+            data[at] = (uint8_t)(xorshift(&state) >> 32);
+        /* Its own allocation, so that a read behind the input is seen, too. */
+        uint8_t *exact = malloc(size + !size);
+
+        memcpy(exact, data, size);
+        fprintf(stderr, i % 100000 ? "" : "seed %llu, program %llu\n", (unsigned long long)seed,
+                (unsigned long long)i);
+        LLVMFuzzerTestOneInput(exact, size);
+        free(exact);
+    }
+    return 0;
+}
+#endif

@@ -1,0 +1,120 @@
+"""Run pytest under another CPython of this machine: one stage of ``make test`` for each.
+
+Usage: ``tools/pythons.py 3.12 [--guest] -- PYTEST OPTION...``. Without arguments it lists them.
+
+The compiled modules are of the stable ABI, so that the ones in the tree serve every version: what
+is installed for another Python is only what the tests need, into ``build/python-3.12``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from checks import ROOT, CheckFailedError, call
+from requirements import requirements
+
+#: The versions looked for. The classifiers of pyproject.toml name those that have been run.
+SUPPORTED = range(11, 15)
+GROUPS = ["build", "cli", "uvloop", "test"]
+#: What says "this one can be used": a real CPython with the interpreter lock and with venv.
+_PROBE = (
+    "import sys, sysconfig, venv, ensurepip;"
+    "assert sys.implementation.name == 'cpython';"
+    "assert not sysconfig.get_config_var('Py_GIL_DISABLED');"
+    "assert sys.version_info.releaselevel == 'final';"
+    "print('%d.%d.%d' % sys.version_info[:3], sys.executable)"
+)
+
+
+def _candidates(minor: int) -> list[Path]:
+    """Every place where a Python of this version usually is. Wrappers on PATH may lead nowhere."""
+    name, home = f"python3.{minor}", Path.home()
+    folders = [Path(word) for word in os.get_exec_path()]
+    for pattern in (".pyenv/versions/*/bin", ".local/share/uv/python/*/bin"):
+        folders += sorted(home.glob(pattern))
+    return [path for folder in folders if (path := folder / name).is_file()]
+
+
+@functools.cache
+def found() -> dict[str, Path]:
+    """The other CPythons of this machine: the newest of each minor version, by "3.12"."""
+    others: dict[str, Path] = {}
+    for minor in SUPPORTED:
+        if minor == sys.version_info.minor:
+            continue
+        usable = []
+        for path in _candidates(minor):
+            probe = subprocess.run(
+                [path, "-I", "-c", _PROBE],
+                capture_output=True,
+                check=False,
+                text=True,
+                timeout=30,
+            )
+            if probe.returncode == 0:
+                version, program = probe.stdout.strip().split(" ", 1)
+                usable.append((tuple(map(int, version.split("."))), Path(program)))
+        if usable:
+            others[f"3.{minor}"] = max(usable)[1]
+    return others
+
+
+def prepare(version: str) -> Path:
+    """Make the environment of a version if it is not there, and return its Python.
+
+    Raises:
+        CheckFailedError: there is no such Python here, or its packages cannot be installed.
+    """
+    if version not in found():
+        raise CheckFailedError(
+            f"there is no CPython {version} here; there is: {', '.join(found())}"
+        )
+    folder = ROOT / "build" / f"python-{version}"
+    folder.parent.mkdir(exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two stages of one version may begin together
+        return _install(version, folder)
+
+
+def _install(version: str, folder: Path) -> Path:
+    python, stamp = folder / "bin" / "python", folder / "requirements.txt"
+    wanted = "\n".join((str(ROOT), str(found()[version]), *requirements(GROUPS)))
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    call(found()[version], "-m", "venv", "--clear", folder)
+    pip = ("-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-input")
+    call(python, *pip, *requirements(GROUPS), limit_s=600)
+    # As an editable install would have it, for programs that are started from other folders.
+    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    (Path(site) / "aiordma.pth").write_text(f"{ROOT}\n")
+    stamp.write_text(wanted)
+    return python
+
+
+def main() -> None:
+    """Prepare, then become pytest, so that a signal reaches it and its status is ours."""
+    words = sys.argv[1:]
+    if not words:
+        for version, path in found().items():
+            print(version, path)
+        return
+    cut = words.index("--")
+    python = str(prepare(words[0]))
+    command = [python, "-m", "pytest", *words[cut + 1 :]]
+    if "--guest" in words[:cut]:
+        engine = ("--engine", "uml", "--device", "rxe", "--timeout=570")
+        command = [python, "-m", "aiordma.testing.softroce", *engine, "--", *command]
+    os.chdir(ROOT)
+    os.execv(python, command)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except CheckFailedError as error:
+        sys.exit(str(error))
