@@ -5,6 +5,8 @@
 
 PyTypeObject *aio_stream_calls_type;
 
+static PyObject *name_data_received;
+
 static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     StreamCalls *self = (StreamCalls *)object;
@@ -31,7 +33,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->memory);
     Py_VISIT(self->attention);
     Py_VISIT((PyObject *)self->wakeup);
-    Py_VISIT(self->push);
+    Py_VISIT(self->protocol);
     Py_VISIT(self->run);
     Py_VISIT(self->other);
     Py_VISIT(self->failed);
@@ -46,7 +48,7 @@ static int calls_clear(PyObject *object)
 
     Py_CLEAR(self->attention);
     replace((PyObject **)&self->wakeup, NULL);
-    Py_CLEAR(self->push);
+    Py_CLEAR(self->protocol);
     Py_CLEAR(self->run);
     Py_CLEAR(self->other);
     Py_CLEAR(self->failed);
@@ -160,12 +162,13 @@ int aio_stream_news(StreamCalls *self, uint32_t news)
     data = cut(self, s->readable);
     if (!data)
         return -1;
-    push = Py_NewRef(self->push); /* the protocol may be changed by its own call */
-    run = Py_NewRef(self->run);   /* and all be cleared */
-    done = PyObject_CallFunctionObjArgs(run, push, data, NULL);
+    /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
+    push = PyObject_GetAttr(self->protocol, name_data_received);
+    run = Py_NewRef(self->run); /* all may be cleared by the call */
+    done = push ? PyObject_CallFunctionObjArgs(run, push, data, NULL) : NULL;
     rc = done ? 0 : failed(self);
     Py_DECREF(run);
-    Py_DECREF(push);
+    Py_XDECREF(push);
     Py_DECREF(data);
     Py_XDECREF(done);
     return rc;
@@ -220,7 +223,8 @@ static PyMethodDef calls_methods[] = {
 static PyMemberDef calls_members[] = {
     {"attention", T_OBJECT, offsetof(StreamCalls, attention), 0,
      "Called when there is more than was taken, or a post has failed."},
-    {"push", T_OBJECT, offsetof(StreamCalls, push), 0, "The protocol's data_received, or None."},
+    {"protocol", T_OBJECT, offsetof(StreamCalls, protocol), 0,
+     "Its data_received is looked up and called with what has come; None if it is not to be."},
     {"run", T_OBJECT, offsetof(StreamCalls, run), 0, "Of the context in which it is called."},
     {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},
     {"failed", T_OBJECT, offsetof(StreamCalls, failed), 0, "Called with what it raised."},
@@ -249,6 +253,9 @@ static PyType_Spec calls_spec = {
 
 int aio_add_stream_calls(PyObject *module)
 {
+    name_data_received = PyUnicode_InternFromString("data_received");
+    if (!name_data_received)
+        return -1;
     aio_stream_calls_type = aio_add_type(module, &calls_spec, NULL);
     return aio_stream_calls_type ? 0 : -1;
 }

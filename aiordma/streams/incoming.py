@@ -41,14 +41,12 @@ class Incoming:
         half: Bytes that the peer can always send without being told of more room.
         eof_given: The protocol has heard that there are no more.
         wakeup: By which it is resumed.
-        push: The protocol's `data_received`.
         lane: The calls of the data path.
     """
 
     __slots__ = (
         "_buffered", "_close", "_fatal", "_lane", "_machine", "_paused", "_port", "_protocol",
-        "_soon", "_stopped", "eof_given", "half", "lane", "push",
-        "wakeup",
+        "_soon", "_stopped", "eof_given", "half", "lane", "wakeup",
     )  # fmt: skip
 
     def __init__(
@@ -110,7 +108,7 @@ class Incoming:
     def _choose(self) -> None:
         lane, protocol = self._lane, self._protocol
         plain = protocol is not None and not self._buffered
-        self.lane.push = protocol.data_received if plain else None
+        self.lane.protocol = protocol if plain else None
         lane.plain = plain and not (self._paused or self._stopped)
         lane.stopped = self._stopped
         if not self.waiting:
@@ -141,7 +139,7 @@ class Incoming:
         more = False
         if not self.waiting or not self._lane.readable:
             more = self._deliver()
-        if self.waiting and (self.eof_given or self._enough()):
+        if self.waiting and (self.eof_given or self.enough()):
             self.wakeup.wake_soon()
         return more
 
@@ -188,7 +186,6 @@ class Incoming:
     def _read(self, buffer: Any, length: int) -> int:
         into = ffi.from_buffer(buffer, require_writable=True)
         count = lib.aio_stream_read(self._lane, into, length)
-        ffi.release(into)  # the caller's buffer is not to stay exported by an exception
         if self._lane.error:
             self._port.check(self._lane.error)
         return count
@@ -223,8 +220,8 @@ class Incoming:
             self._soon()
         return count
 
-    def _enough(self) -> bool:
-        """Whether who waits has to be woken."""
+    def enough(self) -> bool:
+        """Whether the task that waits has to be woken."""
         lane = self._lane
         readable = 0 if self._stopped else lane.readable
         return bool(readable and (readable >= lane.want or 2 * lane.waiting_count >= lane.credits))
@@ -245,7 +242,7 @@ class Incoming:
             raise RuntimeError(msg)
         lane = self._lane
         lane.want = min(length, self.half)
-        if self._enough():
+        if self.enough():
             self.lane.done()
             return
         lane.waiter = 1
