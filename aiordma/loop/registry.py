@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiordma.loop import fork
 
-__all__ = ["Shared", "acquire"]
+__all__ = ["Shared", "acquire", "keep", "lasting", "let_go"]
 
 
 class Shared(Protocol):
@@ -20,6 +20,7 @@ class Shared(Protocol):
 
 
 S = TypeVar("S", bound=Shared)
+T = TypeVar("T")
 
 
 class _Entry:
@@ -103,3 +104,27 @@ def acquire(
     entry.users = 1
     entries[key] = entry
     return entry.shared, _Release(entry)
+
+
+def lasting(key: Hashable, factory: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:
+    """The object of `loop` for `key`, made by `factory` at need; it lasts as long as the loop."""
+    entries = _entries_of(loop)
+    entry = entries.get(key)
+    if entry is None:
+        entry = entries[key] = _Entry(factory(), key, entries)
+        entry.users = 1
+    made: T = entry.shared
+    return made
+
+
+def keep(obj: object, loop: asyncio.AbstractEventLoop) -> None:
+    """Keep `obj` alive until `let_go`, or as long as the loop; as a loop keeps its sockets."""
+    kept: set[object] = lasting("kept", set, loop)
+    kept.add(obj)
+
+
+def let_go(obj: object, loop: asyncio.AbstractEventLoop) -> None:
+    """Undo `keep`; harmless if there is nothing to undo.  In any thread."""
+    kept = _entries_of(loop).get("kept")
+    if kept is not None:
+        kept.shared.discard(obj)
