@@ -211,6 +211,11 @@ class Machine:
             raise RuntimeError(msg)
         self._is_open = True
 
+    @property
+    def met(self) -> bool:
+        """The peer's private data was taken."""
+        return self._peer is not None
+
     # -- what happened
 
     def on_word(self, word: int) -> None:

@@ -28,7 +28,8 @@ from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.listening import listen_on
-from aiordma.errors import ProtocolError
+from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
+from aiordma.loop import registry
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
@@ -46,7 +47,8 @@ _KERNEL_BACKLOG = 128
 class RdmaServer(asyncio.AbstractServer):
     """A stream server; made by `create_server` and `start_server`.
 
-    `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.
+    `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.  While it
+    serves it is kept alive by its loop, as asyncio's is, until `close()`.
     """
 
     def __init__(
@@ -219,9 +221,17 @@ class RdmaServer(asyncio.AbstractServer):
                 min(event.initiator_depth, limits.max_qp_init_rd_atom),
                 min(event.responder_resources, limits.max_qp_rd_atom),
             )
-            await cm_id.accept(
-                parameter, private_data=transport._hello(), timeout=self._config.handshake_timeout_s
-            )
+            try:
+                await cm_id.accept(
+                    parameter,
+                    private_data=transport._hello(),
+                    timeout=self._config.handshake_timeout_s,
+                )
+            except ConnectionLostError as exc:
+                # The client had the answer, and has gone since; its confirmation came after that,
+                # or got lost. With TCP it has been there, and so it has here.
+                if isinstance(exc, DeviceRemovedError):
+                    raise
         except BaseException:
             if transport is not None:
                 transport._discard()
@@ -282,6 +292,7 @@ class RdmaServer(asyncio.AbstractServer):
             raise RuntimeError(msg)
         if not self._serving:
             self._serving = True
+            registry.keep(self, self._loop)
             for cm_id in self._ids:
                 cm_id.listen(max(_KERNEL_BACKLOG, 2 * self._backlog))
 
@@ -315,6 +326,7 @@ class RdmaServer(asyncio.AbstractServer):
             return
         self._closed = True
         self._serving = False
+        registry.let_go(self, self._loop)
         for task in list(self._handshakes):
             task.cancel()
         if self._forever is not None and not self._forever.done():

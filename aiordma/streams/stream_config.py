@@ -38,6 +38,9 @@ class StreamConfig:
         handshake_timeout_s: Seconds that a server gives a client to complete the handshake.
         close_timeout_s: Seconds without progress after which `close()` gives up and what was not
             sent is lost.
+        linger_s: Seconds that what the adapter has been given has to arrive after `abort()`, or
+            when the event loop ends before the connection; 0 to break the connection at once, of
+            which the peer hears as `ConnectionLostError`.
         keepalive_s: Seconds of silence after which the peer's adapter is asked for a sign of life;
             None for never.  A host that is gone is noticed so; a program that has stopped is not.
         idle_timeout_s: Seconds without a message from the peer after which the connection is given
@@ -57,6 +60,7 @@ class StreamConfig:
     connect_timeout_s: float = 10.0
     handshake_timeout_s: float = 10.0
     close_timeout_s: float = 10.0
+    linger_s: float = 5.0
     keepalive_s: float | None = 10.0
     idle_timeout_s: float | None = None
 
@@ -80,6 +84,8 @@ class StreamConfig:
             msg = f"receive_buffer_size is {self.receive_buffer_size}: it is used in two halves"
             raise ValueError(msg)
         rnr_timer_code(self.min_rnr_timer_ms)
+        if self.linger_s != 0:
+            check_seconds(self, ("linger_s",))
         check_seconds(
             self,
             (

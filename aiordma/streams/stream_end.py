@@ -1,9 +1,10 @@
 """StreamEnd: gives back what a stream has of the adapter; one path for every cause.
 
-After an end in the band nothing is left to be said, so that the queue pair goes to the error state
-at once; otherwise the peer is told by the connection manager first.  iWARP is always told: ending
-a connection hard would lose bytes that its adapter has taken and not yet delivered.  Each wait has
-a bound, and whatever ends the task, the giving back is done.
+What was posted is left to arrive first, within a bound.  After an end in the band nothing is left
+to be said, so that the queue pair goes to the error state at once; otherwise the peer is told by
+the connection manager.  iWARP is always told: ending a connection hard would lose bytes that its
+adapter has taken and not yet delivered.  Each wait has a bound, and whatever ends the task, the
+giving back is done.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import errno
 import logging
 
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.loop.limit import Limit
+from aiordma.streams.lane import LaneMachine
+from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["StreamEnd", "lost"]
@@ -35,48 +39,93 @@ class StreamEnd:
 
     Args:
         port: What is to be given back.
+        machine: Knows whether the end was said in the band.
+        config: Times.
     """
 
-    __slots__ = ("_begun", "_left", "_port", "_task")
+    __slots__ = (
+        "_arrived", "_begun", "_config", "_left", "_linger_s", "_machine", "_port", "_task",
+        "_told",
+    )  # fmt: skip
 
-    def __init__(self, port: StreamPort) -> None:
+    def __init__(self, port: StreamPort, machine: LaneMachine, config: StreamConfig) -> None:
         self._port = port
-        self._begun = asyncio.Event()
-        self._left = asyncio.Event()
+        self._machine = machine
+        self._config = config
+        self._linger_s: float | None = None
+        self._arrived = False
+        self._left = False
+        self._begun: asyncio.Future[None] | None = None
+        self._told: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+
+    # What happens
 
     def peer_left(self) -> None:
         """The connection manager has said that the connection is down."""
-        self._left.set()
+        self._left = True
+        self._wake()
 
-    def begin(self, *, graceful: bool) -> None:
-        """Start, once.
+    def arrived(self) -> None:
+        """The peer's adapter has what it will ever have."""
+        self._arrived = True
+        self._wake()
 
-        Args:
-            graceful: Both sides know already.
+    def hurry(self, linger_s: float | None = None) -> float:
+        """Wait for that no longer than so many seconds, `StreamConfig.linger_s` by default.
+
+        Returns:
+            The seconds, which the first call decides.
         """
+        if self._linger_s is None:
+            self._linger_s = self._config.linger_s if linger_s is None else linger_s
+        return self._linger_s
+
+    def _wake(self) -> None:
+        if self._told is not None and not self._told.done():
+            self._told.set_result(None)
+
+    # The task
+
+    def begin(self) -> None:
+        """Start, once."""
         if self._task is not None:
             return
-        loop = self._port.loop
-        if loop.is_closed():
+        if self._port.loop.is_closed():
             self._port.close()
             return
-        self._task = loop.create_task(self._run(graceful))
+        self._start()
+        if self._begun is not None and not self._begun.done():
+            self._begun.set_result(None)
+
+    def _start(self) -> None:
+        self._task = self._port.loop.create_task(self._run())
         # A loop that is closed meanwhile is no fault of the program's: the connection is lost, and
         # finalizers give back the rest. The attribute is what asyncio itself uses for this.
         self._task._log_destroy_pending = False  # type: ignore[attr-defined]
-        self._begun.set()
 
     async def wait(self) -> None:
         """Wait until everything was given back.  Cancellation: ends the wait."""
-        await self._begun.wait()
+        if self._task is None:
+            if self._begun is None:
+                self._begun = self._port.loop.create_future()
+            await asyncio.shield(self._begun)
         assert self._task is not None
         await asyncio.shield(self._task)
 
-    async def _run(self, graceful: bool) -> None:
+    async def last(self) -> None:
+        """As `wait`, by a loop that has canceled all of its tasks and is about to be closed."""
+        self.hurry()
+        if self._task is None or (self._task.done() and not self._port.closed):
+            self._start()
+        assert self._task is not None
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
         port = self._port
         try:
-            if not self._left.is_set() and (not graceful or port.context.is_iwarp):
+            await self._linger()
+            if not self._left and (not self._machine.disconnected or port.context.is_iwarp):
                 await self._disconnect()
             port.to_error()
             await port.quiesce()
@@ -84,14 +133,52 @@ class StreamEnd:
             port.close()
         await port.wait_closed()
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether nothing is left that could arrive."""
+        gone = self._left or self._port.failure is not None
+        return self._arrived or gone or self._machine.disconnected
+
+    async def _linger(self) -> None:
+        """Let arrive what was posted."""
+        progress = self._port.lane.progress
+        while not self._is_there:
+            short = self._linger_s
+            if short == 0:
+                return
+            if await self._event(self._config.close_timeout_s if short is None else short):
+                continue
+            moved, progress = progress != self._port.lane.progress, self._port.lane.progress
+            if short is not None or not moved:
+                _log.info("queue pair %d: what was sent has not arrived", self._port.qp.num)
+                return
+
     async def _disconnect(self) -> None:
         try:
             self._port.cm_id.start_disconnect()
         except OSError as exc:
             _log.debug("disconnect: %s", exc)
             return
-        try:
-            async with asyncio.timeout(_DISCONNECT_S):
-                await self._left.wait()
-        except TimeoutError:
+        if not self._left and not await self._event(_DISCONNECT_S):
             _log.debug("the peer did not answer the disconnection")
+
+    async def _event(self, seconds: float) -> bool:
+        """Wait until something has happened; False if nothing has, for so long.
+
+        A loop that ends cancels all of its tasks, and then waits for them.  What is waited for here
+        is bounded, and to leave off would lose bytes: it begins anew instead, with less patience.
+        """
+        self._told = self._port.loop.create_future()
+        try:
+            with Limit(seconds):
+                await self._told
+        except TimeoutError:
+            return False
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            self.hurry()
+        finally:
+            self._told = None
+        return True

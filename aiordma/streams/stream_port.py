@@ -80,8 +80,8 @@ class StreamPort(AdapterSide):
     """
 
     __slots__ = (
-        "_attached", "_iwarp", "_keep", "_on_sent", "_on_word", "_probing", "_regions",
-        "_words_view", "lane", "plan", "ring", "send",
+        "_attached", "_iwarp", "_keep", "_on_flushed_out", "_on_sent", "_on_word", "_probing",
+        "_regions", "_words_view", "lane", "plan", "ring", "send",
     )  # fmt: skip
 
     def __init__(
@@ -103,6 +103,7 @@ class StreamPort(AdapterSide):
         self._iwarp = context.is_iwarp
         self._words_view = own.view[plan.words :] if self._iwarp else None
         self._probing = False
+        self._on_flushed_out: Callable[[], None] | None = None
         self._attached = False
         self.send = own.view[: config.send_buffer_size]
         self.ring = ffi.buffer(ffi.cast("char *", ring.addr), ring.length)
@@ -228,6 +229,7 @@ class StreamPort(AdapterSide):
         elif sub == _PROBE:
             self.posted -= 1
             self._probing = False
+            self._probed()
         self._came_back()
 
     @property
@@ -288,6 +290,21 @@ class StreamPort(AdapterSide):
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
+    def flush(self, done: Callable[[], None]) -> None:
+        """Have `done` called when the peer's adapter has everything that was posted; once.
+
+        Not where the connection breaks before.
+        """
+        # A probe that is on its way already stands for what was posted before it, and no more.
+        waiting = self._probing
+        self._on_flushed_out = (lambda: self.flush(done)) if waiting else done
+        self.probe()
+
+    def _probed(self) -> None:
+        done, self._on_flushed_out = self._on_flushed_out, None
+        if done is not None:
+            done()
+
     @property
     def memory(self) -> object:
         """What keeps the lane alive, and all that it points to; it leads nowhere else."""
@@ -324,6 +341,7 @@ class StreamPort(AdapterSide):
             self._channel.sinks.remove(self._base)
         super().close()
         self._on_word = self._on_sent = self._on_failed = nobody
+        self._on_flushed_out = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing may be posted."""

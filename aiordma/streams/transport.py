@@ -15,6 +15,9 @@ Theory of operation
 
     The end, whatever its cause, is reached once, in `_finish`; `connection_lost` follows in a
     turn of its own.  None only after an end in the band or one of this side's own.
+
+    The queue pair outlives the end, as a kernel's connection outlives its socket: what was posted
+    arrives, and behind it the word that says the end, while `StreamEnd` waits for both.
 """
 
 from __future__ import annotations
@@ -33,8 +36,10 @@ from typing import Any
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
+from aiordma.cm.identifier import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.streams.incoming import Incoming
+from aiordma.streams.last_words import last_words
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost
@@ -87,8 +92,8 @@ class RdmaTransport(TransportBase):
         calls.rest = self._write
         if type(self).write is RdmaTransport.write:
             self.write = calls.write  # type: ignore[assignment]  # a call of Python less
-        self._watch = Watch(port, config, lambda: self._out.progress, self._force)
-        self._end = StreamEnd(port)
+        self._watch = Watch(port, config, lambda: self._out.progress, self._give_up)
+        self._end = StreamEnd(port, self._machine, config)
         self._protocol: Any = None
         self._server: Any = None
         self._reading = False  # the protocol has seen connection_made
@@ -97,6 +102,7 @@ class RdmaTransport(TransportBase):
         self._eof_sent = False
         self._over = False
         self._said_goodbye = False
+        self._leaving = False
         self._flushing = False
         self._cause: BaseException | None = None
         self._scheduled = False
@@ -117,10 +123,7 @@ class RdmaTransport(TransportBase):
     def _start(
         self, protocol: Any, waiter: asyncio.Future[None] | None = None, server: Any = None
     ) -> None:
-        """Both ends are there: begin, with connection_made."""
-        # A peer that said goodbye before it went has been here, and what it sent is to be read.
-        if self._cause is not None and not self._machine.disconnected:
-            raise self._cause
+        """Both ends are there: begin, with connection_made; even if the peer has gone since."""
         self._extra.update(self._port.describe())
         peername, sockname = self._port.cm_id.destination, self._port.cm_id.source
         self._extra["peername"] = peername
@@ -136,6 +139,7 @@ class RdmaTransport(TransportBase):
         self._out.control()
         self._watch.start()
         self._gate()
+        last_words(self._loop).add(self)
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
         self._loop.call_soon(self._begin, waiter, context=self._context)
 
@@ -217,7 +221,10 @@ class RdmaTransport(TransportBase):
         self._process()
 
     def _process(self) -> None:
-        if self._over or not self._reading:
+        if self._over or self._leaving:
+            self._linger()
+            return
+        if not self._reading:
             return
         if not self._attached and not self._listens_first:
             self._attached = True
@@ -251,6 +258,12 @@ class RdmaTransport(TransportBase):
             return
         self._out.control()
 
+    def _linger(self) -> None:
+        """It is over for the program; the adapter has still something to deliver."""
+        self._out.control()
+        if self._machine.disconnected or self._cause is not None:
+            self._end.arrived()
+
     def _settle(self) -> None:
         """Whether it is over."""
         machine = self._machine
@@ -260,16 +273,25 @@ class RdmaTransport(TransportBase):
             # The peer reads no more, and there are bytes for it.
             text = "the peer closed the connection before it took everything"
             self._force(ConnectionLostError(errno.ECONNRESET, text))
-        elif machine.disconnected and self._closing:
+        elif self._said_goodbye:
             self._finish(None)
-        elif self._cause is not None and self._closing and machine.may_fail:
-            # Only the acknowledgement of the goodbye got lost: the peer has heard it and has gone.
-            self._finish(None)
-        elif self._cause is not None and not machine.disconnected:
+        elif self._cause is not None and not machine.disconnected and not self._unread():
             if isinstance(self._cause, OSError):
                 self._force(lost(self._cause))
             else:
                 self._fatal_error(self._cause, "Fatal error on an RDMA stream")
+
+    def _unread(self) -> bool:
+        """Whether what came before the connection broke is still to be taken by the program."""
+        if not self._lane.readable or self._closing or self._out.size:
+            return False
+        if isinstance(self._cause, ProtocolError):
+            return False
+        if self._in.waiting and not self._in.enough():
+            return False
+        if not self._in.paused:
+            self._soon()
+        return True
 
     # Receiving
 
@@ -358,21 +380,27 @@ class RdmaTransport(TransportBase):
     def close(self) -> None:
         """Read no more, send what waits, then end; idempotent.
 
-        `connection_lost` follows when the peer's adapter has everything; or with an error when
-        nothing has moved for `close_timeout_s`.
+        `connection_lost` follows when the adapter has been given everything; or with an error when
+        nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
         """
         if self._closing:
             return
         self._closing = self._in.stopped = True
         self._flushing = bool(self._out.size)
         self._gate()
-        self._watch.closing()
         if self._reading:
             self._send_waiting()
-        self._soon()
+            self._settle()
+        if not self._over:
+            self._watch.closing()
+            self._soon()
 
     def abort(self) -> None:
-        """End at once; what waits is lost.  `connection_lost(None)` follows."""
+        """End at once; what waits is lost.  `connection_lost(None)` follows.
+
+        What the adapter has been given still arrives, for `linger_s` at most, and then the peer
+        sees the end of the stream; or, if something was lost, that the connection is broken.
+        """
         self._force(None)
 
     def _fatal_error(
@@ -395,9 +423,29 @@ class RdmaTransport(TransportBase):
         self._force(exc)
 
     def _force(self, exc: BaseException | None) -> None:
+        if self._over:
+            return
+        waiting = self._out.size
         self._out.clear()
         self._closing = self._in.stopped = True
+        self._take_leave(whole=not waiting)
         self._finish(exc)
+
+    def _give_up(self, exc: BaseException) -> None:
+        """The peer does not move any more: there is nothing to wait for."""
+        self._end.hurry(0)
+        self._force(exc)
+
+    def _take_leave(self, *, whole: bool) -> None:
+        """Say the end behind what was posted, if that is `whole`; else have it arrive at least."""
+        if not self._end.hurry():
+            self._end.arrived()
+        elif whole:
+            self._said_goodbye = True
+            self._machine.disconnect()
+            self._out.control()
+        else:
+            self._port.flush(self._end.arrived)
 
     def _finish(self, exc: BaseException | None) -> None:
         if self._over:
@@ -416,7 +464,7 @@ class RdmaTransport(TransportBase):
             self._protocol = None
             self._in.set_protocol(None)
             self._in.wake()
-            self._end.begin(graceful=self._machine.disconnected)
+            self._end.begin()
             server, self._server = self._server, None
             if server is not None:
                 server._detach(self)
@@ -426,7 +474,22 @@ class RdmaTransport(TransportBase):
         if not self._over:
             self._over = self._closing = self._in.stopped = True
             self._watch.stop()
-            self._end.begin(graceful=False)
+            if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
+                if not self._listens_first:
+                    self._machine.open()
+                self._take_leave(whole=True)
+            else:
+                self._end.arrived()
+            self._end.begin()
+
+    async def _last(self) -> None:
+        """The loop ends: let arrive what was posted.  What was not closed is told nothing more."""
+        if self._port.closed:
+            return
+        if not self._over:
+            self._leaving = True
+            self._take_leave(whole=not self._out.size)
+        await self._end.last()
 
     def _part(self) -> None:
         """Everything was given back, and nothing will be told any more."""

@@ -211,11 +211,10 @@ async def test_a_peer_that_listens_to_nothing(scene: Scene, is_siw: bool) -> Non
         victim.transport.write(b"can you hear me?")
         start = monotonic()
         victim.transport.close()
-        exc = await victim.end()
+        # As with TCP: what becomes of bytes that have been handed over, close() does not tell.
+        assert await victim.end() is None
+        await victim.transport.wait_closed()
         assert monotonic() - start < 3 * CONFIG.close_timeout_s
-        # InfiniBand's adapter says that the peer is not ready.  On iWARP a message without a
-        # receive ends the connection at the peer, at once.
-        assert isinstance(exc, (ConnectionLostError, ConnectTimeoutError)), exc
     finally:
         peer.close()
 

@@ -11,7 +11,7 @@ import pytest
 import trustme
 
 import aiordma
-from aiordma import RdmaServer, RdmaStreamReader, RdmaStreamWriter, RdmaTransport
+from aiordma import RdmaServer, RdmaStreamReader, RdmaStreamWriter, RdmaTransport, StreamConfig
 from tests.device.streaming import Note, noted
 
 pytestmark = pytest.mark.device
@@ -95,7 +95,9 @@ async def test_a_handshake_that_nobody_answers(address: str, contexts: Contexts)
             )
 
 
-async def upgraded(address: str, contexts: Contexts) -> tuple[RdmaServer, Any]:
+async def upgraded(
+    address: str, contexts: Contexts, config: StreamConfig | None = None
+) -> tuple[RdmaServer, Any]:
     """A server that says hello in the clear and goes over to TLS."""
 
     async def answer(reader: RdmaStreamReader, writer: RdmaStreamWriter) -> None:
@@ -105,7 +107,7 @@ async def upgraded(address: str, contexts: Contexts) -> tuple[RdmaServer, Any]:
             await writer.start_tls(contexts.server)
             await copy(reader, writer)
 
-    server = await aiordma.start_server(answer, address, 0)
+    server = await aiordma.start_server(answer, address, 0, config=config)
     reader, writer = await aiordma.open_connection(address, server.port)
     writer.write(b"STARTTLS\n")
     assert await reader.readline() == b"go\n"
@@ -138,7 +140,7 @@ async def test_start_tls_of_what_is_no_transport(address: str, contexts: Context
 
 
 async def test_a_peer_that_breaks_off(address: str, contexts: Contexts) -> None:
-    server, (reader, writer) = await upgraded(address, contexts)
+    server, (reader, writer) = await upgraded(address, contexts, StreamConfig(linger_s=0))
     async with server:
         server.abort_clients()
         with pytest.raises(ConnectionError):

@@ -1,0 +1,84 @@
+"""What a stream leaves behind on a wire with delay: the adapter delivers what it was given."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import aiordma
+from tests.device.streaming import LIMIT_S
+from tests.device.test_two_hosts import tc
+
+pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
+
+OTHER = os.environ.get("AIORDMA_SOFTROCE_ADDR2", "")
+SIZE = 50_000
+PEERS = 100
+
+
+@pytest.fixture
+def late_wire() -> Iterator[None]:
+    """Every packet takes 5 ms."""
+    tc("add", "netem", "limit", "100000", "delay", "5ms")
+    yield
+    tc("del")
+
+
+class Listening:
+    """A server that reads each of its clients to the end."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes | BaseException] = []
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            self.got.append(await reader.read())
+        except OSError as exc:
+            self.got.append(exc)
+        finally:
+            writer.close()
+
+    async def all_of(self, count: int) -> list[bytes | BaseException]:
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.got) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return self.got
+
+
+def told(got: list[bytes | BaseException]) -> dict[object, int]:
+    kinds = [len(item) if isinstance(item, bytes) else repr(item) for item in got]
+    return {kind: kinds.count(kind) for kind in kinds}
+
+
+async def test_h02_what_drain_has_handed_over_arrives_after_abort(
+    address: str, late_wire: None
+) -> None:
+    """write, drain, abort: every peer gets every byte, then the end of the stream."""
+    server = Listening()
+    async with await aiordma.start_server(server, address, 0) as listening:
+        for _ in range(PEERS):
+            _, writer = await aiordma.open_connection(
+                address, listening.port, local_addr=(OTHER, 0)
+            )
+            writer.write(b"x" * SIZE)
+            await writer.drain()
+            writer.transport.abort()
+            await writer.wait_closed()
+        assert told(await server.all_of(PEERS)) == {SIZE: PEERS}
+
+
+async def test_h02_a_client_that_aborts_at_once_has_been_there(
+    address: str, late_wire: None
+) -> None:
+    """The handler is called for each of them, as with TCP."""
+    server = Listening()
+    async with await aiordma.start_server(server, address, 0) as listening:
+        for _ in range(PEERS):
+            _, writer = await aiordma.open_connection(
+                address, listening.port, local_addr=(OTHER, 0)
+            )
+            writer.transport.abort()
+        assert told(await server.all_of(PEERS)) == {0: PEERS}
