@@ -7,7 +7,7 @@ import sysconfig
 from setuptools import Extension, setup
 
 FAST = (
-    "alarm", "cm_events", "fast", "mail", "operation", "owner", "reader", "received",
+    "alarm", "cm_events", "fast", "held", "mail", "operation", "owner", "reader", "received",
     "registration", "stream_calls", "transfer", "wakeup",
 )  # fmt: skip
 # The stable ABI of 3.11 is the first with the buffer protocol, which received.c implements. A

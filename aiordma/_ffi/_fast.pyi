@@ -12,8 +12,9 @@ class Message:
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer is exported
-    cannot be released; one that outlives its connection stays readable.  `len()` tells the bytes,
-    also after the release.
+    cannot be released; one that outlives its connection stays readable.  A `with` block that an
+    exception ends is left with that exception in any case: if the buffer is exported then, the
+    memory goes back when the last export ends.  `len()` tells the bytes, also after the release.
     """
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -21,7 +22,7 @@ class Message:
         self,
         view: memoryview,
         imm: int | None = None,
-        give_back: Callable[[memoryview], object] | None = None,
+        give_back: Callable[[bool], object] | None = None,
     ) -> None: ...
     def __len__(self) -> int: ...
     def __bytes__(self) -> bytes: ...
@@ -35,8 +36,9 @@ class Message:
 
     @property
     def _released(self) -> bool: ...
+    @property
+    def _exports(self) -> int: ...
     _kept: bool
-    def _exported(self) -> memoryview: ...
     def _detach(self) -> None: ...
     def release(self) -> None:
         """Give the memory back.  Idempotent.
@@ -45,11 +47,18 @@ class Message:
             BufferError: A memoryview or array still looks at it; release that first.
         """
 
+@final
+class Held:
+    """The bytes of a contiguous buffer, for C; the buffer stays exported as long as this lives."""
+
+    def __init__(self, buffer: object) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class _Keeper(Protocol):
     def on_news(self) -> None: ...
     def on_due(self) -> None: ...
     def slot_view(self, slot: int, length: int, /) -> memoryview: ...
-    def slot_back(self, slot: int, view: memoryview | None, kept: bool, /) -> None: ...
+    def slot_back(self, slot: int, exported: Message | None, kept: bool, /) -> None: ...
     def _posted_again(self, slot: int, code: int, /) -> None: ...
 
 @final

@@ -13,7 +13,7 @@ PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *ba
 static int fast_exec(PyObject *module)
 {
     return aio_add_alarm(module) || aio_add_wakeup(module) || aio_add_registration(module) ||
-                   aio_add_operation(module) || aio_add_transfer(module) ||
+                   aio_add_operation(module) || aio_add_transfer(module) || aio_add_held(module) ||
                    aio_add_message(module) || aio_add_mail(module) || aio_add_reader(module) ||
                    aio_add_stream_calls(module) || aio_add_owner(module) ||
                    aio_add_cm_events(module)

@@ -89,16 +89,30 @@ typedef struct mail {
     char may_read; /* initiator_depth is not 0 */
 } Mail;
 
+/* held.c: bytes of a buffer that are held */
+typedef struct {
+    PyObject *view; /* a memoryview that nobody else has; NULL: none are held */
+    char *start;
+    Py_ssize_t length;
+    int readonly;
+} AioBytes;
+
+int aio_hold(AioBytes *bytes, PyObject *buffer); /* 0, or -1 */
+void aio_let_loose(AioBytes *bytes);
+int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags); /* 0, or -1 */
+
 /* received.c: the bytes of a message */
 typedef struct {
-    PyObject_HEAD PyObject
-        *keeper;    /* Mail, or a function that is told of the view; NULL once it was */
-    PyObject *view; /* NULL until somebody wants it */
+    PyObject_HEAD PyObject *keeper; /* Mail, or a function that is told whether there are exports
+                                     * left; NULL once it was */
+    AioBytes bytes;                 /* none in a slot until somebody wants them */
     PyObject *imm;
     Py_ssize_t length;
+    Py_ssize_t exports;
     uint32_t slot;
     char in_slot; /* keeper is Mail */
     char kept;    /* counts among those that the program has */
+    char over;    /* no further export */
     PyObject *weak;
 } Message;
 
@@ -136,6 +150,7 @@ int aio_add_cm_events(PyObject *module);
 int aio_add_operation(PyObject *module);
 int aio_add_owner(PyObject *module);
 int aio_add_transfer(PyObject *module);
+int aio_add_held(PyObject *module);
 int aio_add_message(PyObject *module);
 int aio_add_mail(PyObject *module);
 int aio_add_reader(PyObject *module);

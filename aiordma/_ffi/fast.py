@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "CMEvents", "Mail", "Message", "Operation", "Owner", "Parked", "Readable", "Reader",
+    "CMEvents", "Held", "Mail", "Message", "Operation", "Owner", "Parked", "Readable", "Reader",
     "Registration", "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
 ]  # fmt: skip
 
 try:
     from aiordma._ffi._fast import (
         CMEvents,
+        Held,
         Mail,
         Message,
         Operation,
@@ -29,7 +30,7 @@ except ImportError:
     # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
     # ever arrive; but aiordma can be imported, and tells why.
     if not TYPE_CHECKING:
-        alarm_open = alarm_set = CMEvents = None
+        alarm_open = alarm_set = CMEvents = Held = None
         Mail = Message = Operation = Parked = Readable = Reader = Registration = None
         StreamCalls = Wakeup = None
 

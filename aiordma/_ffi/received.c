@@ -4,88 +4,87 @@
  * A message lies in a receive slot of a connection, or in memory of its own.  Whose memory it is is
  * told once: at release(), or when the last reference goes, in whatever thread.  Most messages are
  * released without a view of them ever being made.
+ *
+ * A message exports its bytes itself, so that each export has a reference to it, and counts them.
  */
 #include "fast.h"
 
-#include <stdio.h>
-
 PyTypeObject *aio_message_type;
-static PyObject *name_slot_view, *name_release;
+static PyObject *name_slot_view;
 
 PyDoc_STRVAR(
     message_doc,
     "A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer is exported\n"
-    "cannot be released; one that outlives its connection stays readable.  `len()` tells the "
-    "bytes,\nalso after the release.");
+    "cannot be released; one that outlives its connection stays readable.  A `with` block that an\n"
+    "exception ends is left with that exception in any case: if the buffer is exported then, the\n"
+    "memory goes back when the last export ends.  `len()` tells the bytes, also after the "
+    "release.");
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Message *self = (Message *)object;
     static char *names[] = {"view", "imm", "give_back", NULL};
     PyObject *view, *imm = Py_None, *give_back = Py_None;
-    Py_buffer bytes;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|OO", names, &view, &imm, &give_back))
         return -1;
-    if (self->view || self->keeper) {
+    if (self->bytes.view || self->keeper || self->over) {
         PyErr_SetString(PyExc_RuntimeError, "the message has its bytes already");
         return -1;
     }
-    if (PyObject_GetBuffer(view, &bytes, PyBUF_SIMPLE))
+    if (aio_hold(&self->bytes, view))
         return -1;
-    self->length = bytes.len;
-    PyBuffer_Release(&bytes);
-    Py_INCREF(view);
-    self->view = view;
-    Py_INCREF(imm);
-    replace(&self->imm, imm);
-    if (give_back != Py_None) {
-        Py_INCREF(give_back);
-        self->keeper = give_back;
-    }
+    self->length = self->bytes.length;
+    replace(&self->imm, Py_NewRef(imm));
+    if (give_back != Py_None)
+        self->keeper = Py_NewRef(give_back);
     return 0;
 }
 
-/* A view of its bytes; new reference. */
-static PyObject *message_exported(PyObject *object, PyObject *unused)
+static int is_released(const Message *self)
 {
-    Message *self = (Message *)object;
-
-    (void)unused;
-    if (!self->view) {
-        PyObject *slot, *length;
-
-        if (!self->keeper || !self->in_slot) {
-            PyErr_SetString(PyExc_ValueError, "the message was released");
-            return NULL;
-        }
-        slot = PyLong_FromUnsignedLong(self->slot);
-        length = PyLong_FromSsize_t(self->length);
-        if (slot && length)
-            self->view = PyObject_CallMethodObjArgs(((Mail *)self->keeper)->receiver,
-                                                    name_slot_view, slot, length, NULL);
-        Py_XDECREF(slot);
-        Py_XDECREF(length);
-        if (!self->view)
-            return NULL;
-    }
-    Py_INCREF(self->view);
-    return self->view;
+    return self->over || (!self->bytes.view && !(self->keeper && self->in_slot));
 }
 
-/* The memory goes back; `view` is what somebody may still look at, or NULL.  Steals neither. */
-static int give_back(Message *self, PyObject *view)
+/* Have its bytes at hand; 0, or -1. */
+static int look(Message *self)
+{
+    PyObject *slot, *length, *view = NULL;
+    int rc;
+
+    if (is_released(self)) {
+        PyErr_SetString(PyExc_ValueError, "the message was released");
+        return -1;
+    }
+    if (self->bytes.view)
+        return 0;
+    slot = PyLong_FromUnsignedLong(self->slot);
+    length = PyLong_FromSsize_t(self->length);
+    if (slot && length)
+        view = PyObject_CallMethodObjArgs(((Mail *)self->keeper)->receiver, name_slot_view, slot,
+                                          length, NULL);
+    Py_XDECREF(slot);
+    Py_XDECREF(length);
+    rc = view ? aio_hold(&self->bytes, view) : -1;
+    Py_XDECREF(view);
+    return rc;
+}
+
+/* Tell whose memory it is; with a failure the exception. */
+static int give_back(Message *self)
 {
     PyObject *keeper = self->keeper, *result;
     Mail *mail = (Mail *)keeper;
     int code;
 
+    if (!keeper)
+        return 0;
     self->keeper = NULL;
     if (!self->in_slot) {
-        result = PyObject_CallFunctionObjArgs(keeper, view, NULL);
-    } else if (!view && PyThread_get_thread_ident() == mail->thread) {
+        result = PyObject_CallFunctionObjArgs(keeper, self->exports ? Py_True : Py_False, NULL);
+    } else if (!self->exports && PyThread_get_thread_ident() == mail->thread) {
         if (self->kept)
             mail->lane->held--;
         code = mail->back(mail->lane, self->slot);
@@ -93,33 +92,34 @@ static int give_back(Message *self, PyObject *view)
                       : Py_NewRef(Py_None);
     } else {
         result = PyObject_CallMethod(mail->receiver, "slot_back", "IOO", self->slot,
-                                     view ? view : Py_None, self->kept ? Py_True : Py_False);
+                                     self->exports ? (PyObject *)self : Py_None,
+                                     self->kept ? Py_True : Py_False);
     }
     Py_DECREF(keeper);
     Py_XDECREF(result);
     return result ? 0 : -1;
 }
 
+/* No further look at the bytes; the memory goes back, at once or when the exports have ended. */
+static int let_go(Message *self)
+{
+    self->over = 1;
+    if (!self->exports)
+        aio_let_loose(&self->bytes);
+    return give_back(self);
+}
+
 static PyObject *message_release(PyObject *object, PyObject *unused)
 {
     Message *self = (Message *)object;
-    PyObject *view = self->view;
-    int failed = 0;
 
     (void)unused;
-    if (view) {
-        /* BufferError, if somebody looks at it. */
-        PyObject *released = PyObject_CallMethodObjArgs(view, name_release, NULL);
-
-        if (!released)
-            return NULL;
-        Py_DECREF(released);
-        self->view = NULL;
+    if (self->exports && !self->over) {
+        PyErr_Format(PyExc_BufferError, "the message has %zd exported buffer%s", self->exports,
+                     self->exports == 1 ? "" : "s");
+        return NULL;
     }
-    if (self->keeper)
-        failed = give_back(self, self->in_slot ? NULL : view);
-    Py_XDECREF(view);
-    if (failed)
+    if (let_go(self))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -128,43 +128,46 @@ static PyObject *message_release(PyObject *object, PyObject *unused)
 static PyObject *message_detach(PyObject *object, PyObject *unused)
 {
     Message *self = (Message *)object;
-    PyObject *view, *copy, *own;
-    int failed;
+    AioBytes own = {0};
+    PyObject *copy;
+    int rc;
 
+    (void)unused;
     if (!self->keeper)
         Py_RETURN_NONE;
-    view = message_exported(object, unused);
-    if (!view)
-        return NULL;
-    copy = PyBytes_FromObject(view);
-    own = copy ? PyMemoryView_FromObject(copy) : NULL;
-    Py_XDECREF(copy);
-    if (!own) {
-        Py_DECREF(view);
+    if (self->exports) {
+        PyErr_SetString(PyExc_BufferError, "an exported message cannot be moved");
         return NULL;
     }
-    replace(&self->view, own);
-    failed = give_back(self, view);
-    Py_DECREF(view);
-    if (failed)
+    if (look(self))
+        return NULL;
+    copy = PyBytes_FromStringAndSize(self->bytes.start, self->length);
+    rc = copy ? aio_hold(&own, copy) : -1;
+    Py_XDECREF(copy);
+    if (rc)
+        return NULL;
+    aio_let_loose(&self->bytes);
+    self->bytes = own;
+    if (give_back(self))
         return NULL;
     Py_RETURN_NONE;
 }
 
-/* Nobody will look at it again.  `who` is what an error is reported of. */
+/* Let go where no error can be raised; `who` is what it is reported of. */
 static void forgotten(Message *self, PyObject *who)
 {
     PyObject *type, *value, *traceback;
 
-    if (!self->keeper || (!self->in_slot && !self->view))
-        return;
     PyErr_Fetch(&type, &value, &traceback);
-    /* Still exported or not: the receiver finds out, and waits for the exports to end. */
-    if (give_back(self, self->view))
+    if (let_go(self))
         PyErr_WriteUnraisable(who);
     PyErr_Restore(type, value, traceback);
 }
 
+/*
+ * For a message that the collector found.  Its exports are found, too, and end after this, but no
+ * function of the keeper's can be called any more then: so the keeper is told now.
+ */
 static void message_finalize(PyObject *object)
 {
     forgotten((Message *)object, object);
@@ -176,7 +179,6 @@ static int message_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->keeper);
-    Py_VISIT(self->view);
     Py_VISIT(self->imm);
     return 0;
 }
@@ -186,7 +188,6 @@ static int message_clear(PyObject *object)
     Message *self = (Message *)object;
 
     Py_CLEAR(self->keeper);
-    Py_CLEAR(self->view);
     Py_CLEAR(self->imm);
     return 0;
 }
@@ -201,7 +202,8 @@ static void message_dealloc(PyObject *object)
         PyObject_ClearWeakRefs(object);
     /* Nobody else has it, and nothing that is told here may get it, not even who reports an error:
      * a reference that comes and goes would end it once more.  So it need not be brought back to
-     * life for its finalizer, which is for those that the collector finds. */
+     * life for its finalizer, which is for those that the collector finds.  Each export has a
+     * reference, so that none is left. */
     forgotten((Message *)object, (PyObject *)type);
     message_clear(object);
     release(object);
@@ -215,16 +217,23 @@ static Py_ssize_t message_length(PyObject *object)
 
 static int message_getbuffer(PyObject *object, Py_buffer *view, int flags)
 {
-    PyObject *inner = message_exported(object, NULL);
-    int rc;
+    Message *self = (Message *)object;
 
-    if (!inner) {
+    if (look(self) || aio_export(&self->bytes, object, view, flags)) {
         view->obj = NULL;
         return -1;
     }
-    rc = PyObject_GetBuffer(inner, view, flags);
-    Py_DECREF(inner);
-    return rc;
+    self->exports++;
+    return 0;
+}
+
+static void message_releasebuffer(PyObject *object, Py_buffer *view)
+{
+    Message *self = (Message *)object;
+
+    (void)view;
+    if (!--self->exports && self->over)
+        aio_let_loose(&self->bytes);
 }
 
 static PyObject *message_get_imm(PyObject *object, void *unused)
@@ -237,10 +246,14 @@ static PyObject *message_get_imm(PyObject *object, void *unused)
 
 static PyObject *message_get_released(PyObject *object, void *unused)
 {
-    Message *self = (Message *)object;
-
     (void)unused;
-    return PyBool_FromLong(!self->view && !(self->keeper && self->in_slot));
+    return PyBool_FromLong(is_released((Message *)object));
+}
+
+static PyObject *message_get_exports(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSsize_t(((Message *)object)->exports);
 }
 
 static PyObject *message_get_kept(PyObject *object, void *unused)
@@ -262,11 +275,12 @@ static int message_set_kept(PyObject *object, PyObject *value, void *unused)
 
 static PyObject *message_bytes(PyObject *object, PyObject *unused)
 {
-    PyObject *view = message_exported(object, unused);
-    PyObject *bytes = view ? PyBytes_FromObject(view) : NULL;
+    Message *self = (Message *)object;
 
-    Py_XDECREF(view);
-    return bytes;
+    (void)unused;
+    if (look(self))
+        return NULL;
+    return PyBytes_FromStringAndSize(self->bytes.start, self->length);
 }
 
 /* Equal to any buffer of the same bytes; memoryview knows how to compare. */
@@ -278,9 +292,11 @@ static PyObject *message_compare(PyObject *object, PyObject *other, int operator
         Py_RETURN_NOTIMPLEMENTED;
     if (object == other)
         return PyBool_FromLong(operator == Py_EQ);
-    if (!PyObject_CheckBuffer(other))
+    /* As a memoryview that was released: equal to itself only. */
+    if (is_released((Message *)object) || !PyObject_CheckBuffer(other) ||
+        (Py_IS_TYPE(other, aio_message_type) && is_released((Message *)other)))
         Py_RETURN_NOTIMPLEMENTED;
-    mine = message_exported(object, NULL);
+    mine = PyMemoryView_FromObject(object);
     theirs = mine ? PyMemoryView_FromObject(other) : NULL;
     result = theirs ? PyObject_RichCompare(mine, theirs, operator) : NULL;
     Py_XDECREF(mine);
@@ -288,11 +304,13 @@ static PyObject *message_compare(PyObject *object, PyObject *other, int operator
     return result;
 }
 
+/* The exception that ends the block is not to be lost for another one. */
 static PyObject *message_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
-    (void)args;
-    (void)count;
-    return message_release(object, NULL);
+    if (!count || args[0] == Py_None)
+        return message_release(object, NULL);
+    forgotten((Message *)object, object);
+    Py_RETURN_NONE;
 }
 
 static PyObject *message_enter(PyObject *object, PyObject *unused)
@@ -304,12 +322,18 @@ static PyObject *message_enter(PyObject *object, PyObject *unused)
 static PyObject *message_repr(PyObject *object)
 {
     Message *self = (Message *)object;
-    const char *state = !self->view && !(self->keeper && self->in_slot) ? " released" : "";
-    char imm[20] = "";
+    const char *state = is_released(self) ? " released" : "";
+    PyObject *imm = self->imm ? self->imm : Py_None;
+    PyObject *hex, *result;
 
-    if (self->imm && self->imm != Py_None)
-        snprintf(imm, sizeof(imm), " imm=0x%lx", PyLong_AsUnsignedLongMask(self->imm));
-    return PyUnicode_FromFormat("<Message %zd bytes%s%s>", self->length, imm, state);
+    if (imm == Py_None)
+        return PyUnicode_FromFormat("<Message %zd bytes%s>", self->length, state);
+    /* Of a message that a program made it may be anything. */
+    hex = PyLong_Check(imm) ? PyNumber_ToBase(imm, 16) : PyObject_Repr(imm);
+    result =
+        hex ? PyUnicode_FromFormat("<Message %zd bytes imm=%U%s>", self->length, hex, state) : NULL;
+    Py_XDECREF(hex);
+    return result;
 }
 
 static PyMethodDef message_methods[] = {
@@ -320,7 +344,6 @@ static PyMethodDef message_methods[] = {
      "Give the memory back.  Idempotent.\n\n"
      "Raises:\n"
      "    BufferError: A memoryview or array still looks at it; release that first."},
-    {"_exported", message_exported, METH_NOARGS, NULL},
     {"_detach", message_detach, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -328,6 +351,7 @@ static PyMethodDef message_methods[] = {
 static PyGetSetDef message_getset[] = {
     {"imm", message_get_imm, NULL, "The sender's 32-bit immediate, or None.", NULL},
     {"_released", message_get_released, NULL, NULL, NULL},
+    {"_exports", message_get_exports, NULL, NULL, NULL},
     {"_kept", message_get_kept, message_set_kept, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -345,6 +369,7 @@ static PyType_Slot message_slots[] = {
     {Py_tp_dealloc, message_dealloc},
     {Py_sq_length, message_length},
     {Py_bf_getbuffer, message_getbuffer},
+    {Py_bf_releasebuffer, message_releasebuffer},
     {Py_tp_methods, message_methods},
     {Py_tp_getset, message_getset},
     {Py_tp_members, message_members},
@@ -365,8 +390,7 @@ static PyType_Spec message_spec = {
 int aio_add_message(PyObject *module)
 {
     name_slot_view = PyUnicode_InternFromString("slot_view");
-    name_release = PyUnicode_InternFromString("release");
-    if (!name_slot_view || !name_release)
+    if (!name_slot_view)
         return -1;
     aio_message_type = aio_add_type(module, &message_spec, NULL);
     return aio_message_type ? 0 : -1;

@@ -81,38 +81,43 @@ class Connection(ConnectionCore):
         self._check_loop()
         lane = self._lane
         payload = memoryview(buf)
-        if not payload.c_contiguous:
-            msg = "a message has to be contiguous"
-            raise ValueError(msg)
-        if not payload.nbytes:
-            payload = memoryview(b"")  # of whatever format; an empty one cannot be cast
-        elif payload.ndim != 1 or payload.format != "B":
-            payload = payload.cast("B")
-        if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
-            msg = f"imm {imm} does not fit into 32 bits"
-            raise ValueError(msg)
-        size = payload.nbytes
-        if size <= self._sender.eager_size:
-            if imm is None:
-                code = lib.aio_lane_send(lane, ffi.from_buffer(payload), size)
-                if code >= 0:
-                    if code:
-                        self._link.fail(os_error(code, "ibv_post_send"))
-                    return
-            try:
-                await self._sender.data(payload, imm)
-            except TimeoutError as exc:
-                raise self._stalled() from exc
-        else:
-            self._outcome.require_open()
-            if size > self._peer_max:
-                msg = f"the peer takes messages up to {self._peer_max} bytes, this has {size}"
-                raise MessageTooLargeError(msg)
-            try:
-                with Limit(self.config.stall_timeout_s):
-                    await self._exposer.send(payload, imm)
-            except TimeoutError as exc:
-                raise self._stalled() from exc
+        try:
+            if not payload.c_contiguous:
+                msg = "a message has to be contiguous"
+                raise ValueError(msg)
+            if not payload.nbytes:
+                payload = memoryview(b"")  # of whatever format; an empty one cannot be cast
+            elif payload.ndim != 1 or payload.format != "B":
+                payload = payload.cast("B")
+            if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
+                msg = f"imm {imm} does not fit into 32 bits"
+                raise ValueError(msg)
+            size = payload.nbytes
+            if size <= self._sender.eager_size:
+                if imm is None:
+                    code = lib.aio_lane_send(lane, ffi.from_buffer(payload), size)
+                    if code >= 0:
+                        if code:
+                            self._link.fail(os_error(code, "ibv_post_send"))
+                        return
+                try:
+                    await self._sender.data(payload, imm)
+                except TimeoutError as exc:
+                    raise self._stalled() from exc
+            else:
+                self._outcome.require_open()
+                if size > self._peer_max:
+                    msg = f"the peer takes messages up to {self._peer_max} bytes, this has {size}"
+                    raise MessageTooLargeError(msg)
+                try:
+                    with Limit(self.config.stall_timeout_s):
+                        await self._exposer.send(payload, imm)
+                except TimeoutError as exc:
+                    raise self._stalled() from exc
+        except BaseException:
+            # The exception keeps this frame, and is not to keep the caller's buffer exported.
+            payload.release()
+            raise
         lane.messages_sent += 1
         lane.bytes_sent += size
 

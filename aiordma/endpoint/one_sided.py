@@ -61,16 +61,22 @@ async def register(link: Link, buffer: Any, access: Access) -> MemoryRegion:
 
 
 def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
-    view = memoryview(buffer)
-    if not view.c_contiguous:
-        msg = "the memory of a one-sided operation has to be contiguous"
-        raise ValueError(msg)
-    if writable and view.readonly:
-        msg = "cannot read into a read-only buffer"
-        raise BufferError(msg)
-    if not view.nbytes:
-        return memoryview(b"")  # of whatever format; an empty one cannot be cast
-    return view.cast("B")
+    with memoryview(buffer) as view:
+        if not view.c_contiguous:
+            msg = "the memory of a one-sided operation has to be contiguous"
+            raise ValueError(msg)
+        if writable and view.readonly:
+            msg = "cannot read into a read-only buffer"
+            raise BufferError(msg)
+        if not view.nbytes:
+            return memoryview(b"")  # of whatever format; an empty one cannot be cast
+        return view.cast("B")
+
+
+def _release(local: memoryview | SGE) -> None:
+    """After a failure: the exception keeps frames, and is not to keep the buffer exported."""
+    if isinstance(local, memoryview):
+        local.release()
 
 
 class OneSided:
@@ -103,51 +109,59 @@ class OneSided:
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""
         local = self._local(into, writable=True)
-        size = len(local)
-        where = remote.check(offset, size, Access.REMOTE_READ)
-        self._outcome.require_open()
-        if not size:
-            return 0
-        if self._link.qp._rules.read_depth == 0:
-            msg = "RDMA_READ is not possible: the connection has initiator_depth 0"
-            raise NotSupportedError(errno.EOPNOTSUPP, msg)
-        if isinstance(local, SGE):
-            await self._transfer(_READ, local.mr, local.offset, size, where, remote.rkey)
-        elif size <= _COPY:
-            async with self._bounce(size) as region:
-                await self._transfer(_READ, region, 0, size, where, remote.rkey)
-                local[:] = region.view[:size]
-        else:
-            async with self._registered(local, self._landing()) as region:
-                await self._transfer(_READ, region, 0, size, where, remote.rkey)
-        return size
+        try:
+            size = len(local)
+            where = remote.check(offset, size, Access.REMOTE_READ)
+            self._outcome.require_open()
+            if not size:
+                return 0
+            if self._link.qp._rules.read_depth == 0:
+                msg = "RDMA_READ is not possible: the connection has initiator_depth 0"
+                raise NotSupportedError(errno.EOPNOTSUPP, msg)
+            if isinstance(local, SGE):
+                await self._transfer(_READ, local.mr, local.offset, size, where, remote.rkey)
+            elif size <= _COPY:
+                async with self._bounce(size) as region:
+                    await self._transfer(_READ, region, 0, size, where, remote.rkey)
+                    local[:] = region.view[:size]
+            else:
+                async with self._registered(local, self._landing()) as region:
+                    await self._transfer(_READ, region, 0, size, where, remote.rkey)
+            return size
+        except BaseException:
+            _release(local)
+            raise
 
     async def write(
         self, remote: RemoteRegion, data: Any, offset: int, imm: int | None = None
     ) -> int:
         """Write `data`, with the adapter's immediate if given; the number of bytes."""
         local = self._local(data, writable=False)
-        size = len(local)
-        where = remote.check(offset, size, Access.REMOTE_WRITE)
-        self._outcome.require_open()
-        if imm is not None and self._link.context.is_iwarp:
-            text = f"{self._link.context.name} is iWARP, which has no immediates"
-            raise NotSupportedError(errno.EOPNOTSUPP, text)
-        if isinstance(local, SGE):
-            await self._transfer(_WRITE, local.mr, local.offset, size, where, remote.rkey, imm)
-        elif not size:
-            if imm is not None:
-                async with self._bounce(1) as region:
-                    await self._transfer(_WRITE, region, 0, 0, where, remote.rkey, imm)
-        elif size <= _COPY:
-            async with self._bounce(size) as region:
-                region.view[:size] = local
-                await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
-        else:
-            # Nothing is ever written here; read access is what every region has.
-            async with self._registered(local, Access(0)) as region:
-                await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
-        return size
+        try:
+            size = len(local)
+            where = remote.check(offset, size, Access.REMOTE_WRITE)
+            self._outcome.require_open()
+            if imm is not None and self._link.context.is_iwarp:
+                text = f"{self._link.context.name} is iWARP, which has no immediates"
+                raise NotSupportedError(errno.EOPNOTSUPP, text)
+            if isinstance(local, SGE):
+                await self._transfer(_WRITE, local.mr, local.offset, size, where, remote.rkey, imm)
+            elif not size:
+                if imm is not None:
+                    async with self._bounce(1) as region:
+                        await self._transfer(_WRITE, region, 0, 0, where, remote.rkey, imm)
+            elif size <= _COPY:
+                async with self._bounce(size) as region:
+                    region.view[:size] = local
+                    await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
+            else:
+                # Nothing is ever written here; read access is what every region has.
+                async with self._registered(local, Access(0)) as region:
+                    await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
+            return size
+        except BaseException:
+            _release(local)
+            raise
 
     async def atomic(
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int

@@ -109,7 +109,7 @@ class Receiver:
         self._head = 0 if config.raw else FRAME_SIZE
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
-        self._lingering: list[tuple[memoryview, int, bool]] = []
+        self._lingering: list[tuple[Message, int, bool]] = []
         self.window = Window(link, config.control_depth, send_credit)
         #: The plain way, in C.
         self.mail = Mail(
@@ -259,24 +259,22 @@ class Receiver:
         start = slot * arena.slot_size + self._head
         return arena.view[start : start + length]
 
-    def slot_back(self, slot: int, view: memoryview | None, kept: bool) -> None:
+    def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
         """A message was released, or its last reference went, in whatever thread.
 
         Args:
             slot: Where it lay.
-            view: What somebody may still look at.
+            exported: The message, if its buffer is still exported; its slot is free when the last
+                export has ended.
             kept: Whether it was one of those that the program has.
         """
-        self._link.in_loop(lambda: self._slot_free(view, slot, kept))
+        self._link.in_loop(lambda: self._slot_free(exported, slot, kept))
 
-    def _slot_free(self, view: memoryview | None, slot: int, kept: bool) -> None:
-        if view is not None:
-            try:
-                view.release()
-            except BufferError:
-                self._lingering.append((view, slot, kept))
-                self._c.rare = True
-                return
+    def _slot_free(self, exported: Message | None, slot: int, kept: bool) -> None:
+        if exported is not None and exported._exports:
+            self._lingering.append((exported, slot, kept))
+            self._c.rare = True
+            return
         self._c.held -= kept
         if self._link.closed:
             return
@@ -295,8 +293,8 @@ class Receiver:
 
     def _retry_lingering(self) -> None:
         lingering, self._lingering = self._lingering, []
-        for view, slot, kept in lingering:
-            self._slot_free(view, slot, kept)
+        for exported, slot, kept in lingering:
+            self._slot_free(exported, slot, kept)
 
     # To the program
 

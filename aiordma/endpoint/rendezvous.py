@@ -381,7 +381,7 @@ class Fetcher:
             self._link.pool.give(region)
             message = Message(view, fetch.imm)
         else:
-            message = Message(view, fetch.imm, lambda v: self._region_back(v, region))
+            message = Message(view, fetch.imm, lambda exported: self._region_back(exported, region))
         fetch.arrival.message = message
         self._receiver.wake()
 
@@ -422,15 +422,12 @@ class Fetcher:
         self._ahead -= length
         self._admit()
 
-    def _region_back(self, view: memoryview, region: MemoryRegion) -> None:
+    def _region_back(self, exported: bool, region: MemoryRegion) -> None:
         """A large message was released, in whatever thread."""
-        try:
-            view.release()
-        except BufferError:
-            # Still looked at: its memory leaves the pool and lives as long as the view.
-            self._link.in_loop(lambda: self._link.pool.drop(region))
-        else:
-            self._link.in_loop(lambda: self._link.pool.give(region))
+        pool = self._link.pool
+        # Memory of a message that is still exported leaves the pool, and lives as long as the
+        # message.
+        self._link.in_loop(lambda: (pool.drop if exported else pool.give)(region))
 
     def stop(self) -> None:
         """The connection is over: end the reading tasks.  Regions stay pinned by the link."""

@@ -197,7 +197,9 @@ class RegistrationCache:
             self._ready(entry, MemoryRegion(self._pd, buffer, key[2]))
         else:
             loop = asyncio.get_running_loop()
-            entry.registering = task = loop.create_task(self._register(entry, buffer))
+            # A view of its own: it may be that only others still wait for the registration.
+            view = memoryview(buffer)
+            entry.registering = task = loop.create_task(self._register(entry, view))
             self._registering.add(task)
             task.add_done_callback(self._registered)
         self._entries[key] = entry
@@ -209,9 +211,10 @@ class RegistrationCache:
         """Bytes that count against the limit: nobody has to go for what cannot stay anyway."""
         return key[1] if key[1] <= self._max_bytes else 0
 
-    async def _register(self, entry: _Entry, buffer: Any) -> MemoryRegion:
+    async def _register(self, entry: _Entry, view: memoryview) -> MemoryRegion:
         try:
-            region = await MemoryRegion.register(self._pd, buffer, entry.key[2])
+            with view:
+                region = await MemoryRegion.register(self._pd, view, entry.key[2])
         except BaseException:
             self._remove(entry)
             raise

@@ -102,11 +102,11 @@ class RemoteRegion:
             ValueError: It is anything else, or a later version's.
             TypeError: Not bytes-like.
         """
-        view = memoryview(data)
-        if view.nbytes != _LAYOUT.size:
-            msg = f"a remote region travels as {_LAYOUT.size} bytes, not {view.nbytes}"
-            raise ValueError(msg)
-        magic, version, rights, rkey, addr, length = _LAYOUT.unpack(view.tobytes())
+        with memoryview(data) as view:
+            if view.nbytes != _LAYOUT.size:
+                msg = f"a remote region travels as {_LAYOUT.size} bytes, not {view.nbytes}"
+                raise ValueError(msg)
+            magic, version, rights, rkey, addr, length = _LAYOUT.unpack(view.tobytes())
         if magic != _MAGIC:
             msg = "these bytes are not a remote region"
             raise ValueError(msg)

@@ -186,6 +186,7 @@ class Incoming:
     def _read(self, buffer: Any, length: int) -> int:
         into = ffi.from_buffer(buffer, require_writable=True)
         count = lib.aio_stream_read(self._lane, into, length)
+        ffi.release(into)  # the caller's buffer is not to stay exported by an exception
         if self._lane.error:
             self._port.check(self._lane.error)
         return count

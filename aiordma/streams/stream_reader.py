@@ -149,31 +149,35 @@ class RdmaStreamReader(asyncio.StreamReader):
         Cancellation: ends the wait; no bytes are lost.
         """
         view = memoryview(buffer).cast("B")
-        if view.readonly:
-            msg = "readinto() needs a writable buffer"
-            raise TypeError(msg)
-        source = self._source()
-        if self._waiter is not None or (source is not None and source.waiting):
-            self._refuse("readinto")
-        # What came before the call lies in the reader; over TLS everything does.
-        while not self._buffer:
-            if self._exception is not None:
-                raise self._exception
-            if not len(view):
-                return 0
-            if source is not None and (count := source.take(view)):
-                return count
-            if self._eof:
-                return 0
-            if source is None:
-                await self._wait_for_data("readinto")
-            else:
-                await self._wait(source, "readinto", 1)
-        count = min(len(view), len(self._buffer))
-        view[:count] = self._buffer[:count]
-        del self._buffer[:count]
-        self._maybe_resume_transport()
-        return count
+        try:
+            if view.readonly:
+                msg = "readinto() needs a writable buffer"
+                raise TypeError(msg)
+            source = self._source()
+            if self._waiter is not None or (source is not None and source.waiting):
+                self._refuse("readinto")
+            # What came before the call lies in the reader; over TLS everything does.
+            while not self._buffer:
+                if self._exception is not None:
+                    raise self._exception
+                if not len(view):
+                    return 0
+                if source is not None and (count := source.take(view)):
+                    return count
+                if self._eof:
+                    return 0
+                if source is None:
+                    await self._wait_for_data("readinto")
+                else:
+                    await self._wait(source, "readinto", 1)
+            count = min(len(view), len(self._buffer))
+            view[:count] = self._buffer[:count]
+            del self._buffer[:count]
+            self._maybe_resume_transport()
+            return count
+        except BaseException:
+            view.release()  # the exception keeps this frame, and is not to keep the buffer exported
+            raise
 
 
 class RdmaStreamWriter(asyncio.StreamWriter):

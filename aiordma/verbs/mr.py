@@ -103,28 +103,31 @@ class MemoryRegion(Resource):
         check_access(pd.context, access)
         if isinstance(buffer, Integral):
             buffer = fresh(int(buffer), access)
+        memory: Any = None
+        data: Any = None
+        self._keep: CData | None = None
+        self._view: memoryview | None = None
         view = memoryview(buffer)
-        memory = bytes_of(view, access)
-        if not isinstance(buffer, memoryview):
-            # The export is the buffer's own, not the view's: a view that exports must not be left
-            # to the cycle collector, which takes it apart before C has let go; Python 3.11 crashes.
-            memory = ffi.from_buffer(buffer)
-        own = int(ffi.cast("uintptr_t", memory))
-        where = own if iova is None else iova
-        check_iova(pd.context, where, own, view.nbytes)
-        # Not view.cast("B"), which knows neither ctypes' formats nor numpy's structures.
-        data = memoryview(ffi.buffer(memory, view.nbytes))
-        self._keep: CData | None = memory
-        self._view: memoryview | None = data.toreadonly() if view.readonly else data
         try:
+            memory = bytes_of(view, access)
+            if not isinstance(buffer, memoryview):
+                # The buffer's own export, which the collector can look at: if the buffer leads
+                # back here, both can be found.
+                memory = ffi.from_buffer(buffer)
+            own = int(ffi.cast("uintptr_t", memory))
+            where = own if iova is None else iova
+            check_iova(pd.context, where, own, view.nbytes)
+            # Not view.cast("B"), which knows neither ctypes' formats nor numpy's structures.
+            data = memoryview(ffi.buffer(memory, view.nbytes))
+            self._keep = memory
+            self._view = data.toreadonly() if view.readonly else data
             self._register(
                 pd, "ibv_reg_mr", access, where, view.nbytes,
                 lambda: lib.ibv_reg_mr_iova(pd._handle, memory, view.nbytes, where, int(access)),
             )  # fmt: skip
         except BaseException:
             # The exception holds this frame; it must not hold the caller's buffer.
-            del memory, data
-            self._keep = self._view = None
+            memory = data = self._keep = self._view = None
             view.release()
             raise
 

@@ -6,6 +6,7 @@ import errno
 import mmap
 
 from aiordma._ffi import CData, ffi
+from aiordma._ffi.fast import Held
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, ODPGeneralCaps
@@ -48,7 +49,7 @@ def bytes_of(view: memoryview, access: Access) -> CData:
     if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
         msg = "the buffer is read-only: register it without write access"
         raise BufferError(msg)
-    return ffi.from_buffer(view)
+    return ffi.from_buffer(Held(view))
 
 
 def fresh(size: int, access: Access) -> mmap.mmap:

@@ -65,7 +65,7 @@ class FakeRegion:
     _addresses = itertools.count(1 << 32, 1 << 32)
 
     def __init__(self, pd: object, buffer: Any, access: object = None) -> None:
-        self._buffer = bytearray(buffer) if isinstance(buffer, int) else buffer
+        self._buffer: Any = bytearray(buffer) if isinstance(buffer, int) else buffer
         self.view = memoryview(self._buffer).cast("B")
         self.length = self.view.nbytes
         self.addr = next(self._addresses)
@@ -91,6 +91,7 @@ class FakeRegion:
     def _end(self) -> None:
         if self.closed and not self.users:
             self.regions.pop(self.addr, None)
+            self._buffer, self.view = b"", memoryview(b"")  # looked at by views only, from now on
             self._gone.set()
 
     async def wait_closed(self, timeout: float = 60.0) -> None:

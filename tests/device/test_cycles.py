@@ -1,0 +1,223 @@
+"""Kept exceptions and views in cycles, with the collector at nearly every allocation: no crash, and
+the error that a program gets is the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import Connection, Message
+from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+SIZES = (1, 10_000, 100_000, 1_000_000)
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def eager_collector() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(1, 3, 3)
+    yield
+    gc.set_threshold(*before)
+
+
+class Server:
+    """The README's echo server, but that it keeps the exceptions of its clients."""
+
+    def __init__(self, *, releases: bool) -> None:
+        self.errors: list[BaseException] = []
+        self.received = 0
+        self.more = asyncio.Condition()
+        self._releases = releases
+
+    async def echo(self, conn: Connection) -> None:
+        try:
+            async with conn:
+                async for message in conn:
+                    async with self.more:
+                        self.received += 1
+                        self.more.notify_all()
+                    if self._releases:
+                        with message:
+                            await conn.send(message)
+                    else:
+                        await conn.send(message)
+        except ConnectionError as exc:
+            error = exc  # which has this frame
+            self.errors.append(error)
+
+    async def serve(self, listener: aiordma.Listener, clients: asyncio.TaskGroup) -> None:
+        async for conn in listener:
+            clients.create_task(self.echo(conn))
+
+    async def has(self, count: int) -> None:
+        async with asyncio.timeout(LIMIT_S), self.more:
+            await self.more.wait_for(lambda: self.received >= count)
+
+
+async def ask_and_go(address: str, port: int, server: Server, size: int, after: int) -> None:
+    """Have echoes wait for a client that never reads them, and goes."""
+    before = server.received
+
+    async def ask(client: Connection) -> None:
+        while True:
+            await client.send(bytes(size))
+
+    client = await aiordma.connect(address, port)
+    asking = asyncio.create_task(ask(client))
+    await server.has(before + after)
+    client.abort()
+    with pytest.raises(ConnectionError):
+        await asking
+    await client.close()
+
+
+@pytest.mark.parametrize("releases", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("eager_collector")
+async def test_a00_an_echo_server_that_keeps_the_errors_of_its_clients(
+    address: str, size: int, releases: bool
+) -> None:
+    server = Server(releases=releases)
+    async with aiordma.listen(address, 0) as listener:
+        async with asyncio.TaskGroup() as clients:
+            serving = clients.create_task(server.serve(listener, clients))
+            for after in (1, 3):
+                await ask_and_go(address, listener.port, server, size, after)
+            listener.close()
+            await serving
+        assert all(isinstance(error, ConnectionError) for error in server.errors)
+    server.errors.clear()
+    gc.collect()
+
+
+async def received(pair: Pair, size: int) -> Message:
+    asking = asyncio.create_task(pair[0].send(b"x" * size))
+    message = await pair[1].recv()
+    await asking
+    return message
+
+
+async def test_a00_a_view_of_a_received_message_in_a_cycle(pair: Pair) -> None:
+    for size in SIZES:
+        message: Any = await received(pair, size)
+        found: list[Any] = [memoryview(message)]
+        found.append(found)
+        del message, found
+        gc.collect()
+
+
+async def test_a00_a_view_outlives_its_connection(pair: Pair) -> None:
+    found: list[Any] = [memoryview(await received(pair, size)) for size in SIZES]
+    found.append(found)
+    await pair[1].close()
+    assert [bytes(view) for view in found[:-1]] == [b"x" * size for size in SIZES]
+    del found
+    gc.collect()
+
+
+@pytest.mark.parametrize("size", [10_000, 100_000, 1_000_000])
+async def test_a00b_the_real_error_leaves_the_block(pair: Pair, size: int) -> None:
+    server = pair[1]
+    message = await received(pair, size)
+
+    async def answer() -> None:
+        with message:
+            while True:  # the client reads nothing
+                await server.send(message)
+
+    error = BaseException()
+    try:
+        async with asyncio.timeout(0.5):
+            await answer()
+    except TimeoutError as exc:
+        error = exc
+    assert isinstance(error.__cause__, asyncio.CancelledError)
+    assert message._released
+    with pytest.raises(ValueError, match="released"):
+        bytes(message)
+
+
+@pytest.mark.parametrize("size", [100, 100_000, 1_000_000])
+async def test_a00b_a_buffer_is_free_after_a_failed_send(pair: Pair, size: int) -> None:
+    client, server = pair
+    data = bytearray(size)
+
+    async def send() -> None:
+        while True:
+            await client.send(data)
+
+    error: BaseException | None = None
+    try:
+        async with asyncio.timeout(0.5):
+            await send()
+    except TimeoutError as exc:
+        error = exc
+    if size > 256 * 1024:  # the peer may be reading until then
+        client.abort()
+        await client.wait_closed()
+    data.clear()
+    assert error is not None
+    await server.close()
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize("writes", [False, True])
+async def test_a00b_a_buffer_is_free_after_a_failed_transfer(
+    pair: Pair, size: int, writes: bool
+) -> None:
+    client, server = pair
+    data = bytearray(size)
+    async with server.expose(size, read=True, write=True) as remote:
+        pass  # over already: the peer's adapter refuses
+    error: BaseException | None = None
+    try:
+        if writes:
+            await client.write(remote, data)
+            await client.read(remote, bytearray(1))  # iWARP has said yes to the write
+        else:
+            await client.read(remote, data)
+    except OSError as exc:
+        error = exc
+    await client.close()
+    await client.wait_closed()
+    data.clear()
+    assert error is not None
+
+
+async def test_a00_regions_over_views_in_cycles(pd: ProtectionDomain) -> None:
+    for view in (memoryview(bytearray(5000))[100:], memoryview(bytearray(64)).cast("I")):
+        region = MemoryRegion(pd, view, Access.LOCAL_WRITE)
+        found: list[Any] = [view, region.view, memoryview(region.view), region]
+        found.append(found)
+        region.close()
+        await region.wait_closed()
+        del region, found, view
+        gc.collect()
+
+
+async def test_a00_messages_are_none_the_worse_for_it(pair: Pair) -> None:
+    """The slots of messages that a failed block let go come back when nobody looks any more."""
+    client, server = pair
+    views = []
+    for number in range(3 * client.config.recv_depth):
+        await client.send(b"%d" % number)
+        message = await server.recv()
+        assert isinstance(message, Message)
+        try:
+            with message:
+                views.append(memoryview(message))
+                raise KeyError(number)
+        except KeyError:
+            assert bytes(views[-1]) == b"%d" % number
+        if number % 3 == 2:
+            views.clear()
+        del message
