@@ -9,6 +9,7 @@ concurrent.futures, whose threads are joined at exit, is not used.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import queue
@@ -17,19 +18,31 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from aiordma.errors import plain_error
+from aiordma.loop.running import running_loop
+
 __all__ = ["WorkerPool", "call_blocking", "connecting", "reaper"]
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 _log = logging.getLogger("aiordma")
+_RETRY_S = 0.1
 
 
 class WorkerPool:
-    """At most `limit` daemon threads, started on demand, that run jobs in order of submission."""
+    """At most `limit` daemon threads, started on demand, that run jobs in order of submission.
 
-    def __init__(self, name: str, limit: int) -> None:
+    Args:
+        name: Of the threads.
+        limit: The most threads.
+        keep: Where no thread can be started, and there is none, a job is not refused but kept: the
+            loop tries again until there is one.  For jobs that give something back.
+    """
+
+    def __init__(self, name: str, limit: int, *, keep: bool = False) -> None:
         self._name = name
         self._limit = limit
+        self._keep = keep
         self._reset()
 
     def _reset(self) -> None:
@@ -37,20 +50,82 @@ class WorkerPool:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._threads = 0
         self._unfinished = 0
+        self._retrying: asyncio.AbstractEventLoop | None = None
         self._idle = threading.Condition(self._lock)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run `job` in a thread of the pool; the future belongs to `concurrent.futures`."""
+        """Run `job` in a thread of the pool; the future belongs to `concurrent.futures`.
+
+        Raises:
+            RdmaOSError: EAGAIN, no thread can be started, there is none, and the pool keeps
+                nothing.  The job is not run.
+        """
         future: Future[T] = Future()
         with self._lock:
             self._unfinished += 1
             start = self._unfinished > self._threads and self._threads < self._limit
             if start:
                 self._threads += 1
+        try:
+            if start:
+                self._start()
+        except (RuntimeError, MemoryError) as exc:
+            with self._idle:
+                self._threads -= 1
+                refused = not self._threads and not self._keep
+                if refused:
+                    self._end_one()
+                kept = self._unfinished
+            if refused:
+                if kept:  # by a call that counted on this one's thread
+                    self._retry_later()
+                hint = "is the limit of processes or of memory reached? see `ulimit -u` and `-v`"
+                raise plain_error(errno.EAGAIN, f"no thread can be started: {exc}", hint) from exc
         self._jobs.put((job, future))
-        if start:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        if not self._threads:
+            self._retry_later()
         return future
+
+    def _start(self) -> None:
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _retry_later(self) -> None:
+        """Jobs were kept for which there is no thread: without a loop they are done here."""
+        loop = running_loop()
+        if loop is None:
+            self._run_kept()
+        elif self._retrying is not loop:  # one that has ended tries no more
+            self._retrying = loop
+            loop.call_later(_RETRY_S, self._retry)
+
+    def _retry(self) -> None:
+        self._retrying = None
+        with self._lock:
+            if self._threads or not self._unfinished:
+                return
+            self._threads += 1
+        try:
+            self._start()
+        except (RuntimeError, MemoryError):
+            with self._lock:
+                self._threads -= 1
+            self._retry_later()
+
+    def _run_kept(self) -> None:
+        while not self._threads:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return
+            _run(*job)
+            with self._idle:
+                self._end_one()
+
+    def _end_one(self) -> None:
+        """One job less; under the lock."""
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._idle.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -58,12 +133,14 @@ class WorkerPool:
             # registered memory, alive while it waits for the next.
             _run(*self._jobs.get())
             with self._idle:
-                self._unfinished -= 1
-                if not self._unfinished:
-                    self._idle.notify_all()
+                self._end_one()
 
     def drain(self, timeout: float) -> bool:
-        """Block until every submitted job is done, at most `timeout` seconds; False if not."""
+        """Block until every submitted job is done, at most `timeout` seconds; False if not.
+
+        Kept jobs are done here, whatever time they take.
+        """
+        self._run_kept()
         with self._idle:
             return self._idle.wait_for(lambda: not self._unfinished, timeout)
 
@@ -82,7 +159,7 @@ def _run(job: Callable[[], Any], future: Future[Any]) -> None:
 
 # A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its
 # own, enough that a few that are stuck do not stop the others.
-reaper = WorkerPool("aiordma-reaper", 16)
+reaper = WorkerPool("aiordma-reaper", 16, keep=True)
 connecting = WorkerPool("aiordma-connect", 16)
 _blocking = WorkerPool("aiordma-blocking", 4)
 
@@ -113,6 +190,7 @@ async def call_blocking(
 
     Raises:
         TimeoutError: The call goes on; its late result is undone in the thread.
+        RdmaOSError: EAGAIN, no thread can be started; the call was not made.
 
     Cancellation: likewise, the late result is undone.
     """

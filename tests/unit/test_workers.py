@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import functools
 import gc
 import logging
 import subprocess
@@ -15,6 +17,8 @@ from concurrent.futures import Future
 
 import pytest
 
+from aiordma.errors import RdmaError
+from aiordma.loop import workers
 from aiordma.loop.workers import WorkerPool, call_blocking
 
 from .conftest import LIMIT_S, Run, settle
@@ -272,3 +276,129 @@ def test_an_undo_that_fails_is_logged(run: Run, caplog: pytest.LogCaptureFixture
     while "abandoned call failed" not in caplog.text:  # which the thread writes after the undo
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+# ---- threads that cannot be started ---------------------------------------------------------
+
+
+@pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """While the list is not empty no thread of a pool can be started."""
+    failing = [True]
+    real = WorkerPool._start
+
+    def start(pool: WorkerPool) -> None:
+        if failing:
+            raise RuntimeError("can't start new thread")
+        real(pool)
+
+    monkeypatch.setattr(WorkerPool, "_start", start)
+    return failing
+
+
+def test_g07_failed_starts_do_not_use_up_the_pool(no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-pool", 2)
+    done: list[int] = []
+    for number in range(6):
+        with pytest.raises(OSError, match="no thread can be started") as caught:
+            pool.submit(functools.partial(done.append, number))
+        assert isinstance(caught.value, RdmaError)
+        assert caught.value.errno == errno.EAGAIN
+        assert "ulimit" in caught.value.hint
+    assert pool.drain(0)  # nothing is left unfinished
+    no_threads.clear()
+    assert pool.submit(lambda: "works").result(LIMIT_S) == "works"
+    # Both threads can be had.
+    both = threading.Barrier(2, timeout=LIMIT_S)
+    waits = [pool.submit(both.wait) for _ in range(2)]
+    assert sorted(wait.result(LIMIT_S) for wait in waits) == [0, 1]
+    assert pool.drain(LIMIT_S)
+    assert done == []
+
+
+def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-pool", 4)
+    gate = Gate()
+    no_threads.clear()
+    first = pool.submit(gate.call)
+    assert gate.begun.wait(LIMIT_S)
+    no_threads.append(True)
+    later = [pool.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
+    gate.go.set()
+    assert first.result(LIMIT_S) == "made"
+    assert [each.result(LIMIT_S) for each in later] == [0, 1, 2]
+    assert pool.drain(LIMIT_S)
+
+
+def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
+    run: Run, no_threads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+    order: list[int] = []
+
+    async def main() -> None:
+        futures = [pool.submit(lambda n=n: order.append(n)) for n in range(3)]  # type: ignore[misc]
+        for _ in range(20):
+            await asyncio.sleep(0.001)  # tries that fail
+        assert order == []
+        no_threads.clear()
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*map(asyncio.wrap_future, futures))
+
+    run(main())
+    assert order == [0, 1, 2]
+    assert pool.drain(LIMIT_S)
+
+
+def test_g07_without_a_loop_it_is_done_at_once(no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    assert pool.submit(lambda: "here").result(0) == "here"
+    assert pool.drain(0)
+
+
+def test_g07_a_loop_that_ends_leaves_the_rest_to_drain(run: Run, no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    order: list[int] = []
+
+    async def main() -> None:
+        pool.submit(lambda: order.append(1))
+
+    run(main())
+    assert order == []
+    assert pool.drain(0)
+    assert order == [1]
+
+
+def test_g07_a_later_loop_tries_again(
+    run: Run, no_threads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = WorkerPool("test-reaper", 1, keep=True)
+    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+
+    async def first() -> None:
+        pool.submit(lambda: None)
+
+    async def second() -> None:
+        future = pool.submit(lambda: "done")
+        await asyncio.sleep(0.01)
+        no_threads.clear()
+        async with asyncio.timeout(LIMIT_S):
+            assert await asyncio.wrap_future(future) == "done"
+
+    run(first())
+    run(second())
+    assert pool.drain(LIMIT_S)
+
+
+def test_g07_a_call_that_got_no_thread_was_not_made(run: Run, no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-pool", 1)
+    gate = Gate()
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no thread can be started"):
+            await call_blocking(gate.call, undo=gate.undo, pool=pool)
+
+    run(main())
+    assert not gate.begun.is_set()
+    assert gate.undone == []
