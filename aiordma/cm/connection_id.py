@@ -10,6 +10,7 @@ import errno
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
+from aiordma.arguments import check_seconds, payload_of, whole
 from aiordma.cm.address import Address, is_local, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_parameter import ConnectionParameter
@@ -37,15 +38,15 @@ _REFUSED_IN_THE_CALL = {
 }
 
 
-def _check_offer(param: ConnectionParameter | None, private_data: bytes) -> bytes:
+def _check_offer(
+    param: ConnectionParameter | None, private_data: bytes, timeout: float | None
+) -> bytes:
     """Refuse what is no offer, before anything is changed; the private data as C takes it."""
     if param is not None and not isinstance(param, ConnectionParameter):
         msg = f"not a ConnectionParameter: {param!r}"
         raise TypeError(msg)
-    if len(private_data) > _MAX_PRIVATE_DATA:
-        msg = f"private data of {len(private_data)} bytes is too long"
-        raise ValueError(msg)
-    return private_data if type(private_data) is bytes else bytes(memoryview(private_data))
+    check_seconds("timeout", timeout, zero=True)
+    return payload_of("private data", private_data, _MAX_PRIVATE_DATA)
 
 
 class ConnectionId(Resolving, Options, Datagrams):
@@ -99,6 +100,7 @@ class ConnectionId(Resolving, Options, Datagrams):
         Raises:
             OSError: Not bound, or the port is taken.
         """
+        backlog = whole("backlog", backlog)
         if self.is_datagram:
             self._need_datagrams("rdma_listen")
         self._channel._attach()
@@ -186,7 +188,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        private_data = _check_offer(param, private_data)
+        private_data = _check_offer(param, private_data, timeout)
         if self.is_datagram:
             return await self._ask_service(private_data, timeout)
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
@@ -240,7 +242,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        private_data = _check_offer(param, private_data)
+        private_data = _check_offer(param, private_data, timeout)
         if self.is_datagram:
             return self._answer_service(private_data, qp)
         if qp is not None:
@@ -284,6 +286,7 @@ class ConnectionId(Resolving, Options, Datagrams):
             ValueError: More than 148 bytes, or 136 for datagrams.
             OSError: EINVAL if the id is no request.
         """
+        private_data = bytes(memoryview(private_data))
         if len(private_data) > 148:
             msg = f"a refusal carries at most 148 bytes of private data, not {len(private_data)}"
             raise ValueError(msg)
@@ -308,6 +311,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; the connection is down.
         """
+        check_seconds("timeout", timeout, zero=True, none=False)
         if self.stage is Stage.DISCONNECTED:
             return
         self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED)

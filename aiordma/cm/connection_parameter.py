@@ -74,7 +74,8 @@ class ConnectionParameter:
 
     def _checked(self, name: str, value: int | None, top: int) -> int | None:
         """The value for a setter; exact parameters raise where others fall back."""
-        if self._exact and not (isinstance(value, int) and 0 <= value <= top):
+        known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= top
+        if self._exact and not known:
             msg = f"{name} {value} is not in 0..{top}"
             raise ValueError(msg)
         return value

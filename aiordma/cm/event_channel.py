@@ -232,12 +232,12 @@ class EventChannel(Resource):
 
         Cancellation: safe; no event is lost.
         """
+        limit = None if timeout is None or timeout < 0 else timeout
         self._require()
         self._attach()
         if not self._kept:
             waiter: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
-            limit = None if timeout is None or timeout < 0 else timeout
             try:
                 await asyncio.wait([waiter], timeout=limit)
             finally:

@@ -14,6 +14,7 @@ import time
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
+from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address, to_sockaddr
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Identifier, Stage
@@ -28,12 +29,6 @@ _ROUTE_RESOLVED = frozenset({EventType.ROUTE_RESOLVED})
 _IBACM = "/run/ibacm.sock"
 _FRESH_S = 1.0
 _ibacm = 0.0, False  # when it was looked for, and whether it was there
-
-
-def _check_limit(timeout: float) -> None:
-    if not timeout >= 0:  # NaN neither
-        msg = f"a time limit is 0 or more seconds, not {timeout!r}"
-        raise ValueError(msg)
 
 
 def _route_call_can_block() -> bool:
@@ -117,7 +112,7 @@ class Resolving(Identifier):
         the neighbor answers at once, as over a veth pair, the answer can come before the kernel
         waits for it, and the look at the end is the only one: so the first tries are short.
         """
-        _check_limit(timeout)
+        check_seconds("timeout", timeout, zero=True, none=False)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
@@ -161,7 +156,7 @@ class Resolving(Identifier):
 
         Cancellation: ends the wait; close the id then.
         """
-        _check_limit(timeout)
+        check_seconds("timeout", timeout, zero=True, none=False)
         self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
         milliseconds = max(1, int(timeout * 1000))
         handle = self._require()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiordma.arguments import check_kind
 from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
 from aiordma.verbs.rnr_timer import rnr_timer_code
@@ -103,6 +104,8 @@ class ConnectionConfig:
     stall_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("raw", "shared_queues"):
+            check_kind(name, getattr(self, name), bool, none=False)
         smallest = 2 * (FRAME_SIZE + RENDEZVOUS.size)
         check_numbers(
             self,

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
+from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
@@ -85,25 +86,17 @@ def connect(
 
     Cancellation: what was begun is undone.
     """
+    check_kind("config", config, ConnectionConfig)
     config = config or DEFAULTS
-    private_data = bytes(private_data)
-    if not isinstance(host, str):
-        msg = f"a host is a str, not {host!r}"
-        raise TypeError(msg)
+    check_kind("host", host, str, none=False)
     check_port(port, lowest=1)
     if local_addr is not None:
         check_address(local_addr)
-    if happy_eyeballs_delay is not None and not happy_eyeballs_delay >= 0:
-        msg = f"happy_eyeballs_delay {happy_eyeballs_delay} is negative"
-        raise ValueError(msg)
+    check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
     room = _REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
-    if len(private_data) > room:
-        msg = f"private data of {len(private_data)} bytes does not fit: {room} are left"
-        raise ValueError(msg)
+    private_data = payload_of("private data", private_data, room)
     limit = config.connect_timeout_s if timeout is ... else timeout
-    if limit is not None and not limit > 0:
-        msg = f"timeout {limit} is not positive"
-        raise ValueError(msg)
+    check_seconds("timeout", limit)
 
     async def attempt(address: Address, origin: Address | None) -> Connection:
         return await _one(address, config, private_data, origin, reuse_address, limit)

@@ -11,6 +11,7 @@ from dataclasses import fields
 from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
+from aiordma.arguments import check_seconds, fitting
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
@@ -30,6 +31,7 @@ from aiordma.loop.limit import Limit
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr_check import check_memory
 
 __all__ = ["Connection", "ConnectionStats"]
 
@@ -78,6 +80,8 @@ class Connection(ConnectionCore):
             if code > 0:
                 self._link.fail(os_error(code, "ibv_post_send"))
                 return
+        else:
+            imm = fitting("imm", imm, 32)
         self._check_loop()
         lane = self._lane
         payload = memoryview(buf)
@@ -89,9 +93,6 @@ class Connection(ConnectionCore):
                 payload = memoryview(b"")  # of whatever format; an empty one cannot be cast
             elif payload.ndim != 1 or payload.format != "B":
                 payload = payload.cast("B")
-            if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
-                msg = f"imm {imm} does not fit into 32 bits"
-                raise ValueError(msg)
             size = payload.nbytes
             if size <= self._sender.eager_size:
                 if imm is None:
@@ -216,10 +217,9 @@ class Connection(ConnectionCore):
                     return await operation
                 except FlushedError as exc:
                     raise self._one_sided.lost() from exc
+        else:
+            imm = fitting("imm", imm, 32)
         self._check_loop()
-        if imm is not None and not 0 <= imm <= 0xFFFFFFFF:
-            msg = f"imm {imm} does not fit into 32 bits"
-            raise ValueError(msg)
         if imm is None or self.config.raw:
             return await self._one_sided.write(remote, data, offset, imm)
         size = await self._one_sided.write(remote, data, offset)
@@ -282,6 +282,8 @@ class Connection(ConnectionCore):
         Cancellation: the region is destroyed.
         """
         self._check_loop()
+        access = Access(fitting("access", access, 31))
+        check_memory(buf, access)
         self._outcome.require_open()
         if self._link.context.is_iwarp and access & Access.LOCAL_WRITE:
             access |= Access.REMOTE_WRITE  # a read's data comes in as a write there
@@ -316,7 +318,8 @@ class Connection(ConnectionCore):
             timeout_s: Seconds after which the lease ends even if the block has not; None: never.
 
         Raises:
-            ValueError: No right at all, or a time-out that is not positive.
+            TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
+            BufferError: The buffer is read-only, and not only for reading.
             OSError: The memory cannot be registered (when the block is entered).
             ResourceClosedError, ConnectionLostError: The connection is over.
 
@@ -335,9 +338,8 @@ class Connection(ConnectionCore):
         if not rights:
             msg = "say what the peer may do: read, write or atomic"
             raise ValueError(msg)
-        if timeout_s is not None and not timeout_s > 0:
-            msg = f"timeout_s is {timeout_s}, not a positive number of seconds"
-            raise ValueError(msg)
+        check_seconds("timeout_s", timeout_s)
+        check_memory(buf, rights)
         if atomic and self._link.context.is_iwarp:
             text = f"{self._link.context.name} is iWARP, which has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
+from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port, look_up
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
@@ -72,7 +73,7 @@ def listen(
         ipv6_only: Take IPv6 clients alone.
 
     Raises:
-        TypeError, ValueError: The port is none, at the call.
+        TypeError, ValueError: An argument is of no use, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
             has the address.
         HostNotFoundError: The name does not resolve; TimeoutError: not within
@@ -81,7 +82,10 @@ def listen(
 
     Cancellation: what was begun is undone.
     """
+    check_kind("host", host, str)
     check_port(port)
+    backlog = whole("backlog", backlog)
+    check_kind("config", config, ConnectionConfig)
     config = config or DEFAULTS
 
     async def open_() -> Listener:

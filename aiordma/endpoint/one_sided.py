@@ -27,6 +27,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiordma._ffi.fast import Operation
+from aiordma.arguments import check_kind, fitting
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.operations import Operations
@@ -108,6 +109,7 @@ class OneSided:
 
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""
+        check_kind("remote", remote, RemoteRegion, none=False)
         local = self._local(into, writable=True)
         try:
             size = len(local)
@@ -136,6 +138,7 @@ class OneSided:
         self, remote: RemoteRegion, data: Any, offset: int, imm: int | None = None
     ) -> int:
         """Write `data`, with the adapter's immediate if given; the number of bytes."""
+        check_kind("remote", remote, RemoteRegion, none=False)
         local = self._local(data, writable=False)
         try:
             size = len(local)
@@ -167,10 +170,8 @@ class OneSided:
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
     ) -> int:
         """One atomic operation on 8 bytes; their value before it."""
-        for value in (compare_add, swap):
-            if not 0 <= value < 1 << 64:
-                msg = f"{value} is not an unsigned 64-bit integer"
-                raise ValueError(msg)
+        compare_add, swap = fitting("the value", compare_add, 64), fitting("the value", swap, 64)
+        check_kind("remote", remote, RemoteRegion, none=False)
         where = remote.check(offset, 8, Access.REMOTE_ATOMIC)
         self._outcome.require_open()
         context = self._link.context

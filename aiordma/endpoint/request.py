@@ -7,6 +7,7 @@ import errno
 import logging
 from typing import TYPE_CHECKING
 
+from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
@@ -93,18 +94,17 @@ class ConnectRequest:
 
         Cancellation: the client is refused.
         """
+        check_kind("config", config, ConnectionConfig)
         config = config or self._listener.config
         if config.raw != self._listener.config.raw:
             msg = "raw cannot differ between a listener and its connections"
             raise ValueError(msg)
         room = _REPLY_ROOM - (0 if config.raw else HELLO_SIZE)
-        if len(private_data) > room:
-            msg = f"private data of {len(private_data)} bytes does not fit: {room} are left"
-            raise ValueError(msg)
+        private_data = payload_of("private data", private_data, room)
         self._answer()
         try:
             with Limit(config.handshake_timeout_s):
-                return await self._accept(bytes(private_data), config)
+                return await self._accept(private_data, config)
         except TimeoutError as exc:
             text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
@@ -154,7 +154,9 @@ class ConnectRequest:
             ValueError: The private data is too long; the request is still open.
             ResourceBusyError: It was answered before.
         """
-        data = bytes(private_data) if self.hello is None else seal_refusal(bytes(private_data))
+        data = bytes(memoryview(private_data))
+        if self.hello is not None:
+            data = seal_refusal(data)
         if len(data) > 148:
             msg = f"a refusal carries at most 148 bytes of private data, not {len(data)}"
             raise ValueError(msg)

@@ -15,6 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Self
 
+from aiordma.arguments import fitting, whole
 from aiordma.errors import plain_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -70,17 +71,16 @@ class RemoteRegion:
 
     def __post_init__(self) -> None:
         for name, bits in (("addr", 64), ("length", 64), ("rkey", 32)):
-            value = getattr(self, name)
-            if not 0 <= value < 1 << bits:
-                msg = f"{name} of a remote region does not fit into {bits} bits: {value}"
-                raise ValueError(msg)
+            value = fitting(f"{name} of a remote region", getattr(self, name), bits)
+            object.__setattr__(self, name, value)
         if self.addr + self.length > _END_OF_MEMORY:
             msg = f"{self.length} bytes at {self.addr:#x} do not end below 2**64"
             raise ValueError(msg)
-        if self.rights & ~_ALL_RIGHTS:
-            msg = f"not a right of remote access: {Access(self.rights & ~_ALL_RIGHTS)!r}"
+        rights = fitting("rights", self.rights, 32)
+        if rights & ~int(_ALL_RIGHTS):
+            msg = f"not a right of remote access: {Access(rights & ~int(_ALL_RIGHTS))!r}"
             raise ValueError(msg)
-        object.__setattr__(self, "rights", Access(self.rights))
+        object.__setattr__(self, "rights", Access(rights))
 
     def to_bytes(self) -> bytes:
         """The region as 24 bytes in network order, for a message or private data.
@@ -149,6 +149,7 @@ class RemoteRegion:
                 bytes at a multiple of 8.
             PermissionError: The region does not give the right.
         """
+        offset, length = whole("offset", offset), whole("length", length)
         if offset < 0 or length < 0 or offset + length > self.length:
             msg = (
                 f"bytes {offset} to {offset + length} are not inside a remote region of "

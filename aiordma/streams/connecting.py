@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import EllipsisType
 from typing import Any
 
+from aiordma.arguments import check_kind, check_seconds
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.endpoint.dialing import dial, way_to
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
@@ -108,9 +109,8 @@ async def create_connection(
         if seconds is not None and not ssl:
             msg = f"{name} is only meaningful with ssl"
             raise ValueError(msg)
-    if happy_eyeballs_delay is not None and not happy_eyeballs_delay >= 0:
-        msg = f"happy_eyeballs_delay {happy_eyeballs_delay} is negative"
-        raise ValueError(msg)
+    check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
+    check_kind("config", config, StreamConfig)
     number = socket.getservbyname(port, "tcp") if isinstance(port, str) else port
     check_port(number, lowest=1)
     if local_addr is not None:
@@ -119,9 +119,7 @@ async def create_connection(
         local_addr = (_FAMILIES[socket.AddressFamily(family)], 0)
     config = config or DEFAULTS
     limit = config.connect_timeout_s if timeout is ... else timeout
-    if limit is not None and not limit > 0:
-        msg = f"timeout {limit} is not positive"
-        raise ValueError(msg)
+    check_seconds("timeout", limit)
 
     async def attempt(address: Address, origin: Address | None) -> RdmaTransport:
         return await _connect(address, origin, config, limit)

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from aiordma.arguments import check_kind
 from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
@@ -144,6 +145,7 @@ async def _numeric(
     if not 0 <= port <= 0xFFFF:
         msg = f"the port of {name} is not in 0..65535: {port}"
         raise ValueError(msg)
+    check_kind(f"the host of {name}", host, str)
     if not host:
         return "::" if family == socket.AF_INET6 else "0.0.0.0", port
     try:

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.errors import MessageTooLargeError, plain_error
@@ -262,6 +263,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
 
         Cancellation: the group is left again.
         """
+        check_seconds("timeout", timeout, zero=True, none=False)
         self._refuse_if_closing()
         await self._groups.join(group_host(group), send_only=send_only, timeout=timeout)
 
@@ -278,6 +280,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
 
         Cancellation: ends the wait; the group is left all the same.
         """
+        check_seconds("timeout", timeout, zero=True, none=False)
         self._refuse_if_closing()
         host = group_host(group)
         self._outbox.destinations.drop(("group", host, 0))

@@ -13,17 +13,21 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from aiordma.arguments import whole
 from aiordma.errors import ConnectionLostError
 from aiordma.rsocket.iomap import Mapping
 from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr_check import check_memory
 from aiordma.verbs.wr import SGE
 
 __all__ = ["MappedRegion", "StreamIomap"]
 
 _WRITABLE = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
+_LAST_OFFSET = (1 << 63) - 1
 
 
 class MappedRegion:
@@ -101,6 +105,9 @@ class StreamIomap:
 
         Cancellation: ends the wait; nothing is mapped.
         """
+        if offset is not None:
+            offset = whole("offset", offset, 0, _LAST_OFFSET)
+        check_memory(buffer, _WRITABLE)
         self._check_open()
         region = await MemoryRegion.register(self._port.pd, buffer, _WRITABLE)
         try:
@@ -129,6 +136,7 @@ class StreamIomap:
 
         Cancellation: ends the wait; nothing is registered.
         """
+        check_memory(buffer, Access.LOCAL_WRITE)
         self._check_open()
         region = await MemoryRegion.register(self._port.pd, buffer)
         if self._port.closed:

@@ -8,6 +8,7 @@ import ssl as ssl_module
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port, look_up
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.listening import choose
@@ -90,7 +91,8 @@ async def create_server(
     if family not in (socket.AF_UNSPEC, socket.AF_INET, socket.AF_INET6):
         msg = f"family {family} is neither AF_INET nor AF_INET6"
         raise ValueError(msg)
-    if backlog < 1:
+    check_kind("config", config, StreamConfig)
+    if whole("backlog", backlog) < 1:
         msg = f"backlog {backlog} is not positive"
         raise ValueError(msg)
     if sock is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative
+from aiordma.arguments import fitting
 from aiordma.verbs.enums import (
     MTU,
     AtomicCap,
@@ -230,6 +231,7 @@ class Context(Resource):
             OSError: No such port (EINVAL), or the device is gone.
         """
         attr = ffi.new("struct ibv_port_attr *")
+        port = fitting("port", port, 8)
         check_errno(lib.ibv_query_port(self._require(), port, attr), "ibv_query_port")
         return PortAttributes(
             state=PortState(attr.state),
@@ -252,6 +254,7 @@ class Context(Resource):
             OSError: The entry is empty (ENODATA) or does not exist (EINVAL).
         """
         entry = ffi.new("struct ibv_gid_entry *")
+        port, index = fitting("port", port, 32), fitting("index", index, 32)
         result = lib.ibv_query_gid_ex(self._require(), port, index, entry, 0)
         check_errno(result, "ibv_query_gid_ex")
         return _gid_entry(entry[0])

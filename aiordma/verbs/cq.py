@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
+from aiordma.arguments import check_kind, whole
 from aiordma.errors import ResourceBusyError, device_error, os_error, queue_error
 from aiordma.loop import fork
 from aiordma.loop.empty import EMPTY
@@ -86,6 +87,9 @@ class CompletionQueue(Resource):
         channel: CompletionChannel | None = None,
         comp_vector: int = 0,
     ) -> None:
+        check_kind("context", context, Context, none=False)
+        check_kind("channel", channel, CompletionChannel)
+        cqe, comp_vector = whole("cqe", cqe), whole("comp_vector", comp_vector)
         if cqe <= 0:
             msg = f"a completion queue needs room for at least one completion, not {cqe}"
             raise ValueError(msg)

@@ -23,6 +23,7 @@ from typing import Any, Self
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
 from aiordma._ffi.fast import Registration
+from aiordma.arguments import check_kind, fitting, whole
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
 from aiordma.verbs.mr_check import (
@@ -100,9 +101,14 @@ class MemoryRegion(Resource):
         *,
         iova: int | None = None,
     ) -> None:
+        check_kind("pd", pd, ProtectionDomain, none=False)
+        if type(access) is not Access:
+            access = Access(fitting("access", access, 31))
+        if iova is not None:
+            iova = fitting("iova", iova, 64)
         check_access(pd.context, access)
         if isinstance(buffer, Integral):
-            buffer = fresh(int(buffer), access)
+            buffer = fresh(whole("the number of bytes", buffer), access)
         memory: Any = None
         data: Any = None
         self._keep: CData | None = None

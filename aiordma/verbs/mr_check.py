@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import errno
 import mmap
+import sys
+from numbers import Integral
+from typing import Any
 
 from aiordma._ffi import CData, ffi
 from aiordma._ffi.fast import Held
+from aiordma.arguments import whole
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, ODPGeneralCaps
@@ -16,6 +20,7 @@ __all__ = [
     "bytes_of",
     "check_access",
     "check_iova",
+    "check_memory",
     "fresh",
     "refusal",
     "unsupported",
@@ -29,6 +34,7 @@ _LOCAL_BITS = int(Access.LOCAL_WRITE)
 _HUGETLB = int(Access.HUGETLB)
 _EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
 ADDRESSES = 1 << 64
+_MOST_BYTES = sys.maxsize
 # Software iWARP takes an iova and goes on using the buffer's own address.
 _IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
 
@@ -40,6 +46,11 @@ def bytes_of(view: memoryview, access: Access) -> CData:
         ValueError: It is empty or not contiguous.
         BufferError: Write access to a read-only buffer.
     """
+    _check_view(view, access)
+    return ffi.from_buffer(Held(view))
+
+
+def _check_view(view: memoryview, access: Access) -> None:
     if not view.c_contiguous:
         msg = "a memory region needs a contiguous buffer in C order"
         raise ValueError(msg)
@@ -49,7 +60,21 @@ def bytes_of(view: memoryview, access: Access) -> CData:
     if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
         msg = "the buffer is read-only: register it without write access"
         raise BufferError(msg)
-    return ffi.from_buffer(Held(view))
+
+
+def check_memory(buffer: Any, access: Access) -> None:
+    """Refuse what `MemoryRegion` would refuse, without making or exporting anything that stays.
+
+    Raises:
+        TypeError: No buffer, and no number of bytes.
+        ValueError: It is empty or not contiguous.
+        BufferError: Write access to a read-only buffer.
+    """
+    if isinstance(buffer, Integral):
+        whole("the number of bytes", buffer, 1, _MOST_BYTES)
+        return
+    with memoryview(buffer) as view:
+        _check_view(view, access)
 
 
 def fresh(size: int, access: Access) -> mmap.mmap:
@@ -58,9 +83,7 @@ def fresh(size: int, access: Access) -> mmap.mmap:
     Raises:
         ValueError: No bytes, or huge ones.
     """
-    if size <= 0:
-        msg = f"a memory region needs at least one byte, not {size}"
-        raise ValueError(msg)
+    whole("the number of bytes", size, 1, _MOST_BYTES)
     if int(access) & _HUGETLB:
         msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
         raise ValueError(msg)

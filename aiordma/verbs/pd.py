@@ -6,6 +6,7 @@ from typing import Any
 
 from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno, check_pointer
+from aiordma.arguments import check_kind
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
 
@@ -28,6 +29,7 @@ class ProtectionDomain(Resource):
     __slots__ = ("context",)
 
     def __init__(self, context: Context) -> None:
+        check_kind("context", context, Context, none=False)
         handle = check_pointer(lib.ibv_alloc_pd(context._require()), "ibv_alloc_pd")
         self.context = context
         super().__init__(handle, (context,))

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
+from aiordma.arguments import fitting
 from aiordma.errors import ResourceClosedError
 from aiordma.loop.slots import sub_index
 from aiordma.verbs.enums import Opcode
@@ -37,7 +38,6 @@ from aiordma.verbs.wr import (
     RecvWR,
     SendWR,
     check_inside,
-    fitting,
 )
 from aiordma.verbs.wr_check import check_atomic
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
+from aiordma.arguments import fitting
 from aiordma.errors import os_error
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context
@@ -46,6 +47,9 @@ class QPInitAttr:
     srq: SharedReceiveQueue | None = None
 
 
+_SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
+
+
 def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> None:
     """Refuse what is no description of a queue pair, or one beyond the device's limits.
 
@@ -74,6 +78,8 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     if attr.srq is not None and attr.srq.pd is not pd:
         msg = "the shared receive queue belongs to another protection domain"
         raise ValueError(msg)
+    for name in _SIZES:
+        fitting(name, getattr(attr, name), 32)
     device = pd.context.attributes
     if (
         max(attr.max_send_wr, attr.max_recv_wr) <= device.max_qp_wr

@@ -14,7 +14,7 @@ from aiordma.verbs.resource import Resource
 from aiordma.verbs.srq import SharedReceiveQueue
 from aiordma.verbs.wc import flush_record
 from aiordma.verbs.work_queue import Planned, WorkQueue
-from aiordma.verbs.wr import RecvWR, SendWR, build_recv, build_send, pinned
+from aiordma.verbs.wr import RecvWR, SendWR, build_recv, build_send, check_requests, pinned
 from aiordma.verbs.wr_check import WRRules
 
 __all__ = ["Built", "RawPosting"]
@@ -99,16 +99,20 @@ class RawPosting(Resource):
     def _build_send(self, chain: Sequence[SendWR]) -> Built:
         """Checked and translated for the adapter; see `build_send`."""
         self._require()
-        self._rules.check_send(chain)
-        first, keep = build_send(chain)
-        plan = [self._rules.plan(request) for request in chain]
-        for i, planned in enumerate(plan):
-            if planned.signaled:
-                first[i].send_flags |= SendFlags.SIGNALED
-        for request in chain:
-            piece = request.bind
-            if request.mw is not None and piece is not None and len(piece):
-                request.mw._binding(self, piece.mr)
+        try:
+            self._rules.check_send(chain)
+            first, keep = build_send(chain)
+            plan = [self._rules.plan(request) for request in chain]
+            for i, planned in enumerate(plan):
+                if planned.signaled:
+                    first[i].send_flags |= SendFlags.SIGNALED
+            for request in chain:
+                piece = request.bind
+                if request.mw is not None and piece is not None and len(piece):
+                    request.mw._binding(self, piece.mr)
+        except AttributeError:
+            check_requests(chain, SendWR)
+            raise
         return Built(first, keep, plan)
 
     def _build_recv(self, chain: Sequence[RecvWR]) -> Built:
@@ -116,8 +120,13 @@ class RawPosting(Resource):
         if self.srq is not None:
             msg = "the queue pair takes its receives from its SharedReceiveQueue: post them there"
             raise ValueError(msg)
-        self._rules.check_recv(chain)
-        return Built(*build_recv(chain), [Planned("recv", pinned(request)) for request in chain])
+        try:
+            self._rules.check_recv(chain)
+            plan = [Planned("recv", pinned(request)) for request in chain]
+            return Built(*build_recv(chain), plan)
+        except AttributeError:
+            check_requests(chain, RecvWR)
+            raise
 
     def _post_raw(
         self, queue: WorkQueue, chain: Sequence[SendWR] | Sequence[RecvWR], built: Built

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_pointer
+from aiordma.arguments import whole
 from aiordma.errors import completion_error, os_error
 from aiordma.verbs.comp_channel import shared_queues
 from aiordma.verbs.mr import MemoryRegion
@@ -45,7 +46,7 @@ def create(
         ("max_wr", max_wr, device.max_srq_wr),
         ("max_sge", max_sge, device.max_srq_sge),
     ):
-        if value <= 0:
+        if whole(name, value) <= 0:
             msg = f"{name} has to be positive, not {value}"
             raise ValueError(msg)
         if value > most:

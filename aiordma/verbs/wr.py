@@ -9,10 +9,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import index
 from typing import Any
 
 from aiordma._ffi import ffi
+from aiordma.arguments import fitting, whole
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.enums import Access, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
@@ -21,7 +21,7 @@ from aiordma.verbs.resource import Resource
 
 __all__ = [
     "ATOMICS", "SGE", "WITH_IMM", "WITH_REMOTE", "RecvWR", "SendWR", "build_recv", "build_send",
-    "check_inside", "fitting", "pinned", "sge_list",
+    "check_inside", "check_requests", "pinned", "sge_list",
 ]  # fmt: skip
 
 ATOMICS = frozenset({Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD})
@@ -38,24 +38,6 @@ def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
             f"bytes {offset} to {offset + length} are not inside a region of {region.length} bytes"
         )
         raise ValueError(msg)
-
-
-def fitting(name: str, value: int, bits: int) -> int:
-    """The number, if it fits into an unsigned field of `bits` bits.
-
-    Raises:
-        ValueError: It does not.
-        TypeError: It is no number.
-    """
-    try:
-        number = index(value)
-    except TypeError:
-        msg = f"{name} has to be a whole number, not {value!r}"
-        raise TypeError(msg) from None
-    if not 0 <= number < 1 << bits:
-        msg = f"{name} {number} does not fit into {bits} bits"
-        raise ValueError(msg)
-    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +60,16 @@ class SGE:
     _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        length = self.mr.length - self.offset if self.length is None else self.length
+        try:
+            room = self.mr.length
+        except AttributeError:
+            msg = f"a piece is one of a MemoryRegion, not of {self.mr!r}"
+            raise TypeError(msg) from None
+        if type(self.offset) is not int:
+            object.__setattr__(self, "offset", whole("offset", self.offset))
+        length = room - self.offset if self.length is None else self.length
+        if type(length) is not int:
+            length = whole("length", length)
         check_inside(self.mr, self.offset, length)
         object.__setattr__(self, "length", length)
 
@@ -142,7 +133,28 @@ def sge_list(pieces: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]) -> tuple
     """One region, one piece or several, as pieces."""
     if isinstance(pieces, (MemoryRegion, SGE)):
         pieces = (pieces,)
-    return tuple(SGE(p) if isinstance(p, MemoryRegion) else p for p in pieces)
+    found = tuple(SGE(p) if isinstance(p, MemoryRegion) else p for p in pieces)
+    for piece in found:
+        if not isinstance(piece, SGE):
+            msg = f"no MemoryRegion and no SGE: {piece!r}"
+            raise TypeError(msg)
+    return found
+
+
+def check_requests(chain: Sequence[Any], kind: type[SendWR] | type[RecvWR]) -> None:
+    """Refuse what is no list of requests; asked where one has failed for want of an attribute.
+
+    Raises:
+        TypeError: One is of another class, or has pieces that are none.
+    """
+    for request in chain:
+        if not isinstance(request, kind):
+            msg = f"not a {kind.__name__}: {request!r}"
+            raise TypeError(msg)
+        sge_list([piece for piece in request.sg_list if not isinstance(piece, MemoryRegion)])
+        if any(isinstance(piece, MemoryRegion) for piece in request.sg_list):
+            msg = "sg_list is made of SGE: SGE(region) names a whole region"
+            raise TypeError(msg)
 
 
 def pinned(request: SendWR | RecvWR) -> tuple[Resource, ...]:

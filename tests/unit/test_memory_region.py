@@ -24,7 +24,7 @@ from aiordma.verbs import (
     ODPTransportCaps,
 )
 from aiordma.verbs import mr as mr_module
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.pd import ProtectionDomain
 
 from .conftest import LIMIT_S, Run
 
@@ -68,15 +68,16 @@ class Lib:
         return self.refuse
 
 
-class Domain(Resource):
+class Domain(ProtectionDomain):
     """Stands for a protection domain on a device with the given abilities."""
 
     def __init__(self, caps: ODPGeneralCaps = NO_ODP, vendor_id: int = 1) -> None:
         odp = ODPCaps(caps, *[NO_TRANSPORT] * 4)
-        self.context = SimpleNamespace(
-            name="mlx5_9", query_odp=lambda: odp, attributes=SimpleNamespace(vendor_id=vendor_id)
+        attributes = SimpleNamespace(vendor_id=vendor_id)
+        self.context: Any = SimpleNamespace(
+            name="mlx5_9", query_odp=lambda: odp, attributes=attributes
         )
-        super().__init__("pd")
+        super(ProtectionDomain, self).__init__("pd")
 
     def _destroy(self, handle: Any) -> None:
         pass

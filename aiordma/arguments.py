@@ -1,0 +1,115 @@
+"""Arguments of public calls, looked at before anything is taken for the call.
+
+A number that is none, or one that does not fit, is a TypeError or a ValueError at the call: further
+in it would be an error of `struct` or of C, after a slot, a credit or a registration was taken.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import Any, TypeVar
+
+__all__ = ["check_kind", "check_seconds", "fitting", "payload_of", "whole"]
+
+T = TypeVar("T")
+
+
+def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """The value as an int; whatever has an `__index__` is one, bool excepted.
+
+    Args:
+        name: Of the argument.
+        value: Its value.
+        low: The least that it may be; None for no bound.
+        high: The most.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is out of bounds.
+    """
+    if type(value) is not int:
+        if isinstance(value, bool):
+            msg = f"{name} is a whole number, not {value!r}"
+            raise TypeError(msg)
+        try:
+            value = index(value)
+        except TypeError:
+            msg = f"{name} has to be a whole number, not {value!r}"
+            raise TypeError(msg) from None
+    if (low is not None and value < low) or (high is not None and value > high):
+        bounds = f"{'' if low is None else low}..{'' if high is None else high}"
+        msg = f"{name} is {value}, not in {bounds}"
+        raise ValueError(msg)
+    return int(value)
+
+
+def fitting(name: str, value: Any, bits: int) -> int:
+    """The number, if it fits into an unsigned field of `bits` bits.
+
+    Raises:
+        ValueError: It does not.
+        TypeError: It is no whole number.
+    """
+    number = whole(name, value)
+    if not 0 <= number < 1 << bits:
+        msg = f"{name} {number} does not fit into {bits} bits"
+        raise ValueError(msg)
+    return number
+
+
+def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = True) -> None:
+    """Refuse what is no time limit.
+
+    Args:
+        name: Of the argument.
+        value: Its value, seconds.
+        zero: Whether 0 is one.
+        none: Whether None is one.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is negative, not a number, or 0.
+    """
+    if value is None and none:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        msg = f"{name} is a number of seconds, not {value!r}"
+        raise TypeError(msg)
+    if math.isnan(value) or value < 0 or (value == 0 and not zero):
+        bound = "negative" if zero else "not positive"
+        msg = f"{name} {value} is {bound}"
+        raise ValueError(msg)
+
+
+def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> None:
+    """Refuse what is of another class.
+
+    Raises:
+        TypeError: It is; or None, where that is none of the values.
+    """
+    if not isinstance(value, kind) and not (none and value is None):
+        msg = f"{name} has to be a {kind.__name__}, not {value!r}"
+        raise TypeError(msg)
+
+
+def payload_of(name: str, value: Any, most: int) -> bytes:
+    """Bytes that travel with a handshake, as bytes.
+
+    Args:
+        name: Of the argument.
+        value: A contiguous buffer.
+        most: Bytes that there is room for.
+
+    Raises:
+        TypeError: It has no buffer.
+        ValueError: It is too long, or not contiguous.
+    """
+    view = memoryview(value)  # not bytes(5), which are five zeros
+    if not view.c_contiguous:
+        msg = f"{name} has to be contiguous"
+        raise ValueError(msg)
+    if view.nbytes > most:
+        msg = f"{name} of {view.nbytes} bytes does not fit: {most} are left"
+        raise ValueError(msg)
+    return value if type(value) is bytes else bytes(view)
