@@ -19,7 +19,7 @@ from aiordma._ffi import ffi, lib
 
 __all__ = ["AGAIN", "BATCH", "LOOK", "Adapter", "Queue"]
 
-BATCH = 64  # completions that a drain may take at once
+BATCH = 256  # completions that a drain may take at once
 #: Bits of what `aio_drain` returns.
 LOOK, AGAIN = 1 << 30, 1 << 29
 

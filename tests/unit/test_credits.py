@@ -115,6 +115,20 @@ def test_cancellation_at_every_point_hands_the_place_on(
     run(main())
 
 
+def test_places_that_a_cancelled_task_was_granted_are_free_again(run: Run) -> None:
+    async def main() -> None:
+        credits = Credits(0)
+        task = asyncio.create_task(credits.acquire(2))
+        await settle()
+        credits.release(2)  # grants them; the task has not resumed
+        task.cancel()
+        await settle()
+        assert task.cancelled()
+        assert credits.free == 2, "they are lost"
+
+    run(main())
+
+
 def test_a_newcomer_does_not_overtake(run: Run) -> None:
     async def main() -> None:
         credits = Credits(0)

@@ -6,6 +6,7 @@ and a program is only slow.  Here nothing is polled without an event.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._ffi import lib
+from aiordma._ffi import ffi, lib
+from aiordma.loop.slots import SUB_SHIFT
 
 from .fake_verbs import AGAIN, BATCH, Adapter, Queue
 
-MOMENTS = ("before poll", "after poll", "before arm", "after arm")
+FOR_PYTHON = 3 << SUB_SHIFT
 
 
 class Plan:
@@ -233,6 +235,38 @@ def test_i03_a_full_queue_does_not_delay_the_others() -> None:
         adapter.serve()
         assert adapter.got.index((other.own.token, 1000)) <= 64
         assert len(adapter.got) == 301
+
+
+def test_i03_behind_a_completion_for_python_all_are_for_python() -> None:
+    """Until it has seen them: otherwise a message would overtake the one before it."""
+    taken: list[int] = []
+
+    def take(sink: int, wc: int) -> int:
+        wr_id = ffi.cast("struct ibv_wc *", wc).wr_id
+        if wr_id == FOR_PYTHON:
+            return 0
+        taken.append(wr_id)
+        return 1
+
+    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(take)
+    sink = ffi.new("struct aio_sink *")
+    address = ctypes.cast(call, ctypes.c_void_p).value
+    sink.take = ffi.cast("int(*)(struct aio_sink *, const struct ibv_wc *)", address)
+    sinks, ready = ffi.new("struct aio_sink *[]", [sink]), ffi.new("uint32_t[]", BATCH)
+    sub = 1 << SUB_SHIFT
+    with Adapter() as adapter:
+        adapter.drain.sinks, adapter.drain.n_sinks, adapter.drain.ready = sinks, 1, ready
+        queue = adapter.queue()
+        for number in (1, 2, FOR_PYTHON >> SUB_SHIFT, 4, 5):
+            queue.complete(number * sub)
+        adapter.serve()
+        assert taken == [1 * sub, 2 * sub]
+        assert [wr_id // sub for _, wr_id in adapter.got] == [3, 4, 5], "they have overtaken it"
+        assert sink.spilled == 3
+        sink.spilled = 0  # Python has seen them
+        queue.complete(6 * sub)
+        adapter.serve()
+        assert taken == [1 * sub, 2 * sub, 6 * sub]
 
 
 def test_i03_a_queue_that_is_polled_by_hand_is_reported_and_left_alone() -> None:

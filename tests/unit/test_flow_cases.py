@@ -58,6 +58,29 @@ def test_two_credit_frames_at_most_are_unprocessed(depth: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [FakeLink, FastLink])
+def test_credits_that_have_gone_with_a_message_do_not_go_again(kind: type[FakeLink]) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=8, send_depth=8)
+        wire = Wire(config, config, kind=kind)
+        await wire.open()
+        await wire.run()
+        for _ in range(2):
+            await wire.ends[0].send(b"x")
+        await wire.run()
+        for _ in range(2):
+            (await wire.ends[1].recv()).release()
+        before = len(wire.links[1].sent)
+        for _ in range(3):
+            await wire.ends[1].send(b"y")
+        returned = [FRAME.unpack_from(frame)[2] for frame in wire.links[1].sent[before:]]
+        assert returned == [2, 0, 0]
+        await wire.run()
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("kind", [FakeLink, FastLink])
 @pytest.mark.parametrize("between", range(4))
 @pytest.mark.parametrize("depth", [16, 17, 24, 32, 64])
 def test_receives_that_wait_to_be_posted_together_hold_up_nobody(

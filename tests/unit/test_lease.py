@@ -74,17 +74,16 @@ def test_i05_rights_stay_until_the_memory_is_deregistered(
 
     async def main() -> None:
         side = Side(monkeypatch)
-        async with side.lease() as region:
-            assert side.log == ["allow"]
-            assert side.access & Access.LOCAL_WRITE
-            assert (region.rkey, region.rights) == (7, RIGHTS)
-            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(let_go()))
-
-            async def let_go() -> None:
-                await settle()
-                assert side.log == ["allow", "close"], "the rights are off, the key is not dead"
-                side.gone.set()
-
+        lease = side.lease()
+        region = await lease.__aenter__()
+        assert side.log == ["allow"]
+        assert side.access & Access.LOCAL_WRITE
+        assert (region.rkey, region.rights) == (7, RIGHTS)
+        ending = asyncio.create_task(lease.__aexit__())
+        await settle()
+        assert side.log == ["allow", "close"], "the rights are off, or the key is not dead"
+        side.gone.set()
+        await ending
         assert side.log == ["allow", "close", "deregistered", "forbid"]
         assert not side.memory
 

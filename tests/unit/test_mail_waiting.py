@@ -275,6 +275,52 @@ def test_one_that_comes_too_late_is_in_the_way(run: Run) -> None:
     run(main())
 
 
+def test_i05_a_credit_that_was_put_off_is_sent_where_the_program_does_not_answer(
+    run: Run,
+) -> None:
+    """It keeps the last message that the peer could send, and waits for something else."""
+
+    async def main() -> None:
+        side, busy = Side(recv_depth=2), asyncio.Event()
+
+        async def work() -> None:
+            (await Connection.recv(cast("Connection", side))).release()
+            kept = await Connection.recv(cast("Connection", side))
+            await busy.wait()
+            kept.release()
+
+        def drain(body: bytes) -> None:
+            side.by_c(body)
+            side.tell()
+
+        task = asyncio.create_task(work())
+        await settle()
+        await called_by_the_loop(lambda: drain(b"a"))
+        assert side.told == [], "the peer has a credit, and need not be told of another"
+        await called_by_the_loop(lambda: drain(b"b"))
+        await settle()
+        assert side.told == [1], "the peer has none left, and is not told of the one it is owed"
+        busy.set()
+        await task
+
+    run(main())
+
+
+def test_i05_who_is_cancelled_after_its_turn_hands_it_on(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        first = await parked(side)
+        second = asyncio.create_task(side.recv())
+        await settle()
+        side.by_python(b"x")  # the first is on its way to it
+        first.cancel()
+        await settle(10)
+        assert second.done(), "it waits, and there is a message"
+        assert await second == b"x"
+
+    run(main())
+
+
 @pytest.mark.parametrize("how", ["end", "fail"])
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_the_end_reaches_who_is_parked(run: Run, how: str, before: int) -> None:

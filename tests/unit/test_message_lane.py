@@ -104,6 +104,22 @@ def frames(rng: random.Random, count: int) -> list[bytes]:
     return made
 
 
+def test_credits_that_a_task_waits_for_are_for_python(run: Run) -> None:
+    """Which resumes the task; C has no way to."""
+
+    async def main() -> None:
+        end = End(ConnectionConfig(slot_size=64, recv_depth=8))
+        sink = ffi.cast("struct aio_sink *", end.lane)
+        for blocked, returned, plain in ((0, 1, 1), (1, 0, 1), (1, 1, 0)):
+            slot = end.link.posted.popleft()
+            end.lay(slot, FRAME.pack(FrameKind.DATA, 0, returned, 0, 0))
+            end.lane.blocked, before = blocked, end.lane.credits
+            assert lib.aio_lane_take(sink, completion(slot, FRAME_SIZE)) == plain
+            assert end.lane.credits == before + (returned if plain else 0)
+
+    run(main())
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_frames_leave_the_same_behind_in_both_ways(run: Run, seed: int) -> None:
     async def main() -> None:

@@ -142,6 +142,19 @@ def test_both_ways_tell_the_same(seed: int) -> None:
     assert quick.slow_calls, "and neither the other"
 
 
+def test_news_of_one_that_is_gone_are_not_for_who_has_its_place() -> None:
+    channel, told = Channel(), list[int]()
+    channel.ready[0:2] = [item(1, 5), item(2, 6)]
+    channel.drain.n_ready = 2
+    channel.reader.keep()
+    channel.reader.own(1, None)
+    channel.reader.own(1, told.append)
+    channel.reader.draining = True
+    channel.reader.tell()
+    assert told == [], "a stranger heard of them"
+    assert channel.told == [(2, 6)]
+
+
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
 def test_what_a_task_raises_is_raised_by_drain(error: BaseException) -> None:
     channel = Channel()

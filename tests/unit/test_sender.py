@@ -88,6 +88,25 @@ def test_raw_messages_have_no_header(run: Run) -> None:
     run(main())
 
 
+def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> None:
+    """What the adapter flushed has completed, too, and has not arrived."""
+
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(1)
+        await side.send(b"x")
+        side.sender.hold()
+        side.acknowledge()
+        flushing = asyncio.create_task(side.sender.flush())
+        await settle()
+        assert not flushing.done(), "it says that the message has arrived"
+        side.sender.fail(lost)
+        with pytest.raises(ConnectionResetError):
+            await flushing
+
+    run(main())
+
+
 @pytest.mark.parametrize("short_of", ["slots", "credits"])
 def test_first_come_first_served(run: Run, short_of: str) -> None:
     async def main() -> None:

@@ -226,6 +226,16 @@ def test_the_largest_message() -> None:
                 check([SendWR(0, pieces, opcode)])
 
 
+def test_the_largest_datagram() -> None:
+    """The adapter sends nothing of a longer one, and reports success."""
+    request, datagrams = SendWR(opcode=Opcode.SEND), rules(qp_type=QPType.UD)
+    for sizes in ([4096], [96, 4000], []):
+        datagrams.check_sizes(request, sizes)
+    for sizes in ([4097], [97, 4000]):
+        with pytest.raises(MessageTooLargeError, match="MTU of 4096"):
+            datagrams.check_sizes(request, sizes)
+
+
 def test_atomics_are_aligned_and_have_8_bytes() -> None:
     check = rules().check_send
     for opcode in ONE_SIDED[2:]:
