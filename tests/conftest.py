@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import faulthandler
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,44 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="asyncio",
         help="event loop that async tests run on",
     )
+
+
+#: Seconds after its limit in which a test may end; see `pytest_runtest_protocol`.
+GRACE_S = float(os.environ.get("AIORDMA_TEST_GRACE_S", "30"))
+_stderr = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_stderr] = os.dup(2)  # nothing is captured yet
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.close(config.stash[_stderr])
+
+
+def _limit_of(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0] if marker.args else marker.kwargs["timeout"])
+    option: Any = item.config.getoption("timeout", None)
+    return float(option or item.config.getini("timeout") or 0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the run if a test does not end at its limit.
+
+    pytest-timeout fails the test with a signal, whose handler Python runs between two lines: not
+    while a call of C stands.  A thread that needs no Python tells then where all others are, and
+    ends the process, which otherwise would use up the time of the whole stage.
+    """
+    if not (limit := _limit_of(item)):
+        return (yield)
+    faulthandler.dump_traceback_later(limit + GRACE_S, exit=True, file=item.config.stash[_stderr])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

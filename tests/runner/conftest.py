@@ -67,11 +67,17 @@ class Runner:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def hangup() -> Iterator[None]:
-    """Under nohup SIGHUP is ignored, which children inherit and no shell's trap can undo."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals() -> Iterator[None]:
+    """Signals that were ignored at the start are not, as long as the tests run.
+
+    Under nohup SIGHUP is ignored, and SIGINT where a script has started the tests with `&`.
+    Children inherit that: the runner leaves such a signal alone, and no shell's trap can undo it.
+    """
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, hangup)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 @pytest.fixture

@@ -115,5 +115,10 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
     with process:
         assert process.stdout.readline() == b"started\n"
         process.send_signal(number)
-        assert process.stdout.read() == b"cleaned\n"
-        assert process.wait(timeout=LIMIT) == 128 + number
+        try:
+            out, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert out == b"cleaned\n"
+        assert process.returncode == 128 + number
