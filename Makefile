@@ -6,6 +6,7 @@
 #   make bench-check [RECORD=1] [ROUNDS=3]    a few of its ratios against tests/bench/recorded.json
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
+#   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -17,7 +18,7 @@ export PYTHON
 
 SECONDS ?= 600
 
-.PHONY: demo test bench bench-check profile fuzz lint docs setup clean help
+.PHONY: demo test mutate bench bench-check profile fuzz lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -26,6 +27,10 @@ demo:
 test:
 	@tools/setup test --no-kernel
 	@$(PY) tools/run_tests.py $(STAGES) $(if $(PYTEST),-- $(PYTEST))
+
+mutate:
+	@tools/setup test
+	@$(PY) tools/mutate.py $(if $(ONLY),--only $(ONLY))
 
 bench:
 	@tools/setup bench
@@ -63,4 +68,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,12s/^# \{0,1\}//p' Makefile
+	@sed -n '3,13s/^# \{0,1\}//p' Makefile

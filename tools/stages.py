@@ -162,7 +162,7 @@ _MUCH_C = (
 )  # fmt: skip
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
-_VIRTUAL = ("--timeout=7200", "-o", "faulthandler_timeout=7100")
+_VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
 RXE = (*UML, "--device", "rxe")
 ALL_TESTS = "tests/device"
@@ -211,6 +211,16 @@ STAGES: tuple[Stage, ...] = (
         limit_s=900,
     ),
     *_other_pythons("unit", "the unit tests", "tests/unit"),
+    Stage(
+        "mutate-quick",
+        "bugs that are put in one at a time: each is found by its test (all: make mutate)",
+        (
+            *(sys.executable, "tools/mutate.py", "--quick", "--jobs=1"),
+            f"--junit={REPORTS / 'mutate-quick.xml'}",
+        ),
+        limit_s=600,
+        must_run=True,
+    ),
     _local("fake", "the library over FakeFabric", "tests/fake", limit_s=600, optional="tests/fake"),
     _device(
         "smoke-qemu",
