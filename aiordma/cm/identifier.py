@@ -304,6 +304,7 @@ class Identifier(Resource):
                 timer.cancel()
             self._waiter = None
             future.cancel()
+            del future  # what it has raised has this frame in its traceback
 
     async def _step_in_thread(
         self,
@@ -321,6 +322,8 @@ class Identifier(Resource):
             if not limit.expired() or isinstance(exc, ConnectTimeoutError):
                 raise
             raise _late(answers, timeout) from exc
+        finally:
+            del future
 
     async def _call_in_thread(self, call: Callable[[], None]) -> None:
         def run() -> None:

@@ -19,6 +19,7 @@ from aiordma.cm.address import Address, to_sockaddr
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Identifier, Stage
 from aiordma.errors import ConnectTimeoutError
+from aiordma.loop.workers import call_blocking
 
 __all__ = ["Resolving"]
 
@@ -31,15 +32,18 @@ _FRESH_S = 1.0
 _ibacm = 0.0, False  # when it was looked for, and whether it was there
 
 
-def _route_call_can_block() -> bool:
+async def _route_call_can_block() -> bool:
     """Where ibacm runs, the call asks it, over a socket and without a limit of its own.
 
-    Looked for once a second: to look takes as long as the call.
+    Looked for once a second, in a thread: it is a call to a file system.
+
+    Cancellation: safe.
     """
     global _ibacm
     now = time.monotonic()
     if now - _ibacm[0] > _FRESH_S:
-        _ibacm = now, os.access(_IBACM, os.F_OK)
+        found = await call_blocking(lambda: os.access(_IBACM, os.F_OK), undo=lambda _: None)
+        _ibacm = now, found
     return _ibacm[1]
 
 
@@ -89,7 +93,7 @@ class Resolving(Identifier):
 
         Raises, cancellation: as those.
         """
-        if _route_call_can_block():
+        if await _route_call_can_block():
             await self.resolve_addr(dst, src, timeout)
             await self.resolve_route(timeout)
         else:
@@ -164,5 +168,6 @@ class Resolving(Identifier):
         def call() -> None:
             check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
 
-        await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=_route_call_can_block())
+        in_thread = await _route_call_can_block()
+        await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=in_thread)
         self.stage = Stage.ROUTE_RESOLVED

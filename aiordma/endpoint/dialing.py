@@ -90,7 +90,10 @@ async def dial(
             return await race(addresses, one, delay, discard)
     except AllFailedError as exc:
         error = exc.as_one(host)
-        raise error from error.__cause__
+        try:
+            raise error from error.__cause__
+        finally:
+            del error  # it has this frame in its traceback
     except TimeoutError as exc:
         if not begun.expired or isinstance(exc, ConnectTimeoutError):
             raise

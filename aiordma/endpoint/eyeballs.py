@@ -126,7 +126,10 @@ async def _first(
                 del running[task]
                 return task.result()
             if not isinstance(error, OSError):
-                raise error
+                try:
+                    raise error
+                finally:
+                    del error  # it has this frame in its traceback
             failures.append((running.pop(task), error))
     raise AllFailedError(failures)
 

@@ -29,6 +29,11 @@ _log = logging.getLogger("aiordma")
 _RETRY_S = 0.1
 
 
+#: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
+#: that are left over, and wait a second or more for them.
+_IDLE_S = 0.5
+
+
 class WorkerPool:
     """At most `limit` daemon threads, started on demand, that run jobs in order of submission.
 
@@ -37,12 +42,16 @@ class WorkerPool:
         limit: The most threads.
         keep: Where no thread can be started, and there is none, a job is not refused but kept: the
             loop tries again until there is one.  For jobs that give something back.
+        idle_s: Seconds after which a thread that has nothing to do ends.
     """
 
-    def __init__(self, name: str, limit: int, *, keep: bool = False) -> None:
+    def __init__(
+        self, name: str, limit: int, *, keep: bool = False, idle_s: float = _IDLE_S
+    ) -> None:
         self._name = name
         self._limit = limit
         self._keep = keep
+        self._idle_s = idle_s
         self._reset()
 
     def _reset(self) -> None:
@@ -128,12 +137,25 @@ class WorkerPool:
             self._idle.notify_all()
 
     def _work(self) -> None:
-        while True:
+        while self._work_on():
+            pass
+
+    def _work_on(self) -> bool:
+        """Run the next job; False if there was none for so long, and the thread ends."""
+        try:
             # In a function of its own: a worker must not keep the last job's objects, such as
             # registered memory, alive while it waits for the next.
-            _run(*self._jobs.get())
-            with self._idle:
-                self._end_one()
+            _run(*self._jobs.get(timeout=self._idle_s))
+        except queue.Empty:
+            with self._lock:
+                # Not where a job has come meanwhile that counts on this thread.
+                if self._unfinished < self._threads:
+                    self._threads -= 1
+                    return False
+            return True
+        with self._idle:
+            self._end_one()
+        return True
 
     def drain(self, timeout: float) -> bool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not.
@@ -204,6 +226,8 @@ async def call_blocking(
             waiter.cancel()
             inner.add_done_callback(lambda done: _undo(done, undo))
         raise
+    finally:
+        del inner, waiter  # what the call has raised has this frame in its traceback
 
 
 def _undo(done: Future[T], undo: Callable[[T], object]) -> None:

@@ -321,7 +321,8 @@ class RdmaLoopMixin(_Loop):
         Cancellation: the connection is closed.
         """
         # asyncio's TLS transport asks the one below: TLS within TLS is possible.
-        if transport.get_extra_info("backend") == "rdma":
+        told = getattr(transport, "get_extra_info", None)
+        if told is not None and told("backend") == "rdma":
             return await start_tls(transport, protocol, sslcontext, **options)
         return await super().start_tls(transport, protocol, sslcontext, **options)
 
@@ -429,11 +430,14 @@ async def _connect(
     """The first of the hosts that can be connected to."""
     all_errors = options.pop("all_errors", False)
     failures: list[OSError] = []
-    for host in hosts:
-        try:
-            return await create_connection(protocol_factory, host, port, **options)
-        except OSError as exc:
-            failures.append(exc)
-    if all_errors:
-        raise ExceptionGroup("create_connection failed", failures)
-    raise failures[-1]
+    try:
+        for host in hosts:
+            try:
+                return await create_connection(protocol_factory, host, port, **options)
+            except OSError as exc:
+                failures.append(exc)
+        if all_errors:
+            raise ExceptionGroup("create_connection failed", failures)
+        raise failures[-1]
+    finally:
+        failures.clear()  # what is raised has this frame in its traceback

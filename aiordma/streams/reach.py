@@ -74,6 +74,7 @@ def _source(address: Address) -> str | None:
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.setblocking(False)  # nothing is sent; and programs look for calls that could block
         try:
             probe.connect((host, port or 9))
         except OSError:

@@ -403,3 +403,27 @@ def test_g07_a_call_that_got_no_thread_was_not_made(run: Run, no_threads: list[b
     run(main())
     assert not gate.begun.is_set()
     assert gate.undone == []
+
+
+def test_h07_threads_with_nothing_to_do_end() -> None:
+    pool = WorkerPool("test-idle", 3, idle_s=0.01)
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "test-idle"]
+
+    for _ in range(3):
+        together = threading.Barrier(3)
+        for future in [pool.submit(together.wait) for _ in range(3)]:
+            future.result(10)
+        for thread in threads():
+            thread.join(10)
+        assert not threads()
+        assert pool._threads == 0
+
+
+def test_h07_a_job_that_meets_threads_that_end() -> None:
+    """Whichever comes first: every job is run."""
+    pool = WorkerPool("test-meeting", 2, idle_s=1e-6)
+    for number in range(2000):
+        assert pool.submit(lambda number=number: number).result(10) == number  # type: ignore[misc]
+    assert pool.drain(10)
