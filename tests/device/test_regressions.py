@@ -68,6 +68,31 @@ async def test_a_forked_child_cannot_touch_the_connection(pair: Pair) -> None:
         assert bytes(await server.recv()) == b"after"
 
 
+async def test_i01_a_forked_child_sends_nothing(pair: Pair) -> None:
+    """Its memory is a copy, but the adapter's rings are the parent's."""
+    client, server = pair
+    await client.send(b"before")
+    (await server.recv()).release()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sending = client.send(b"of the child")
+            try:
+                sending.send(None)
+            except StopIteration:
+                os._exit(1)  # it says that the message has gone
+            except Exception:
+                os._exit(0)
+            os._exit(3)  # it waits
+        except BaseException:
+            os._exit(2)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "1: send() has returned in the child"
+    for _ in range(2 * client.config.recv_depth):
+        await client.send(b"of the parent")
+        assert bytes(await server.recv()) == b"of the parent"
+
+
 async def test_flush_waits_for_what_was_sent_before_only(pair: Pair) -> None:
     client, server = pair
     stop = False
