@@ -1,0 +1,176 @@
+"""Memory that cannot be had, at each allocation of the calls that a program makes all the time.
+
+`_testcapi` has CPython's own means of refusing one allocation.  A call may then raise MemoryError,
+or do without; but what it was about to send is sent whole or not at all, what has arrived is not
+lost, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import _testcapi
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from aiordma import Connection
+from aiordma.verbs import SGE
+from tests.device.oracle import until
+from tests.device.streaming import stream_pair
+
+pytestmark = pytest.mark.device
+
+Pair = tuple[Connection, Connection]
+#: Allocations of one call, at most: those refused one after the other.
+ALLOCATIONS = 48
+
+
+@contextmanager
+def refused(number: int) -> Iterator[None]:
+    """The allocation of this number, from here on, is refused; the block must not wait."""
+    turns: list[None] = []
+    handle = asyncio.get_running_loop().call_soon(turns.append, None)
+    _testcapi.set_nomemory(number, number + 1)
+    try:
+        yield
+    finally:
+        _testcapi.remove_mem_hooks()
+        handle.cancel()
+        assert not turns, "the event loop ran, and asyncio's own allocations were refused"
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bytearray", "immediate"])
+async def test_a_send_is_whole_or_was_not(pair: Pair, kind: str) -> None:
+    client, server = pair
+    failures = 0
+    async with asyncio.timeout(60):
+        for number in range(ALLOCATIONS):
+            data: Any = b"%d" % number if kind != "bytearray" else bytearray(b"%d" % number)
+            imm = number if kind == "immediate" else None
+            try:
+                with refused(number):
+                    await client.send(data, imm=imm)
+            except MemoryError:
+                failures += 1
+            else:
+                with await server.recv() as message:
+                    assert message == data
+                    assert message.imm == imm
+        assert failures, "it has to allocate something"
+        await goes_on(client, server)
+
+
+async def test_a_message_that_has_arrived_is_not_lost(pair: Pair) -> None:
+    client, server = pair
+    failures = 0
+    async with asyncio.timeout(60):
+        for number in range(ALLOCATIONS):
+            await client.send(b"first %d" % number)
+            await client.send(b"one %d" % number)
+            await client.send(b"two %d" % number, imm=1000 + number)
+            # Of one batch, or the others are already there when the last is.
+            await client.flush()
+            with await server.recv() as message:
+                assert message == b"first %d" % number
+            await until(lambda: server._lane.tail - server._lane.head == 2)
+            for expected, imm in ((b"one %d", None), (b"two %d", 1000 + number)):
+                try:
+                    with refused(number):
+                        message = await server.recv()
+                except MemoryError:
+                    failures += 1
+                    message = await server.recv()
+                assert message == expected % number
+                assert message.imm == imm
+                message.release()
+        assert failures, "it has to allocate something"
+        await goes_on(client, server)
+
+
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_what_a_program_does_with_a_message(pair: Pair, size: int) -> None:
+    client, server = pair
+    steps: tuple[Callable[[Any], Any], ...] = (
+        bytes, memoryview, repr, len, lambda message: message == b"",
+    )  # fmt: skip
+    failures = 0
+    async with asyncio.timeout(100):
+        sending = asyncio.create_task(client.send(bytes(size)))
+        with await server.recv() as message:
+            await sending
+            for number in range(ALLOCATIONS):
+                for step in steps:
+                    try:
+                        with refused(number):
+                            done = step(message)
+                    except MemoryError:
+                        failures += 1
+                        done = step(message)
+                    del done
+            assert bytes(message) == bytes(size)
+        assert failures, "it has to allocate something"
+        await goes_on(client, server)
+
+
+async def test_a_slot_comes_back_although_memory_cannot_be_had(pair: Pair) -> None:
+    client, server = pair
+    async with asyncio.timeout(100):
+        for number in range(ALLOCATIONS):
+            await client.send(b"%d" % number)
+            message = await server.recv()
+            try:
+                with refused(number):
+                    message.release()
+            except MemoryError:
+                message.release()
+        await goes_on(client, server)
+
+
+async def test_an_operation_is_done_or_was_not(pair: Pair) -> None:
+    client, server = pair
+    local, failures = bytearray(4096), 0
+    async with asyncio.timeout(60), server.expose(bytearray(4096), write=True) as remote:
+        region = await client.register(local)
+        for number in range(ALLOCATIONS):
+            local[:8] = number.to_bytes(8, "big")
+            await client.write(remote, SGE(region, 0, 8))  # from here on they are posted by C
+            piece = SGE(region, 0, 8)
+            try:
+                with refused(number):
+                    operation = client._mail.write(remote, piece, 0)
+            except MemoryError:
+                failures += 1
+            else:
+                if operation is not None:
+                    await operation
+        region.close()
+        await goes_on(client, server)
+
+
+async def test_a_stream_writes_a_line_whole_or_not_at_all(address: str) -> None:
+    failures, sent = 0, bytearray()
+    async with asyncio.timeout(60), stream_pair(address) as ((_, writer), (theirs, _)):
+        for number in range(ALLOCATIONS):
+            line = b"line %d\n" % number
+            try:
+                with refused(number):
+                    writer.write(line)
+            except MemoryError:
+                failures += 1
+            else:
+                sent += line
+            await writer.drain()
+        assert await theirs.readexactly(len(sent)) == sent
+        assert not writer.is_closing()
+
+
+async def goes_on(client: Connection, server: Connection) -> None:
+    """More messages than there are slots and credits go both ways."""
+    for number in range(3 * client.config.recv_depth):
+        await client.send(b"%d" % number)
+        with await server.recv() as message:
+            await server.send(message)
+        with await client.recv() as message:
+            assert message == b"%d" % number
