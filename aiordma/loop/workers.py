@@ -27,6 +27,7 @@ T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
 _log = logging.getLogger("aiordma")
 _RETRY_S = 0.1
+_RETRIES = 20
 
 
 #: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
@@ -41,7 +42,8 @@ class WorkerPool:
         name: Of the threads.
         limit: The most threads.
         keep: Where no thread can be started, and there is none, a job is not refused but kept: the
-            loop tries again until there is one.  For jobs that give something back.
+            loop tries again for two seconds, and then does the job itself, since `wait_closed()`
+            has to end.  For jobs that give something back.
         idle_s: Seconds after which a thread that has nothing to do ends.
     """
 
@@ -60,6 +62,7 @@ class WorkerPool:
         self._threads = 0
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
+        self._retries = 0
         self._idle = threading.Condition(self._lock)
 
     def submit(self, job: Callable[[], T]) -> Future[T]:
@@ -115,20 +118,32 @@ class WorkerPool:
             self._threads += 1
         try:
             self._start()
-        except (RuntimeError, MemoryError):
+        except (RuntimeError, MemoryError) as exc:
             with self._lock:
                 self._threads -= 1
+            self._retries += 1
+            if self._retries == _RETRIES:
+                _log.warning("%s: the event loop does what a thread would: %s", self._name, exc)
+            if self._retries >= _RETRIES:
+                self._run_one()
             self._retry_later()
+        else:
+            self._retries = 0
 
     def _run_kept(self) -> None:
-        while not self._threads:
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return
-            _run(*job)
-            with self._idle:
-                self._end_one()
+        while not self._threads and self._run_one():
+            pass
+
+    def _run_one(self) -> bool:
+        """Run a job here, in this thread; False if there is none."""
+        try:
+            job = self._jobs.get_nowait()
+        except queue.Empty:
+            return False
+        _run(*job)
+        with self._idle:
+            self._end_one()
+        return True
 
     def _end_one(self) -> None:
         """One job less; under the lock."""

@@ -67,7 +67,7 @@ async def conversation(address: str) -> None:
 async def main(address: str, number: int, *, for_ever: bool) -> None:
     """Talk while threads are refused, and again when they are not."""
     refusing = Refusing(number, for_ever=for_ever)
-    threading.Thread.start = lambda thread: refusing(thread)  # type: ignore[method-assign]
+    setattr(threading.Thread, "start", lambda thread: refusing(thread))  # noqa: B010
     try:
         async with asyncio.timeout(30):
             await conversation(address)
@@ -75,7 +75,7 @@ async def main(address: str, number: int, *, for_ever: bool) -> None:
     except (aiordma.RdmaError, OSError) as exc:
         outcome = f"{type(exc).__name__}: {exc}"
     finally:
-        threading.Thread.start = _start  # type: ignore[method-assign]
+        setattr(threading.Thread, "start", _start)  # noqa: B010
     async with asyncio.timeout(30):
         await conversation(address)
     print(f"{refusing.refused} of {refusing.starts} starts refused; {outcome}; then it works")

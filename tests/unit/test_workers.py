@@ -336,6 +336,7 @@ def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
 ) -> None:
     pool = WorkerPool("test-reaper", 2, keep=True)
     monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+    monkeypatch.setattr(workers, "_RETRIES", 1 << 30)
     order: list[int] = []
 
     async def main() -> None:
@@ -371,11 +372,33 @@ def test_g07_a_loop_that_ends_leaves_the_rest_to_drain(run: Run, no_threads: lis
     assert order == [1]
 
 
+def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
+    run: Run,
+    no_threads: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+    here: list[int] = []
+
+    async def main() -> None:
+        jobs = [pool.submit(lambda: here.append(threading.get_ident())) for _ in range(3)]
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*map(asyncio.wrap_future, jobs))
+
+    run(main())
+    assert here == [threading.get_ident()] * 3
+    assert [record.message.split(":")[0] for record in caplog.records] == ["test-reaper"]
+    assert pool.drain(0)
+
+
 def test_g07_a_later_loop_tries_again(
     run: Run, no_threads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = WorkerPool("test-reaper", 1, keep=True)
     monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+    monkeypatch.setattr(workers, "_RETRIES", 1 << 30)
 
     async def first() -> None:
         pool.submit(lambda: None)
