@@ -7,6 +7,7 @@
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
+#   make programs [PROGRAMS=websockets_both]    servers and clients off PyPI under the switch; docs/switch.md
 #   make lint [FIX=1]        make docs        make setup        make clean
 #
 # PYTHON=/path/to/python3 chooses the interpreter for .venv (3.11 or later).
@@ -18,7 +19,7 @@ export PYTHON
 
 SECONDS ?= 600
 
-.PHONY: demo test mutate bench bench-check profile fuzz lint docs setup clean help
+.PHONY: demo test mutate bench bench-check profile fuzz programs lint docs setup clean help
 
 demo:
 	@tools/setup demo
@@ -49,6 +50,10 @@ fuzz:
 	@tools/setup lint
 	@$(PY) tools/fuzz.py --guided $(SECONDS)
 
+programs:
+	@tools/setup test
+	@$(PY) -m tests.programs.run $(PROGRAMS)
+
 lint:
 	@tools/setup lint
 	@$(PY) tools/lint.py $(if $(FIX),--fix)
@@ -68,4 +73,4 @@ clean:
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:
-	@sed -n '3,13s/^# \{0,1\}//p' Makefile
+	@sed -n '3,14s/^# \{0,1\}//p' Makefile

@@ -67,7 +67,7 @@ class _Service:
             loop.add_signal_handler(number, stop.set)
         server = await start_server(self._client, host, port, limit=READ_LIMIT)
         async with server:
-            for address in (each.getsockname() for each in server.sockets):
+            for address in server.addresses:
                 words = f"on {address[0]} {address[1]}"
                 self._say("listening", words, host=address[0], port=address[1])
             await stop.wait()

@@ -45,8 +45,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_buffered", "_close", "_fatal", "_lane", "_machine", "_paused", "_port", "_protocol",
-        "_soon", "_stopped", "eof_given", "half", "lane", "wakeup",
+        "_buffered", "_close", "_end_is_due", "_end_is_next", "_fatal", "_lane", "_machine",
+        "_paused", "_port", "_protocol", "_soon", "_stopped", "eof_given", "half", "lane", "wakeup",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +78,7 @@ class Incoming:
         )
         self.lane.attention = self._attention
         self.eof_given = False
+        self._end_is_next = self._end_is_due = False
 
     def set_protocol(self, protocol: Any) -> None:
         """Call another protocol from now on."""
@@ -148,8 +149,14 @@ class Incoming:
         while not (self._paused or self._stopped):
             length = int(lane.readable)
             if not length:
-                if self._machine.eof and not self.eof_given:
+                if not self._machine.eof or self.eof_given:
+                    return False
+                if self._end_is_due:
                     self._give_eof()
+                elif not self._end_is_next:
+                    # A turn of its own, as over TCP: what data_received has begun goes before.
+                    self._end_is_next = True
+                    self._port.loop.call_soon(self._turn_of_the_end)
                 return False
             if left <= 0:
                 return True
@@ -159,6 +166,10 @@ class Incoming:
                 self._call("data_received", self.lane.cut(length))
             left -= length
         return False
+
+    def _turn_of_the_end(self) -> None:
+        self._end_is_due = True
+        self._soon()
 
     def _into_buffer(self, length: int) -> int:
         protocol = self._protocol

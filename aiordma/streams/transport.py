@@ -141,12 +141,16 @@ class RdmaTransport(TransportBase):
         self._gate()
         last_words(self._loop).add(self)
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
-        self._loop.call_soon(self._begin, waiter, context=self._context)
+        self._loop.call_soon(self._made, waiter, context=self._context)
 
-    def _begin(self, waiter: asyncio.Future[None] | None) -> None:
-        self._reading = True
+    def _made(self, waiter: asyncio.Future[None] | None) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+        # A turn later, as over TCP: what connection_made has begun goes before what has arrived.
+        self._loop.call_soon(self._begin, context=self._context)
+
+    def _begin(self) -> None:
+        self._reading = True
         self._process()
 
     # From the port, in the midst of a drain

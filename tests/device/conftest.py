@@ -18,6 +18,7 @@ from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+from tests.device.switching import Switched
 
 ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
 IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
@@ -114,6 +115,18 @@ async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
     assert not reports, f"errors that nobody handled: {reports}"
     assert rdma_descriptors() == descriptors
     assert adapter_objects() == objects
+
+
+@pytest.fixture
+def is_uvloop(request: pytest.FixtureRequest) -> bool:
+    """Whether the tests run on uvloop."""
+    return bool(request.config.getoption("--loop") == "uvloop")
+
+
+@pytest.fixture
+def switched(is_uvloop: bool) -> Switched:
+    """Runs a coroutine on a loop of its own, which makes connections over RDMA."""
+    return Switched(is_uvloop)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -111,3 +112,49 @@ async def test_clean_ends(
             calls = [call for call in side.calls if call not in ("pause", "resume", "data")]
             assert calls == ["made", "eof", "lost"], (calls, note)
             assert side.calls[-1] == "lost", note
+
+
+class Deferring(Note):
+    """Does its work in tasks, as a protocol that keeps its callbacks short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._begin("set up")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._begin("worked")
+
+    def _begin(self, what: str) -> None:
+        async def work() -> None:
+            self.calls.append(what)
+
+        self.tasks.append(asyncio.ensure_future(work()))
+
+
+async def test_h06_each_callback_has_a_turn(address: str) -> None:
+    """As over TCP, a task that a callback begins runs before the next kind of callback.
+
+    What is written and closed at once arrives together, and with the connection itself.
+    """
+
+    class Brief(Note):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            self.transport.write(b"x")
+            self.transport.close()
+
+    wanted = ["made", "set up", "data", "worked", "eof", "lost"]
+    for side in ("client", "server"):
+        ends: dict[str, Any] = {"client": Brief, "server": Brief, side: Deferring}
+        for _ in range(8):
+            async with noted(address, **ends) as both:
+                judged = getattr(both, side)
+                await both.client.ended()
+                await both.server.ended()
+                assert judged.calls == wanted
+                await asyncio.gather(*judged.tasks)

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,52 +18,13 @@ import pytest
 import trustme
 
 import aiordma
-from aiordma.streams.policy import When, new_event_loop
+from aiordma.streams.policy import new_event_loop
 from aiordma.streams.reach import device_at, device_towards
-from tests.device.oracle import settle
+from tests.device.switching import LIMIT_S, Switched
 
 pytestmark = pytest.mark.device
 
-LIMIT_S = 60
 LOCALHOST = "127.0.0.1"
-
-
-@pytest.fixture
-def is_uvloop(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--loop") == "uvloop")
-
-
-class Switched:
-    """Runs a coroutine on a loop of its own, which makes connections over RDMA."""
-
-    def __init__(self, uvloop: bool) -> None:
-        self._uvloop = uvloop
-
-    async def __call__(self, main: Callable[[], Any], when: When = "device") -> Any:
-        """In a thread: the test itself runs on a loop."""
-
-        async def watched() -> Any:
-            reports: list[Any] = []
-            loop = asyncio.get_running_loop()
-            loop.set_debug(True)
-            loop.set_exception_handler(lambda _, context: reports.append(context))
-            async with asyncio.timeout(LIMIT_S):
-                result = await main()
-            await settle()
-            assert not reports
-            return result
-
-        def run() -> Any:
-            factory = lambda: new_event_loop(when=when, uvloop=self._uvloop)  # noqa: E731
-            with asyncio.Runner(loop_factory=factory) as runner:
-                return runner.run(watched())
-
-        return await asyncio.to_thread(run)
-
-
-@pytest.fixture
-def switched(is_uvloop: bool) -> Switched:
-    return Switched(is_uvloop)
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
