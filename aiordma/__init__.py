@@ -10,6 +10,7 @@ from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
+from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.request import ConnectRequest
@@ -87,6 +88,7 @@ __all__ = [
     "Lease",
     "LibraryMissingError",
     "Listener",
+    "ListenerLimits",
     "LocalAccessError",
     "LocalLengthError",
     "Message",

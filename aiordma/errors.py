@@ -195,7 +195,11 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
         private_data: What the peer sent with its refusal.  InfiniBand and RoCE deliver a fixed
             field, so bytes of a foreign peer come padded with zeros; from an aiordma listener
             the exact bytes.
+        try_again: Whether a listener of aiordma refused because too many wait; `connect` has tried
+            again then, as long as it was allowed to.
     """
+
+    try_again = False
 
     def __init__(
         self, *args: object, event: str = "", status: int = 0, private_data: bytes = b""

@@ -13,8 +13,9 @@ from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.plan import plan_of
-from aiordma.endpoint.wire import HELLO_SIZE, Hello, parse_refusal
+from aiordma.endpoint.wire import HELLO_SIZE, Hello, asks_again, parse_refusal
 from aiordma.errors import ConnectionRejectedError, ProtocolError
 
 __all__ = ["Opening", "connect"]
@@ -77,8 +78,8 @@ def connect(
             to the peer.
         HostNotFoundError: The name does not resolve.
         ConnectionRejectedError: Nobody listens there, or the program refused; its bytes are in
-            `private_data`.
-        ConnectTimeoutError: No answer in time.
+            `private_data`.  A listener that refuses because too many wait is tried again.
+        ConnectTimeoutError: No answer in time, or no room at a listener where too many wait.
         ConnectionFailedError: Another reason; the text has a hint.
 
         Of a name with several addresses that all failed: an error of the kind of the one that came
@@ -98,8 +99,8 @@ def connect(
     limit = config.connect_timeout_s if timeout is ... else timeout
     check_seconds("timeout", limit)
 
-    async def attempt(address: Address, origin: Address | None) -> Connection:
-        return await _one(address, config, private_data, origin, reuse_address, limit)
+    async def attempt(address: Address, origin: Address | None, course: Course) -> Connection:
+        return await _one(address, config, private_data, origin, reuse_address, limit, course)
 
     return Opening(
         lambda: dial(
@@ -121,6 +122,7 @@ async def _one(
     local_addr: Address | None,
     reuse_address: bool,
     limit: float | None,
+    course: Course,
 ) -> Connection:
     cm_id, release = await way_to(
         address,
@@ -141,6 +143,7 @@ async def _one(
                 private_data, connection._window, _REQUEST_ROOM, check=link.check_large
             )
         parameter = plan_of(config).parameter()
+        course.ask()
         # Who dials has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=data, timeout=None)
         theirs = None
@@ -176,4 +179,5 @@ def _readable(exc: ConnectionRejectedError) -> ConnectionRejectedError:
         exc.errno, text, event=exc.event, status=exc.status, private_data=user_data
     )
     readable.hint = words or exc.hint
+    readable.try_again = asks_again(exc.private_data)
     return readable

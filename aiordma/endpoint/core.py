@@ -295,6 +295,7 @@ class ConnectionCore:
         self._lane.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
+            self._shutdown.unmet()
         self._sender.fail(outcome.failure)
         self._exposer.fail(outcome.failure)
         self._receiver.fail(outcome.failure)

@@ -15,6 +15,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
+from aiordma.endpoint.pacing import Course, paced
 from aiordma.errors import AddressError, ConnectTimeoutError
 from aiordma.loop import registry
 from aiordma.loop.limit import Limit
@@ -49,7 +50,7 @@ def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
 async def dial(
     host: str,
     port: int,
-    attempt: Callable[[Address, Address | None], Coroutine[object, object, T]],
+    attempt: Callable[[Address, Address | None, Course], Coroutine[object, object, T]],
     *,
     local_addr: Address | None,
     delay: float | None,
@@ -61,8 +62,8 @@ async def dial(
     Args:
         host: Name or address.
         port: Its port.
-        attempt: Connects to an address, from a local one or from any (None); gives back what it
-            took when it fails or is canceled.
+        attempt: Connects to an address, from a local one or from any (None), and says when the
+            request goes out; gives back what it took when it fails or is canceled.
         local_addr: Local (address, port) to connect from; "" and 0 for any.
         delay: Seconds of head start for an address; None for one attempt at a time.
         limit: Seconds for all of it, or None.
@@ -74,9 +75,10 @@ async def dial(
 
     Cancellation: what was begun is undone.
     """
+    course = Course()
 
     async def one(address: Address) -> T:
-        return await attempt(address, origins[address])
+        return await paced(address, lambda: attempt(address, origins[address], course), course)
 
     begun = Limit(limit)
     try:
@@ -84,8 +86,7 @@ async def dial(
             await warm_up()
             origins = await _ways(host, port, local_addr)
             if len(origins) == 1:
-                ((address, origin),) = origins.items()
-                return await attempt(address, origin)
+                return await one(*origins)
             addresses = interleave(list(origins))
             return await race(addresses, one, delay, discard)
     except AllFailedError as exc:
@@ -97,11 +98,31 @@ async def dial(
     except TimeoutError as exc:
         if not begun.expired or isinstance(exc, ConnectTimeoutError):
             raise
-        text = (
-            f"no connection to {host} port {port} within {limit} s (is the peer up, is "
-            "the address right, is UDP port 4791 (RoCE) open?)"
+        raise _too_late(f"no connection to {host} port {port} within {limit} s", course) from (
+            course.refusal or exc
         )
-        raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
+
+
+def _too_late(text: str, course: Course) -> ConnectTimeoutError:
+    """The error of a deadline, with what has happened until then."""
+    if course.refusal is not None:
+        text += f", refused {course.refusals} times: {course.refusal.hint}"
+        hint = "the listener's program accepts too slowly, or its backlog is too small"
+    elif course.waiting and not course.asked:
+        text += f": {course.waiting} connects of this loop to that address were under way before it"
+        hint = "begin fewer at a time, or give them more time"
+    elif course.heard:
+        text += ": no answer, while other connects to that address were answered"
+        hint = "the listener, or this event loop, is too busy"
+    elif course.asked:
+        text += ": no answer to the request"
+        hint = "is the peer up and its program running, is UDP port 4791 (RoCE) open?"
+    else:
+        text += ": the way there was not found"
+        hint = "is the peer up, is the address right?"
+    error = ConnectTimeoutError(errno.ETIMEDOUT, f"{text} ({hint})")
+    error.hint = hint
+    return error
 
 
 async def way_to(

@@ -10,9 +10,11 @@ Theory of operation
     a request is refused with the reason in its private data.
 
     As with TCP, handshakes are completed in the background, several at a time, whether or not
-    `accept()` is waiting: a client that stops in the middle delays nobody and is dropped after
-    `handshake_timeout_s`.  `requests()` leaves the answer to the program, which has the same time
-    for it.
+    `accept()` is waiting.  A handshake takes memory before the client has proved anything, so that
+    their number is limited (`admission.Places`): a request beyond it waits, and takes none.  A
+    client that stops in the middle is dropped after `handshake_timeout_s`, and sooner while
+    requests wait.
+    `requests()` leaves the answer to the program, which has `handshake_timeout_s` for it.
 """
 
 from __future__ import annotations
@@ -33,11 +35,14 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel, warm_up
+from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.endpoint.listening import choose, listen_on
+from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
@@ -47,16 +52,20 @@ from aiordma.loop.waiters import Waiters
 __all__ = ["Listener", "listen"]
 
 _log = logging.getLogger("aiordma")
-_KERNEL_BACKLOG = 128
+_BACKLOG = 256
+# What the kernel allows by default (net.rdma_ucm.max_backlog).  When it is full, the kernel refuses
+# without a reason.
+_KERNEL_BACKLOG = 1024
 
 
 def listen(
     host: str | None,
     port: int,
     *,
-    backlog: int = 50,
+    backlog: int = _BACKLOG,
     config: ConnectionConfig | None = None,
     ipv6_only: bool = False,
+    limits: ListenerLimits | None = None,
 ) -> Opening[Listener]:
     """Listen for connections; the result is awaited, or used with `async with`.
 
@@ -68,9 +77,10 @@ def listen(
             `fe80::1%eth0`); None, "" or "::" for all, "0.0.0.0" for all of IPv4.  With a name,
             all its addresses that an RDMA device has.
         port: 0 to 65535; 0 lets the kernel choose, see `Listener.port`.
-        backlog: Requests and connections that may wait for the program; 0 or less means 50.
+        backlog: Requests and connections that may wait for the program; 0 or less means 256.
         config: Settings of the accepted connections.
         ipv6_only: Take IPv6 clients alone.
+        limits: What clients may hold, in total and for each source; see docs/limits.md.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
@@ -98,7 +108,9 @@ def listen(
             hint = "does the name server answer?"
             raise plain_error(errno.ETIMEDOUT, text, hint) from exc
         addresses = choose(addresses, ipv6_only=ipv6_only)
-        return Listener(addresses, backlog if backlog > 0 else 50, config)
+        return Listener(
+            addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS
+        )
 
     return Opening(open_)
 
@@ -108,14 +120,30 @@ class Listener:
 
     Attributes:
         config: Settings of the accepted connections.
+        limits: What clients may hold.
         refused: Requests that the library refused by itself.
+        dropped: Clients that were dropped in the middle of their handshake because others waited.
     """
 
     def __init__(
-        self, addresses: Sequence[Address], backlog: int, config: ConnectionConfig
+        self,
+        addresses: Sequence[Address],
+        backlog: int,
+        config: ConnectionConfig,
+        limits: ListenerLimits,
     ) -> None:
         self.config = config
+        self.limits = limits
         self.refused = 0
+        self.dropped = 0
+        pinned = plan_of(config).pinned
+        self._ledger = Ledger(limits, pinned)
+        self._places = Places(
+            limits.half_open(pinned),
+            limits.max_half_open_per_source,
+            pressed_s=limits.pressed_handshake_timeout_s,
+            patience_s=limits.max_wait_s,
+        )
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         self._pending: deque[ConnectRequest] = deque()
@@ -184,32 +212,55 @@ class Listener:
             except ProtocolError as exc:
                 _log.debug("refused: %s", exc)
                 reason = RefusalReason.VERSION
-        waiting = len(self._pending) + len(self._ready) + len(self._handshakes)
-        if reason is None and waiting >= self._backlog:
-            reason = RefusalReason.BUSY
+        if reason is None:
+            reason = self._why_not(request)
         if reason is not None:
             self.refused += 1
             request._refuse(reason)
-            return True
-        self._pending.append(request)
-        if self._manual:
-            request._start_timer()
-            self._waiters.wake()
+        elif self._manual:
+            self._pend(request)
         else:
-            self._start_handshakes()
+            self._places.arrive(
+                request._source,
+                functools.partial(self._begin, request),
+                functools.partial(self._send_away, request),
+            )
         return True
+
+    def _why_not(self, request: ConnectRequest) -> RefusalReason | None:
+        full = self._ledger.why_full(request._source)
+        if full:
+            _log.warning("refused %s: %s", request.peername, full)
+            return RefusalReason.FULL
+        waiting = len(self._pending) + len(self._ready) + self._places.waiting + self._places.open
+        if waiting >= self._backlog and not self._places.make_room(request._source):
+            return RefusalReason.BUSY
+        return None
+
+    def _pend(self, request: ConnectRequest) -> None:
+        """The program answers it."""
+        self._pending.append(request)
+        request._start_timer()
+        self._waiters.wake()
 
     def _forget(self, request: ConnectRequest) -> None:
         """The request was answered, or its time is up."""
         if request in self._pending:
             self._pending.remove(request)
 
-    def _start_handshakes(self) -> None:
-        while self._pending:
-            request = self._pending.popleft()
-            task = self._loop.create_task(self._handshake(request))
-            self._handshakes.add(task)
-            task.add_done_callback(functools.partial(self._handshake_over, request))
+    def _send_away(self, request: ConnectRequest) -> None:
+        """There was no place for its handshake in time."""
+        if self._manual and not self._closed:
+            self._pend(request)
+            return
+        self.refused += 1
+        request._refuse(RefusalReason.BUSY)
+
+    def _begin(self, request: ConnectRequest, place: Place) -> None:
+        request._place = place
+        task = self._loop.create_task(self._handshake(request))
+        self._handshakes.add(task)
+        task.add_done_callback(functools.partial(self._handshake_over, request))
 
     def _handshake_over(self, request: ConnectRequest, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
@@ -279,6 +330,7 @@ class Listener:
         taken by `accept()`, is dropped.
         """
         self._manual = True
+        self._places.close()
         for task in list(self._handshakes):
             task.cancel()
         while self._ready:
@@ -304,6 +356,7 @@ class Listener:
         if self._closed:
             return
         self._closed = True
+        self._places.close()
         while self._pending:
             self._pending.popleft()._refuse(RefusalReason.BUSY)
         for task in list(self._handshakes):

@@ -30,7 +30,8 @@ class Plan:
         shapes: Slots that a connection has for itself: how many of which size, for receives, sends
             and messages without data.
         size: Bytes of these.
-        pinned: Bytes of the pages that hold them, which count against RLIMIT_MEMLOCK.
+        pinned: Bytes of the pages that a connection pins from its handshake on, which count against
+            RLIMIT_MEMLOCK; of one that shares slots, those of the slots that it is guaranteed.
         quick: Whether they are a connection's own, and registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
@@ -58,7 +59,10 @@ class Plan:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         self.size = sum(count * size for count, size in shapes)
-        self.pinned = -(-self.size // PAGESIZE) * PAGESIZE
+        slots = self.size
+        if config.shared_slots is not None:
+            slots = config.guaranteed * config.slot_size + CONTROL_SLOTS * CONTROL_SIZE
+        self.pinned = -(-slots // PAGESIZE) * PAGESIZE
         self.quick = config.shared_slots is None and self.size <= INLINE_BYTES
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel
@@ -21,6 +23,7 @@ from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 from aiordma.loop.limit import Limit
 
 if TYPE_CHECKING:
+    from aiordma.endpoint.admission import Place
     from aiordma.endpoint.listener import Listener
 
 __all__ = ["ConnectRequest"]
@@ -44,10 +47,12 @@ class ConnectRequest:
         self._event = event
         self._answered = False
         self._timer: asyncio.TimerHandle | None = None
+        self._place: Place | None = None  # of a handshake that the listener began
         self.hello: Hello | None = None
         self.peername: Address | None
         self.sockname: Address | None
         self.peername, self.sockname = cm_id._ends()
+        self._source = self.peername[0] if self.peername is not None else ""
 
     @property
     def private_data(self) -> bytes:
@@ -90,7 +95,8 @@ class ConnectRequest:
             ResourceBusyError: It was answered before.
             ConnectionAbortedError: The client has given up.
             TimeoutError: The client did not confirm within `config.handshake_timeout_s`.
-            OSError: This side is short of memory or adapter resources; the client is refused.
+            OSError: This side is short of memory or adapter resources; ENOBUFS, the listener has
+                all connections that its limits allow.  The client is refused.
 
         Cancellation: the client is refused.
         """
@@ -109,15 +115,56 @@ class ConnectRequest:
             text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
 
-    async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
-        _, release = shared_channel()
-        try:
-            link = await Link.open(self._cm_id, config)
-        except BaseException:
-            release()
-            self._refuse(RefusalReason.RESOURCES)
-            raise
+    async def _open(self, config: ConnectionConfig) -> Link:
+        """What the adapter holds for the connection, counted until it is gone."""
+        full = self._listener._ledger.why_full(self._source)
+        if full:
+            self._listener.refused += 1
+            self._refuse(RefusalReason.FULL)
+            raise OSError(errno.ENOBUFS, f"no more connections: {full}")
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._leave)
+            give_back = self._listener._ledger.take(self._source)
+            undo.callback(give_back)
+            _, release = shared_channel()
+            undo.callback(release)
+            try:
+                link = await Link.open(self._cm_id, config)
+            except BaseException:
+                self._refuse(RefusalReason.RESOURCES)
+                raise
+            undo.pop_all()
         link.at_close(release)
+
+        def gone(_: object) -> None:
+            give_back()
+            link.in_loop(self._leave)
+
+        link.qp._gone.add_done_callback(gone)
+        return link
+
+    def _leave(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+
+    def _turn(self, link: Link, acted: Callable[[], bool]) -> None:
+        """The client has to act now, and is dropped if it does not and others wait."""
+        task = asyncio.current_task()
+        if self._place is None or task is None:
+            return
+
+        def drop() -> bool:
+            link.sweep()  # its greeting may be here, and this loop late
+            if acted():
+                return False
+            _log.info("dropped %s: no greeting in time, and others wait", self.peername)
+            self._listener.dropped += 1
+            return task.cancel()
+
+        self._place.turn(drop)
+
+    async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
+        link = await self._open(config)
         try:
             connection = Connection(link, config)
         except BaseException:
@@ -132,17 +179,20 @@ class ConnectRequest:
             ends = self.peername, self.sockname
             connection._meet(self.hello, self._event.initiator_depth, ends)
             if self.hello is None:
+                self._turn(link, lambda: self._cm_id.stage is Stage.CONNECTED)
                 await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
             else:
                 greeting = connection._await_greeting()
                 data = plan.hello(
                     private_data, connection._window, _REPLY_ROOM, check=link.check_large
                 )
+                self._turn(link, greeting.done)
                 await self._cm_id.accept(parameter, private_data=data, timeout=None)
                 await greeting
         except BaseException:
             connection.abort()
             raise
+        self._leave()
         if self.hello is None:
             connection.private_data = self._event.private_data
         return connection
@@ -169,6 +219,7 @@ class ConnectRequest:
             self._timer.cancel()
         self._answered = True
         self._listener._forget(self)
+        self._leave()
         self._send_refusal(refusal(reason))
 
     def _refuse_if_open(self) -> None:

@@ -49,8 +49,8 @@ class Shutdown:
     """
 
     __slots__ = (
-        "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link", "_sender",
-        "_task",
+        "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link", "_met",
+        "_sender", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Shutdown:
         self._begun: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
         self._disconnected = False
+        self._met = True
         self._goodbye: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -92,6 +93,10 @@ class Shutdown:
             return False
         self._goodbye.cancel()
         return True
+
+    def unmet(self) -> None:
+        """The client has not greeted: what it holds is given back without waiting for it."""
+        self._met = False
 
     async def wait(self) -> None:
         """Wait until everything was given back.  Cancellation: ends the wait."""
@@ -141,7 +146,7 @@ class Shutdown:
         except OSError as exc:
             _log.debug("disconnect: %s", exc)
             return
-        if self._disconnected:
+        if self._disconnected or not self._met:
             return
         self._left = self._link.loop.create_future()
         try:

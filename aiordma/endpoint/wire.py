@@ -28,6 +28,7 @@ __all__ = [
     "FrameKind",
     "Hello",
     "RefusalReason",
+    "asks_again",
     "parse_refusal",
     "refusal",
     "seal_refusal",
@@ -80,6 +81,7 @@ class RefusalReason(IntEnum):
     BUSY = 3
     TIMEOUT = 4
     RESOURCES = 5
+    FULL = 6
 
 
 _REFUSAL_WORDS = {
@@ -89,6 +91,8 @@ _REFUSAL_WORDS = {
     RefusalReason.BUSY: "too many connections wait to be accepted; try again",
     RefusalReason.TIMEOUT: "the request was not answered in time",
     RefusalReason.RESOURCES: "the listener ran out of resources",
+    RefusalReason.FULL: "the listener has all connections that it takes, in total or from this "
+    "address",
 }
 
 
@@ -205,6 +209,11 @@ def parse_refusal(data: bytes) -> tuple[bytes, str]:
         words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
         return b"", words or f"refused for reason {reason}"
     return data, ""
+
+
+def asks_again(data: bytes) -> bool:
+    """Whether a refusal's private data ask the client to try again."""
+    return data.rstrip(b"\0") == refusal(RefusalReason.BUSY)
 
 
 _KNOWN = frozenset(RefusalReason)

@@ -12,6 +12,9 @@ from typing import Any
 from aiordma.arguments import check_kind, check_seconds
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.endpoint.dialing import dial, way_to
+from aiordma.endpoint.pacing import Course
+from aiordma.endpoint.wire import asks_again, parse_refusal
+from aiordma.errors import ConnectionRejectedError
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
@@ -75,8 +78,9 @@ async def create_connection(
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
         HostNotFoundError: The name does not resolve.
-        ConnectionRejectedError: Nobody listens there, or it speaks another protocol.
-        ConnectTimeoutError: No answer in time.
+        ConnectionRejectedError: Nobody listens there, or it speaks another protocol.  A server of
+            aiordma that refuses because too many wait is tried again.
+        ConnectTimeoutError: No answer in time, or no room at a server where too many wait.
         ProtocolError: The answer makes no sense.
         ssl.SSLError: The TLS handshake failed.
 
@@ -121,8 +125,8 @@ async def create_connection(
     limit = config.connect_timeout_s if timeout is ... else timeout
     check_seconds("timeout", limit)
 
-    async def attempt(address: Address, origin: Address | None) -> RdmaTransport:
-        return await _connect(address, origin, config, limit)
+    async def attempt(address: Address, origin: Address | None, course: Course) -> RdmaTransport:
+        return await _connect(address, origin, config, limit, course)
 
     transport = await dial(
         host,
@@ -158,7 +162,11 @@ async def create_connection(
 
 
 async def _connect(
-    address: Address, origin: Address | None, config: StreamConfig, limit: float | None
+    address: Address,
+    origin: Address | None,
+    config: StreamConfig,
+    limit: float | None,
+    course: Course,
 ) -> RdmaTransport:
     """A transport whose handshake is done, and which has not begun."""
     cm_id, release = await way_to(address, origin, tos=config.tos, limit=limit)
@@ -170,9 +178,11 @@ async def _connect(
         transport = RdmaTransport(port, config)
         # iWARP's connection manager wants a read promised.
         parameter = port.plan.parameter(int(port.context.is_iwarp))
-        event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=limit)
+        course.ask()
+        # Who dials has a limit for all of it.
+        event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=None)
         transport._meet(event.private_data)
-    except BaseException:
+    except BaseException as exc:
         if transport is not None:
             transport._discard()
         else:
@@ -180,8 +190,20 @@ async def _connect(
                 port.close()
             cm_id.close()
             release()
+        if isinstance(exc, ConnectionRejectedError):
+            _explain(exc)
         raise
     return transport
+
+
+def _explain(exc: ConnectionRejectedError) -> None:
+    """The reason of a server of aiordma that has refused by itself."""
+    _, words = parse_refusal(exc.private_data)
+    if words:
+        exc.args = (exc.errno, f"connection refused by the server: {words}")
+        exc.strerror = exc.args[1]
+        exc.hint = words
+        exc.try_again = asks_again(exc.private_data)
 
 
 async def open_connection(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import mmap
 from typing import cast
 
 from aiordma.cm.connection_parameter import ConnectionParameter
@@ -41,13 +42,14 @@ class Plan:
         words: Where in this side's own memory words land, on iWARP; before them lie the ring for
             sending and the payloads of control messages.
         own: Bytes of that memory.
+        pinned: Bytes that a stream pins.
         silence: Seconds until the watch looks whether the peer is there; None for never.
         attributes: Of queue pairs; the completion queue is not in them.
     """
 
     __slots__ = (
-        "_parameters", "attributes", "completions", "config", "own", "policy", "receives",
-        "sends", "silence", "table", "words",
+        "_parameters", "attributes", "completions", "config", "own", "pinned", "policy",
+        "receives", "sends", "silence", "table", "words",
     )  # fmt: skip
 
     def __init__(self, config: StreamConfig, *, iwarp: bool) -> None:
@@ -72,6 +74,8 @@ class Plan:
         sending = config.send_buffer_size + _CONTROLS * _PAYLOAD
         self.words = -(-sending // _LINE) * _LINE
         self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
+        parts = (config.receive_buffer_size, self.table, self.own)
+        self.pinned = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
         self.silence = min((wait for wait in waits if wait is not None), default=None)

@@ -1,9 +1,13 @@
 """RdmaServer: asyncio's Server for streams over RDMA.
 
 Theory of operation
-    Each request becomes a task that accepts it, several at a time: a client that stops in the
-    middle of its handshake delays nobody and is dropped after `handshake_timeout_s`.  More than
-    `backlog` of them are refused at once.  What does not speak the protocol is refused, too.
+    Each request becomes a task that accepts it, several at a time; `admission.Places` says how
+    many, and more than `backlog` requests that wait are refused.  A client that stops in the middle
+    of its handshake is dropped after `handshake_timeout_s`, and sooner while requests wait.  What
+    does not speak the protocol is refused.
+
+    TLS handshakes take longer and prove more.  They have places of their own, by the same rules; a
+    client that finds none there keeps its place among the half-open ones until it does.
 
     Accepted connections are the loop's, not the server's; it counts them, and can end them.
 """
@@ -12,6 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
+import functools
 import logging
 import socket
 import ssl as ssl_module
@@ -23,14 +29,18 @@ from typing import Any, Self
 
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
+from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.dialing import shared_channel
+from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import listen_on
+from aiordma.endpoint.wire import RefusalReason, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import registry
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
+from aiordma.streams.plan import plan_of
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.tls import secured
@@ -41,7 +51,21 @@ __all__ = ["RdmaServer"]
 
 _log = logging.getLogger("aiordma")
 # Requests are fetched as they come: the limit is kept here, not by the kernel, which says nothing.
-_KERNEL_BACKLOG = 128
+_KERNEL_BACKLOG = 1024
+
+
+def _count_out(port: StreamPort, give_back: Callable[[], None], place: Place, _: object) -> None:
+    """The queue pair is gone, and with it what it pinned; called in a thread of the reaper."""
+    give_back()
+    port.in_loop(place.leave)
+
+
+def _is_connected(cm_id: ConnectionId) -> bool:
+    return cm_id.stage is Stage.CONNECTED
+
+
+def _still_shaking() -> bool:
+    return False
 
 
 class RdmaServer(asyncio.AbstractServer):
@@ -49,6 +73,11 @@ class RdmaServer(asyncio.AbstractServer):
 
     `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.  While it
     serves it is kept alive by its loop, as asyncio's is, until `close()`.
+
+    Attributes:
+        limits: What clients may hold.
+        refused: Requests that were refused.
+        dropped: Clients that were dropped in the middle of a handshake because others waited.
     """
 
     def __init__(
@@ -59,6 +88,7 @@ class RdmaServer(asyncio.AbstractServer):
         config: StreamConfig,
         context: ssl_module.SSLContext | None,
         tls_timeouts: dict[str, Any],
+        limits: ListenerLimits,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._factory = protocol_factory
@@ -71,6 +101,22 @@ class RdmaServer(asyncio.AbstractServer):
         self._active = 0
         self._handshakes: set[asyncio.Task[None]] = set()
         self._unanswered: set[ConnectionId] = set()
+        self.limits = limits
+        # On iWARP a little more is pinned.
+        pinned = plan_of(config, iwarp=True).pinned
+        self._ledger = Ledger(limits, pinned)
+        self._places = Places(
+            limits.half_open(pinned),
+            limits.max_half_open_per_source,
+            pressed_s=limits.pressed_handshake_timeout_s,
+            patience_s=limits.max_wait_s,
+        )
+        self._tls_places = Places(
+            limits.max_tls_handshakes,
+            limits.max_tls_handshakes_per_source,
+            pressed_s=limits.pressed_tls_handshake_timeout_s,
+            patience_s=limits.max_wait_s,
+        )
         self._serving = False
         self._closed = False
         self._forever: asyncio.Future[None] | None = None
@@ -79,6 +125,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._ended: list[ConnectionId] = []
         self._place: socket.socket | None = None  # in whose place it listens
         self.refused = 0
+        self.dropped = 0
         shared, self._release_shared = shared_channel()
         self._shared = shared
         try:
@@ -143,10 +190,25 @@ class RdmaServer(asyncio.AbstractServer):
         except ProtocolError as exc:
             self._refuse(cm_id, str(exc))
             return True
-        if self._closed or len(self._handshakes) >= self._backlog:
-            self._refuse(cm_id, "too many are waiting")
-            return True
-        task = self._loop.create_task(self._handshake(cm_id, event), context=self._context.copy())
+        source = cm_id.destination_address or ""
+        full = self._ledger.why_full(source)
+        waiting = self._places.waiting + self._places.open
+        if full:
+            self._refuse(cm_id, full, RefusalReason.FULL)
+        elif self._closed or (waiting >= self._backlog and not self._places.make_room(source)):
+            self._refuse(cm_id, "too many are waiting", RefusalReason.BUSY)
+        else:
+            self._places.arrive(
+                source,
+                functools.partial(self._begin, cm_id, event),
+                functools.partial(self._refuse, cm_id, "too many waited", RefusalReason.BUSY),
+            )
+        return True
+
+    def _begin(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
+        task = self._loop.create_task(
+            self._handshake(cm_id, event, place), context=self._context.copy()
+        )
         self._handshakes.add(task)
         self._unanswered.add(cm_id)
 
@@ -154,25 +216,25 @@ class RdmaServer(asyncio.AbstractServer):
             self._handshakes.discard(task)
             if cm_id in self._unanswered:  # it was canceled before it ran
                 self._unanswered.discard(cm_id)
-                self._refuse(cm_id, "the server was closed")
+                self._refuse(cm_id, "the server was closed", RefusalReason.BUSY)
+                place.leave()
 
         task.add_done_callback(done)
-        return True
 
-    def _refuse(self, cm_id: ConnectionId, why: str) -> None:
+    def _refuse(self, cm_id: ConnectionId, why: str, reason: RefusalReason | None = None) -> None:
         self.refused += 1
         _log.info("refused %s: %s", cm_id.destination, why)
         try:
-            cm_id.reject()
+            cm_id.reject(b"" if reason is None else refusal(reason))
         except OSError as exc:
             _log.debug("refusing %s: %s", cm_id.destination, exc)
         cm_id.close()
 
-    async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent) -> None:
+    async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
         peer = cm_id.destination
         try:
             async with asyncio.timeout(self._config.handshake_timeout_s):
-                transport = await self._accept(cm_id, event)
+                transport = await self._accept(cm_id, event, place)
         except OSError as exc:
             # The client has gone, or this machine is short of something: its problem only.
             _log.info("a connection from %s was not made: %s", peer, exc)
@@ -185,7 +247,7 @@ class RdmaServer(asyncio.AbstractServer):
             if self._tls is None:
                 transport._start(protocol, None, self)
             else:
-                await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
+                await self._secure(transport, protocol, place)
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as exc:
@@ -202,14 +264,57 @@ class RdmaServer(asyncio.AbstractServer):
                 "transport": transport,
             })  # fmt: skip
 
-    async def _accept(self, cm_id: ConnectionId, event: ConnectionEvent) -> RdmaTransport:
+    async def _secure(self, transport: RdmaTransport, protocol: Any, place: Place) -> None:
+        """TLS, as soon as there is a place for its handshake."""
+        port, task = transport._port, asyncio.current_task()
+        assert task is not None
+        assert self._tls is not None
+        secure = self._loop.create_future()
+        text = "too many TLS handshakes are under way"
+
+        def refuse() -> None:
+            if not secure.done():
+                self.refused += 1
+                secure.set_exception(ConnectionLostError(errno.ECONNABORTED, text))
+
+        def begin(mine: Place) -> None:
+            # Free when its memory is, or when the handshake is over.
+            port.qp._gone.add_done_callback(lambda _: port.in_loop(mine.leave))
+            if secure.done():  # it was canceled
+                mine.leave()
+            else:
+                secure.set_result(mine)
+
+        self._tls_places.arrive(place.source, begin, refuse)
+        mine: Place = await secure
+        place.leave()
+        mine.turn(functools.partial(self._drop, task, transport, _still_shaking))
+        await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
+        mine.leave()
+
+    def _drop(
+        self, task: asyncio.Task[Any], transport: RdmaTransport, acted: Callable[[], bool]
+    ) -> bool:
+        """Others wait for the place of a client that does not get on."""
+        transport._port.sweep()  # its answer may be here, and this loop late
+        if acted():
+            return False
+        _log.info("dropped %s: its handshake takes long, and others wait", transport)
+        self.dropped += 1
+        return task.cancel()
+
+    async def _accept(
+        self, cm_id: ConnectionId, event: ConnectionEvent, place: Place
+    ) -> RdmaTransport:
         self._unanswered.discard(cm_id)
+        give_back = self._ledger.take(place.source)
         _, release = shared_channel()
         port: StreamPort | None = None
         transport: RdmaTransport | None = None
         try:
             port = await StreamPort.open(cm_id, self._config)
             port.at_close(release)
+            port.qp._gone.add_done_callback(functools.partial(_count_out, port, give_back, place))
             transport = RdmaTransport(port, self._config)
             # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
             # answer what comes so early that it follows the answer.
@@ -221,6 +326,10 @@ class RdmaServer(asyncio.AbstractServer):
                 min(event.initiator_depth, limits.max_qp_init_rd_atom),
                 min(event.responder_resources, limits.max_qp_rd_atom),
             )
+            confirmed = functools.partial(_is_connected, cm_id)
+            task = asyncio.current_task()
+            assert task is not None
+            place.turn(functools.partial(self._drop, task, transport, confirmed))
             try:
                 await cm_id.accept(
                     parameter,
@@ -232,6 +341,10 @@ class RdmaServer(asyncio.AbstractServer):
                 # or got lost. With TCP it has been there, and so it has here.
                 if isinstance(exc, DeviceRemovedError):
                     raise
+            if self._tls is None:
+                place.leave()
+            else:
+                place.acted()
         except BaseException:
             if transport is not None:
                 transport._discard()
@@ -239,7 +352,9 @@ class RdmaServer(asyncio.AbstractServer):
                 port.close()
             else:
                 release()
-                self._refuse(cm_id, "out of resources")
+                give_back()
+                self._refuse(cm_id, "out of resources", RefusalReason.RESOURCES)
+                place.leave()
             raise
         return transport
 
@@ -327,6 +442,8 @@ class RdmaServer(asyncio.AbstractServer):
         self._closed = True
         self._serving = False
         registry.let_go(self, self._loop)
+        self._places.close()
+        self._tls_places.close()
         for task in list(self._handshakes):
             task.cancel()
         if self._forever is not None and not self._forever.done():

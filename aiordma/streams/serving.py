@@ -11,6 +11,7 @@ from typing import Any
 from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port, look_up
 from aiordma.endpoint.dialing import warm_up
+from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.endpoint.listening import choose
 from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
@@ -38,6 +39,7 @@ async def create_server(
     ssl_shutdown_timeout: float | None = None,
     start_serving: bool = True,
     config: StreamConfig | None = None,
+    limits: ListenerLimits | None = None,
 ) -> RdmaServer:
     """Serve streams; `loop.create_server` over RDMA.
 
@@ -54,7 +56,8 @@ async def create_server(
         sock: Instead of host and port: a stream socket of IPv4 or IPv6 that is bound, or not even
             that, and neither listens nor is connected.  The server listens on its address in its
             place, keeps the port with it, and closes it in the end.
-        backlog: Handshakes that may be under way; more are refused.
+        backlog: Requests that may wait, those in the middle of the handshake included; TLS
+            handshakes are not among them.  More are refused, and aiordma's clients try again.
         ssl: A context, to speak TLS.
         reuse_address: Of no use: an address is free as soon as its server is gone.
         reuse_port: Not True: two servers cannot share a port.
@@ -62,6 +65,7 @@ async def create_server(
         ssl_shutdown_timeout: Seconds for the end of TLS, 30 by default.
         start_serving: Accept at once; otherwise from `start_serving()` or `serve_forever()` on.
         config: Settings of the connections.
+        limits: What clients may hold, in total and for each source; see docs/limits.md.
 
     Raises:
         TypeError, ValueError: An argument is of no use.
@@ -119,7 +123,9 @@ async def create_server(
         "ssl_handshake_timeout": ssl_handshake_timeout,
         "ssl_shutdown_timeout": ssl_shutdown_timeout,
     }
-    server = RdmaServer(addresses, protocol_factory, backlog, config, ssl, timeouts)
+    server = RdmaServer(
+        addresses, protocol_factory, backlog, config, ssl, timeouts, limits or DEFAULT_LIMITS
+    )
     server._place = sock
     if start_serving:
         try:

@@ -10,6 +10,7 @@ import pytest
 import aiordma
 from aiordma import ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel, EventType
+from tests.device.oracle import until
 
 pytestmark = pytest.mark.device
 
@@ -148,27 +149,34 @@ async def test_fifty_native_ids_on_one_event_channel(address: str) -> None:
         await channel.wait_closed()
 
 
-async def test_more_than_the_backlog_are_told_so(address: str) -> None:
+async def test_b06_more_than_the_backlog_are_told_so(address: str) -> None:
     async with aiordma.listen(address, 0, backlog=2) as listener:
         requests = listener.requests()
-        tries = [asyncio.create_task(_try_to_connect(address, listener.port)) for _ in range(6)]
+        early = [asyncio.create_task(_try_to_connect(address, listener.port)) for _ in range(2)]
+        await until(lambda: len(listener._pending) == 2)
+        late = [asyncio.create_task(_try_to_connect(address, listener.port, 1)) for _ in range(4)]
+        tries = [*early, *late]
         done, pending = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
         while len(pending) > 2:
             more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             done |= more
         for task in done:
             error = task.result()
-            assert isinstance(error, aiordma.ConnectionRejectedError)
+            assert isinstance(error, aiordma.ConnectTimeoutError)
+            assert isinstance(error.__cause__, aiordma.ConnectionRejectedError)
+            assert error.__cause__.try_again
             assert "try again" in str(error)
-        assert listener.refused == 4
+            assert "4791" not in str(error)  # the way there is open
+            assert "backlog" in error.hint
+        assert listener.refused >= 8  # each has been tried again
         for _ in range(2):
             (await anext(requests)).reject(b"no")
         await asyncio.wait(pending)
 
 
-async def _try_to_connect(address: str, port: int) -> BaseException | None:
+async def _try_to_connect(address: str, port: int, timeout: float = 10) -> BaseException | None:
     try:
-        connection = await aiordma.connect(address, port)
+        connection = await aiordma.connect(address, port, timeout=timeout)
     except OSError as exc:
         return exc
     await connection.close()

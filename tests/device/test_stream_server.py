@@ -111,21 +111,15 @@ async def test_abort_clients(address: str) -> None:
 
 
 async def test_a_crowd_beyond_the_backlog(address: str) -> None:
-    """Who comes while too many handshakes are under way is refused, and nobody else suffers."""
+    """Clients beyond it are refused, and try again until there is room."""
     async with await aiordma.create_server(Note, address, 0, backlog=2) as server:
         results = await asyncio.gather(
-            *(aiordma.create_connection(Note, address, server.port) for _ in range(12)),
-            return_exceptions=True,
+            *(aiordma.create_connection(Note, address, server.port, timeout=60) for _ in range(12))
         )
-        good = [result for result in results if not isinstance(result, BaseException)]
-        assert len(good) >= 2
-        for result in results:
-            if isinstance(result, BaseException):
-                assert isinstance(result, aiordma.ConnectionRejectedError)
-        assert server.refused == len(results) - len(good)
-        for transport, _ in good:
+        assert server.refused > 0
+        for transport, _ in results:
             transport.close()
-        for _, protocol in good:
+        for _, protocol in results:
             assert await protocol.ended() is None
 
 

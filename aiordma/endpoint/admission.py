@@ -1,0 +1,315 @@
+"""Admission: how many clients of a listener are in the middle of a handshake, and which goes first.
+
+Theory of operation
+    A handshake costs memory before the client has proved anything, so there are places for so many
+    of them, in total and for each source (an IP address).  A request that finds no place waits in
+    the line of its source, where it costs a connection id and nothing else.  A free place goes to
+    the sources by turns, so that a source with a long line holds up no other.
+
+    While requests wait, a client that is slow to do its part is a client in the way: after
+    `pressed_s` the oldest handshake is ended, of the source that has most of them.  What the server
+    itself still has to do counts for no client: the time begins with `Place.turn`.
+
+    A place is free when its memory is, not when it was decided to end the handshake: otherwise a
+    flood of clients that are dropped would pin more than there are places.
+
+    `Ledger` counts what lasts: connections and the bytes that they pin, of one listener and of all
+    listeners of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable
+
+from aiordma.endpoint.limits import ListenerLimits
+from aiordma.loop import fork
+
+__all__ = ["Ledger", "Place", "Places"]
+
+
+class Place:
+    """One client on its way in; made by `Places.arrive`.
+
+    Attributes:
+        source: The client's IP address.
+    """
+
+    __slots__ = ("_begin", "_drop", "_dropped", "_places", "_refuse", "_since", "source")
+
+    def __init__(
+        self,
+        places: Places,
+        source: str,
+        begin: Callable[[Place], None],
+        refuse: Callable[[], None],
+    ) -> None:
+        self.source = source
+        self._places: Places | None = places
+        self._begin = begin
+        self._refuse = refuse
+        self._drop: Callable[[], bool] | None = None
+        self._dropped = False
+        self._since = places._loop.time()
+
+    def turn(self, drop: Callable[[], bool]) -> None:
+        """From now on the client has to act.
+
+        Args:
+            drop: Ends the handshake; False if the client has acted already.
+        """
+        if self._places is not None:
+            self._drop = drop
+            self._since = self._places._loop.time()
+            self._places._press()
+
+    def acted(self) -> None:
+        """The client has done its part, and is not dropped any more."""
+        self._drop = None
+
+    def leave(self) -> None:
+        """The handshake is over, or the request answered.  Idempotent."""
+        places, self._places, self._drop = self._places, None, None
+        if places is not None:
+            places._left(self)
+
+
+class _Source:
+    """The clients of one address: those that wait, and those that have a place, oldest first."""
+
+    __slots__ = ("dropped", "line", "open")
+
+    def __init__(self) -> None:
+        self.line: deque[Place] = deque()
+        self.open: dict[Place, None] = {}
+        self.dropped = 0  # of those in `open`
+
+    @property
+    def held(self) -> int:
+        return len(self.line) + len(self.open)
+
+    @property
+    def live(self) -> int:
+        return len(self.open) - self.dropped
+
+    def oldest(self) -> Place | None:
+        """The client that has had to act for longest."""
+        acting = (place for place in self.open if place._drop is not None)
+        return min(acting, key=_since, default=None)
+
+
+def _since(place: Place) -> float:
+    return place._since
+
+
+class Places:
+    """The places of one listener for one kind of handshake.
+
+    Args:
+        most: Places in total.
+        most_of_one: Places that one source may have.
+        pressed_s: Seconds that a client has to act while others wait.
+        patience_s: Seconds that a request waits for a place.
+    """
+
+    def __init__(self, most: int, most_of_one: int, *, pressed_s: float, patience_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._most = most
+        self._most_of_one = most_of_one
+        self._pressed_s = pressed_s
+        self._patience_s = patience_s
+        self._sources: OrderedDict[str, _Source] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        #: Requests that wait, and clients that have a place.
+        self.waiting = 0
+        self.open = 0
+
+    def arrive(
+        self, source: str, begin: Callable[[Place], None], refuse: Callable[[], None]
+    ) -> None:
+        """A client asks for a place.
+
+        Args:
+            source: Its IP address.
+            begin: Called with the place when there is one, perhaps at once; `Place.leave` ends it.
+            refuse: Called instead if there is none in time.
+        """
+        self._sources.setdefault(source, _Source()).line.append(Place(self, source, begin, refuse))
+        self.waiting += 1
+        self._admit()
+        self._press()
+
+    def make_room(self, source: str) -> bool:
+        """Refuse the request that has waited longest of the source that holds most.
+
+        False if that is `source` itself: the newcomer is one too many then.
+        """
+        crowded = [name for name, clients in self._sources.items() if clients.line]
+        fullest = max(crowded, key=lambda name: self._sources[name].held, default=source)
+        ours = self._sources.get(source)
+        if fullest == source or (ours and ours.held >= self._sources[fullest].held):
+            return False
+        self._send_away(self._sources[fullest].line[0])
+        return True
+
+    def close(self) -> None:
+        """Refuse each request that waits; clients that have a place keep it."""
+        for clients in list(self._sources.values()):
+            while clients.line:
+                self._send_away(clients.line[0])
+        self._press()
+
+    def _admit(self) -> None:
+        while self.waiting and self.open < self._most:
+            place = self._next()
+            if place is None:
+                return
+            self._sources.move_to_end(place.source)  # the others' turn
+            self._sources[place.source].open[place] = None
+            self.waiting -= 1
+            self.open += 1
+            place._begin(place)
+
+    def _next(self) -> Place | None:
+        for clients in self._sources.values():
+            if clients.line and len(clients.open) < self._most_of_one:
+                return clients.line.popleft()
+        return None
+
+    def _left(self, place: Place) -> None:
+        clients = self._sources[place.source]
+        if place in clients.open:
+            del clients.open[place]
+            clients.dropped -= place._dropped
+            self.open -= 1
+        else:
+            clients.line.remove(place)
+            self.waiting -= 1
+        if not clients.held:
+            del self._sources[place.source]
+        self._admit()
+        self._press()
+
+    def _send_away(self, place: Place) -> None:
+        place.leave()
+        place._refuse()
+
+    # Under pressure
+
+    def _press(self) -> None:
+        """End what has had its time while others wait, and look again when the next has."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self.waiting:
+            return
+        now = self._loop.time()
+        due = [*self._tire(now), *self._drop_late(now)]
+        if due and self.waiting and self._timer is None:
+            self._timer = self._loop.call_at(min(due), self._press)
+
+    def _tire(self, now: float) -> Iterable[float]:
+        for clients in list(self._sources.values()):
+            while clients.line:
+                until = clients.line[0]._since + self._patience_s
+                if until > now:
+                    yield until
+                    break
+                self._send_away(clients.line[0])
+
+    def _drop_late(self, now: float) -> Iterable[float]:
+        if self.open >= self._most:
+            dropped = sum(clients.dropped for clients in self._sources.values())
+            for _ in range(self.waiting - dropped):
+                fullest = max(self._sources.values(), key=lambda clients: clients.live)
+                until = self._drop_oldest(fullest, now)
+                if until is not None:
+                    yield until
+                    return
+            return
+        for clients in list(self._sources.values()):
+            for _ in range(len(clients.line) - clients.dropped):
+                until = self._drop_oldest(clients, now)
+                if until is not None:
+                    yield until
+                    break
+
+    def _drop_oldest(self, clients: _Source, now: float) -> float | None:
+        """Drop a client that is late; or when the first of them will be."""
+        place = clients.oldest()
+        if place is None:
+            return None
+        until = place._since + self._pressed_s
+        if until > now:
+            return until
+        drop, place._drop = place._drop, None
+        assert drop is not None
+        if drop() and place._places is not None:
+            place._dropped = True
+            clients.dropped += 1
+        return None
+
+
+_lock = fork.new_lock()
+_process_pinned = 0
+
+
+def _forget() -> None:
+    global _process_pinned
+    _process_pinned = 0  # a forked child has none of them
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+class Ledger:
+    """Connections of one listener, half-open ones included, and what they pin.
+
+    Args:
+        limits: How many, and how much.
+        size: Bytes that each of them pins.
+    """
+
+    def __init__(self, limits: ListenerLimits, size: int) -> None:
+        self._limits = limits
+        self._size = size
+        self._sources: Counter[str] = Counter()
+        #: Connections now.
+        self.connections = 0
+
+    def why_full(self, source: str) -> str:
+        """Why one more client of that source cannot be let in; empty if it can."""
+        limits = self._limits
+        if self.connections >= limits.max_connections:
+            return f"there are {self.connections} connections (max_connections)"
+        if self._sources[source] >= limits.max_connections_per_source:
+            return f"{source} has {self._sources[source]} (max_connections_per_source)"
+        if (self.connections + 1) * self._size > limits.pinned_bytes:
+            return f"{self.connections} connections pin {self._size} bytes each (max_pinned_bytes)"
+        if _process_pinned + self._size > limits.process_pinned_bytes:
+            return f"all listeners pin {_process_pinned} bytes (max_process_pinned_bytes)"
+        return ""
+
+    def take(self, source: str) -> Callable[[], None]:
+        """Count a connection in; what is returned counts it out, once, in any thread."""
+        self._count(source, 1)
+        left = [source]
+
+        def give_back() -> None:
+            with _lock:
+                gone = left and left.pop()
+            if gone:
+                self._count(gone, -1)
+
+        return give_back
+
+    def _count(self, source: str, step: int) -> None:
+        global _process_pinned
+        with _lock:
+            self.connections += step
+            self._sources[source] += step
+            if not self._sources[source]:
+                del self._sources[source]
+            _process_pinned += step * self._size

@@ -1,0 +1,171 @@
+"""Pacing: how many connects to one address are under way at a time.
+
+Theory of operation
+    Connects that begin all at once end all at once: each step of each waits for the same step of
+    all others, requests overflow the queues of the peer's kernel, which asks again after seconds,
+    and on a busy machine all of them miss their deadlines together.  So those of one loop to one
+    address take turns, a few at a time, and the first are there while the last have not begun.
+
+    A peer may let connects wait for each other, or be dead: where none has ended for a while, more
+    of them begin.
+
+    A listener that refuses because too many wait asks to be tried again.  That is done here, later
+    each time, until the caller's deadline.  `Course` notes what has happened, for the error of that
+    moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from aiordma.cm.address import Address
+from aiordma.errors import ConnectionRejectedError
+from aiordma.loop import registry
+
+__all__ = ["Course", "paced"]
+
+T = TypeVar("T")
+_AT_A_TIME = 8
+_STALLED_S = 2.0  # without the end of any: as many again may begin
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+class Course:
+    """How far the connects of one call have come.
+
+    Attributes:
+        asked: Whether a request has gone to the peer.
+        waiting: Connects that were under way when this one had to wait for its turn; 0 if it does
+            not wait.
+        refusal: The last refusal that asked to be tried again.
+        refusals: How many there were.
+    """
+
+    __slots__ = ("_answers", "_pace", "asked", "refusal", "refusals", "waiting")
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.waiting = 0
+        self.refusal: ConnectionRejectedError | None = None
+        self.refusals = 0
+        self._pace: _Pace | None = None
+        self._answers = 0
+
+    @property
+    def heard(self) -> bool:
+        """Whether the peer has answered another connect of this loop meanwhile."""
+        return self._pace is not None and self._pace.answers > self._answers
+
+    def ask(self) -> None:
+        """The request goes out."""
+        self.asked = True
+
+
+class _Pace:
+    """The connects of a loop to one address."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._room = _AT_A_TIME
+        self._timer: asyncio.TimerHandle | None = None
+        self._line: deque[asyncio.Future[None]] = deque()
+        self.under_way = 0
+        self.answers = 0
+
+    async def enter(self) -> None:
+        """Wait for a turn.  Cancellation: ends the wait."""
+        if self.under_way < self._room:
+            self.under_way += 1
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._line.append(turn)
+        self._watch()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                self._line.remove(turn)
+            else:
+                self.leave()  # it was given to a task that goes
+            raise
+
+    def leave(self) -> None:
+        """One is over."""
+        self.under_way -= 1
+        self._room = _AT_A_TIME
+        self._admit()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._watch()
+
+    def _admit(self) -> None:
+        waiting = [turn for turn in self._line if not turn.done()]
+        for turn in waiting[: max(0, self._room - self.under_way)]:
+            self._line.remove(turn)
+            self.under_way += 1
+            turn.set_result(None)
+
+    def _watch(self) -> None:
+        if self._line and self._timer is None:
+            self._timer = self._loop.call_later(_STALLED_S, self._stalled)
+
+    def _stalled(self) -> None:
+        self._timer = None
+        self._room = 2 * self.under_way
+        self._admit()
+        self._watch()
+
+    def close(self) -> None:
+        """No connect is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+async def paced(
+    address: Address, attempt: Callable[[], Coroutine[Any, Any, T]], course: Course
+) -> T:
+    """Await `attempt()` when it is its turn, and again while the listener asks for that.
+
+    Args:
+        address: The peer's.
+        attempt: Connects, and gives back what it took when it fails or is canceled.
+        course: Told how far it has come.
+
+    Raises: as `attempt`.  Without a bound of its own: the caller has one.
+
+    Cancellation: what was begun is undone.
+    """
+    loop = asyncio.get_running_loop()
+    pace, release = registry.acquire(("pace", address), functools.partial(_Pace, loop), loop)
+    pause = _FIRST_PAUSE_S
+    course._pace, course._answers = pace, pace.answers
+    try:
+        while True:
+            course.waiting = pace.under_way
+            await pace.enter()
+            course.waiting = 0
+            try:
+                connection = await attempt()
+            except ConnectionRejectedError as exc:
+                pace.answers += 1
+                if not exc.try_again:
+                    raise
+                course.refusals += 1
+                course.refusal = exc
+            else:
+                pace.answers += 1
+                return connection
+            finally:
+                pace.leave()
+            # Those that were refused together do not come back together.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+    finally:
+        release()

@@ -1,0 +1,312 @@
+"""Limits that a server can live with: who gets in while others hold places, and what they pin."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import trustme
+
+import aiordma
+from aiordma import ConnectionConfig, ListenerLimits, StreamConfig
+from aiordma.endpoint.config import DEFAULTS
+from aiordma.endpoint.plan import plan_of
+from tests.device.flood import flooding, pinned_bytes
+from tests.device.oracle import until
+from tests.device.streaming import Note
+
+pytestmark = pytest.mark.device
+
+NAME = "stream.example"
+SMALL = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, recv_depth=16, send_depth=16)
+
+
+async def echo(connection: aiordma.Connection) -> None:
+    async with connection:
+        async for message in connection:
+            with message:
+                await connection.send(bytes(message))
+
+
+@contextlib.asynccontextmanager
+async def echoing(listener: aiordma.Listener) -> AsyncIterator[None]:
+    """A program that accepts and answers."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def accept() -> None:
+        async for connection in listener:
+            tasks.add(asyncio.create_task(echo(connection)))
+
+    accepting = asyncio.create_task(accept())
+    try:
+        yield
+    finally:
+        listener.close()
+        await accepting
+        for task in tasks:
+            task.cancel()
+        for done in await asyncio.gather(*tasks, return_exceptions=True):
+            assert done is None or isinstance(done, (asyncio.CancelledError, OSError)), done
+
+
+async def ask(address: str, port: int, **options: Any) -> BaseException | None:
+    """Connect, have a message sent back, close; what went wrong."""
+    try:
+        async with aiordma.connect(address, port, **options) as connection:
+            await connection.send(b"in?")
+            with await connection.recv() as message:
+                assert bytes(message) == b"in?"
+    except OSError as exc:
+        return exc
+    return None
+
+
+@pytest.mark.virtual_time
+async def test_g02_newcomers_get_in_while_one_source_holds_sixty(address: str) -> None:
+    """At 42 connects a second, from the newcomers' own address, with default settings."""
+    async with aiordma.listen(address, 0) as listener, echoing(listener):
+        async with flooding(address, listener.port, clients=60, rate=42) as flood:
+            await until(lambda: listener._places.open >= 32)
+            errors = []
+            for _ in range(10):
+                errors += await asyncio.gather(*(ask(address, listener.port) for _ in range(2)))
+        failed = [error for error in errors if error is not None]
+        assert len(failed) <= len(errors) // 10, failed
+        assert listener.dropped >= flood.dropped > 0
+
+
+async def test_g02_newcomers_get_in_beside_half_open_clients(address: str) -> None:
+    """The same on a small scale, which machines with other things to do manage, too."""
+    limits = ListenerLimits(max_half_open=5, pressed_handshake_timeout_s=0.2)
+    async with aiordma.listen(address, 0, limits=limits) as listener, echoing(listener):
+        async with flooding(address, listener.port, clients=8, rate=10) as flood:
+            await until(lambda: listener._places.waiting > 1, 30)
+            for _ in range(3):
+                assert await ask(address, listener.port, timeout=30) is None
+        assert listener.dropped >= flood.dropped > 0
+        await until(lambda: not listener._places.open, 20)
+
+
+async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: str) -> None:
+    """Whatever they send, and for no longer than a handshake may take."""
+    each = plan_of(DEFAULTS).pinned
+    limits = ListenerLimits(max_half_open_bytes=4 * each, pressed_handshake_timeout_s=0.2)
+    config = ConnectionConfig(handshake_timeout_s=1)
+    async with (
+        aiordma.listen(address, 0, limits=limits, config=config) as listener,
+        echoing(listener),
+        aiordma.connect(address, listener.port) as bystander,
+    ):
+        before = pinned_bytes()
+        async with flooding(address, listener.port, clients=12, rate=20) as flood:
+            await until(lambda: flood.dropped >= 12, 60)
+            await bystander.send(b"x" * 5000)
+            with await bystander.recv() as message:
+                assert bytes(message) == b"x" * 5000
+        assert each <= flood.peak - before <= 4 * each
+        print(f"{(flood.peak - before) / flood.sent:.0f} bytes pinned for each byte sent")
+        await until(lambda: not listener._places.open, 10)
+        await until(lambda: pinned_bytes() == before, 10)
+        assert listener._ledger.connections == 1
+        await bystander.close()
+    assert listener.dropped >= 12
+
+
+async def test_g09_a_source_has_no_more_connections_than_its_limit(address: str) -> None:
+    limits = ListenerLimits(max_connections_per_source=3)
+    async with aiordma.listen(address, 0, limits=limits) as listener, echoing(listener):
+        async with contextlib.AsyncExitStack() as held:
+            for _ in range(3):
+                await held.enter_async_context(aiordma.connect(address, listener.port))
+            with pytest.raises(aiordma.ConnectionRejectedError, match="all connections") as caught:
+                await aiordma.connect(address, listener.port)
+            assert not caught.value.try_again
+            assert listener.refused == 1
+        await until(lambda: not listener._ledger.connections)
+        assert await ask(address, listener.port) is None
+
+
+async def test_g09_the_connections_of_a_listener_pin_no_more_than_its_budget(address: str) -> None:
+    each = plan_of(DEFAULTS).pinned
+    limits = ListenerLimits(max_pinned_bytes=2 * each)
+    async with (
+        aiordma.listen(address, 0, limits=limits) as listener,
+        aiordma.connect(address, listener.port),
+        await listener.accept(),
+        aiordma.connect(address, listener.port),
+        await listener.accept(),
+    ):
+        assert "all connections" in str(await ask(address, listener.port))
+        with pytest.raises(aiordma.ConnectionRejectedError):
+            await aiordma.open_connection(address, listener.port)  # not of this protocol
+
+
+async def test_g09_a_program_that_answers_itself_has_the_same_limits(address: str) -> None:
+    limits = ListenerLimits(max_connections=1)
+    async with aiordma.listen(address, 0, limits=limits) as listener:
+        requests = listener.requests()
+        tries = [asyncio.create_task(ask(address, listener.port)) for _ in range(2)]
+        first, second = await anext(requests), await anext(requests)
+        serving = asyncio.create_task(echo(await first.accept()))
+        with pytest.raises(OSError, match="max_connections") as caught:
+            await second.accept()
+        assert caught.value.args[1].startswith("no more connections")
+        errors = await asyncio.gather(*tries)
+        assert [type(error) for error in errors].count(aiordma.ConnectionRejectedError) == 1
+        await serving
+
+
+# -- streams
+
+
+@pytest.fixture(scope="module")
+def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(NAME).configure_cert(server)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(client)
+    return server, client
+
+
+class Echo(asyncio.Protocol):
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.transport.write(data)
+
+
+async def ask_securely(address: str, port: int, context: ssl.SSLContext) -> None:
+    reader, writer = await aiordma.open_connection(
+        address, port, ssl=context, server_hostname=NAME, config=SMALL
+    )
+    writer.write(b"in?")
+    assert await reader.readexactly(3) == b"in?"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def silent(address: str, port: int) -> Any:
+    """A client that connects, and never begins with TLS."""
+    return (await aiordma.create_connection(Note, address, port, config=SMALL, timeout=60))[1]
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("limits", [None, ListenerLimits(
+    max_tls_handshakes=8, max_tls_handshakes_per_source=8, pressed_tls_handshake_timeout_s=0.5,
+)], ids=["places", "pressure"])  # fmt: skip
+async def test_g02_newcomers_get_in_while_silent_tls_clients_hang(
+    address: str,
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext],
+    limits: ListenerLimits | None,
+) -> None:
+    count = 100 if limits is None else 24
+    async with await aiordma.create_server(
+        Echo, address, 0, ssl=contexts[0], config=SMALL, limits=limits
+    ) as server:
+        hanging = await asyncio.gather(*(silent(address, server.port) for _ in range(count)))
+        for _ in range(5):
+            await ask_securely(address, server.port, contexts[1])
+        if limits is None:
+            assert not server.dropped
+        else:
+            assert server.dropped >= count - limits.max_tls_handshakes
+        for note in hanging:
+            note.transport.abort()
+        for note in hanging:
+            await note.ended()
+        server.close_clients()
+        await until(lambda: not server._ledger.connections, 20)
+        await until(lambda: not (server._places.open or server._tls_places.open), 20)
+
+
+async def test_g02_half_open_streams_do_not_lock_others_out(address: str) -> None:
+    """Requests of rsockets whose clients never confirm."""
+    limits = ListenerLimits(
+        max_half_open=4, max_half_open_per_source=4, pressed_handshake_timeout_s=0.3
+    )
+    async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
+        begun = [
+            asyncio.create_task(aiordma.create_connection(Note, address, server.port, config=SMALL))
+            for _ in range(12)
+        ]
+        made = await asyncio.gather(*begun)
+        assert server._places.open == 0
+        assert server._ledger.connections == 12
+        for transport, _ in made:
+            transport.abort()
+        for _, note in made:
+            await note.ended()
+        await until(lambda: not server._ledger.connections, 20)
+
+
+async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> None:
+    limits = ListenerLimits(max_connections_per_source=2)
+    async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
+        notes = [await silent(address, server.port) for _ in range(2)]
+        with pytest.raises(aiordma.ConnectionRejectedError, match="all connections"):
+            await silent(address, server.port)
+        for note in notes:
+            note.transport.close()
+            await note.ended()
+        await until(lambda: not server._ledger.connections, 20)
+        note = await silent(address, server.port)
+        note.transport.close()
+        await note.ended()
+
+
+# -- many at once
+
+
+@contextlib.contextmanager
+def other_load() -> Iterator[None]:
+    """Another program that is busy."""
+    spinning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        spinning.kill()
+        spinning.wait()
+
+
+def explained(error: BaseException | None) -> bool:
+    """Not a time-out that sends its reader to the network."""
+    return error is None or (
+        isinstance(error, aiordma.ConnectTimeoutError) and "UDP" not in error.hint
+    )
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("load", [False, True], ids=["idle", "busy"])
+async def test_c01_connects_in_one_gather(address: str, load: bool) -> None:
+    count = 200
+    asyncio.get_running_loop().set_debug(False)  # which would be most of the load
+    with other_load() if load else contextlib.nullcontext():
+        async with aiordma.listen(address, 0) as listener, echoing(listener):
+            errors = await asyncio.gather(*(ask(address, listener.port) for _ in range(count)))
+    failed = [error for error in errors if error is not None]
+    print(f"{len(failed)} of {count} failed: {failed[:1]}")
+    assert all(map(explained, failed)), failed
+    assert len(failed) < count
+
+
+async def test_h08_simultaneous_stream_clients(address: str) -> None:
+    asyncio.get_running_loop().set_debug(False)
+    async with await aiordma.create_server(Echo, address, 0) as server:
+        begin = asyncio.get_running_loop().time()
+        made = await asyncio.gather(
+            *(aiordma.create_connection(Note, address, server.port) for _ in range(100))
+        )
+        print(f"100 clients: {asyncio.get_running_loop().time() - begin:.2f} s")
+        for transport, _ in made:
+            transport.abort()
+        for _, note in made:
+            await note.ended()
+        server.abort_clients()

@@ -1,0 +1,375 @@
+"""Places, ledgers and the pace of connects, on a loop without a device."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from aiordma.endpoint import admission, pacing
+from aiordma.endpoint.admission import Ledger, Place, Places
+from aiordma.endpoint.limits import ListenerLimits
+from aiordma.endpoint.pacing import Course, paced
+from aiordma.errors import ConnectionRejectedError
+
+ADDRESS = ("192.0.2.1", 7)
+
+
+class Clock:
+    """The loop's time, which stands still unless told to go on; timers run when they are due."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        self.timers: list[tuple[float, Any]] = []
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", lambda: self.now)
+        monkeypatch.setattr(loop, "call_at", self.call_at)
+        monkeypatch.setattr(loop, "call_later", lambda s, f, *a: self.call_at(self.now + s, f, *a))
+
+    def call_at(self, when: float, function: Callable[..., None], *args: Any) -> Any:
+        handle = asyncio.Handle(lambda: function(*args), (), asyncio.get_running_loop())
+        self.timers.append((when, handle))
+        return handle
+
+    def pass_by(self, seconds: float) -> None:
+        """Let time go on, timer by timer."""
+        until = self.now + seconds
+        while True:
+            self.timers = [entry for entry in self.timers if not entry[1].cancelled()]
+            due = [entry for entry in self.timers if entry[0] <= until]
+            if not due:
+                break
+            first = min(due, key=lambda entry: entry[0])
+            self.timers.remove(first)
+            self.now = max(self.now, first[0])
+            first[1]._run()
+        self.now = until
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Client:
+    """A client that asks for a place; its server begins, and it is the client's turn."""
+
+    def __init__(self, places: Places, source: str, *, memory_goes: bool = True) -> None:
+        self.place: Place | None = None
+        self.refused = self.dropped = False
+        self.acted = False
+        self.memory_goes = memory_goes
+        places.arrive(source, self.begin, self.refuse)
+
+    def begin(self, place: Place) -> None:
+        self.place = place
+        place.turn(self.drop)
+
+    def refuse(self) -> None:
+        self.refused = True
+
+    def drop(self) -> bool:
+        if self.acted:
+            return False
+        self.dropped = True
+        if self.memory_goes:
+            assert self.place is not None
+            self.place.leave()
+        return True
+
+    def leave(self) -> None:
+        assert self.place is not None
+        self.place.leave()
+
+
+def places(most: int = 4, most_of_one: int = 3) -> Places:
+    return Places(most, most_of_one, pressed_s=1.0, patience_s=3.0)
+
+
+def count(clients: list[Client], what: str) -> int:
+    return sum(bool(getattr(client, what)) for client in clients)
+
+
+async def test_g02_without_pressure_a_slow_client_keeps_its_place(clock: Clock) -> None:
+    here = places()
+    clients = [Client(here, "a") for _ in range(3)]
+    clock.pass_by(100)
+    assert count(clients, "dropped") == 0
+    assert (here.open, here.waiting) == (3, 0)
+    for client in clients:
+        client.leave()
+        client.leave()  # idempotent
+    assert (here.open, here.waiting) == (0, 0)
+    assert not here._sources
+
+
+async def test_g02_a_source_has_no_more_places_than_its_limit(clock: Clock) -> None:
+    here = places()
+    greedy = [Client(here, "a") for _ in range(10)]
+    assert count(greedy, "place") == 3
+    other = Client(here, "b")
+    assert other.place
+    assert here.open == 4
+
+
+async def test_g02_the_oldest_of_the_source_that_holds_most_goes_first(clock: Clock) -> None:
+    here = places()
+    first = Client(here, "b")
+    clock.pass_by(0.1)
+    greedy = []
+    for _ in range(3):
+        greedy.append(Client(here, "a"))
+        clock.pass_by(0.1)
+    late = Client(here, "c")
+    clock.pass_by(0.65)  # the first is older than a second, but not of the fullest source
+    assert not first.dropped
+    assert not greedy[0].dropped
+    clock.pass_by(0.06)
+    assert [client.dropped for client in greedy] == [True, False, False]
+    assert late.place
+    assert not first.dropped
+    clock.pass_by(50)  # nothing waits any more
+    assert count([first, late, *greedy[1:]], "dropped") == 0
+
+
+async def test_g02_a_client_that_has_acted_is_not_dropped(clock: Clock) -> None:
+    here = places(most=2)
+    slow, quick = Client(here, "a"), Client(here, "a")
+    quick.acted = True
+    late = Client(here, "b")
+    clock.pass_by(1.5)
+    assert (slow.dropped, quick.dropped) == (True, False)
+    assert late.place
+
+
+async def test_g02_the_servers_own_work_counts_for_no_client(clock: Clock) -> None:
+    here = places(most=1)
+    begun: list[Place] = []
+    here.arrive("a", begun.append, lambda: None)
+    late = Client(here, "b")
+    clock.pass_by(2.5)
+    assert late.place is None
+    mine = Client.__new__(Client)
+    mine.place, mine.acted, mine.dropped, mine.memory_goes = begun[0], False, False, True
+    begun[0].turn(mine.drop)
+    clock.pass_by(0.45)
+    assert not mine.dropped
+    clock.pass_by(0.1)  # it has waited for three seconds
+    assert late.refused
+
+
+async def test_g02_a_place_is_free_when_its_memory_is(clock: Clock) -> None:
+    here = places(most=2)
+    clients = [Client(here, "a", memory_goes=False) for _ in range(2)]
+    late = Client(here, "b")
+    clock.pass_by(2)
+    assert [client.dropped for client in clients] == [True, False]  # as many as wait
+    assert late.place is None
+    clients[0].leave()
+    assert late.place
+
+
+async def test_g02_what_waits_too_long_is_refused(clock: Clock) -> None:
+    here = places(most=1)
+    client = Client(here, "a")
+    client.acted = True
+    late = Client(here, "a")
+    clock.pass_by(2.9)
+    assert not late.refused
+    clock.pass_by(0.2)
+    assert late.refused
+    assert (here.open, here.waiting) == (1, 0)
+
+
+async def test_g02_sources_take_turns(clock: Clock) -> None:
+    here = places(most=1)
+    first = Client(here, "a")
+    crowd = [Client(here, "a") for _ in range(5)]
+    other = Client(here, "b")
+    first.leave()
+    assert other.place or crowd[0].place
+    (crowd[0] if crowd[0].place else other).leave()
+    assert crowd[0].place
+    assert other.place
+
+
+async def test_g02_room_in_the_line_is_made_by_the_source_that_holds_most(clock: Clock) -> None:
+    here = places(most=1)
+    first = Client(here, "a")
+    crowd = [Client(here, "a") for _ in range(5)]
+    assert not here.make_room("a")
+    assert here.make_room("b")
+    assert crowd[0].refused
+    assert not first.refused
+    assert count(crowd, "refused") == 1
+    here.close()
+    assert count(crowd, "refused") == 5
+    assert here.open == 1
+
+
+def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
+    limits = ListenerLimits(
+        max_connections=5, max_connections_per_source=3, max_pinned_bytes=450,
+        max_process_pinned_bytes=100_000,
+    )  # fmt: skip
+    ledger = Ledger(limits, 100)
+    assert not ledger.why_full("a")
+    undo = [ledger.take("a") for _ in range(3)]
+    assert "max_connections_per_source" in ledger.why_full("a")
+    assert not ledger.why_full("b")
+    undo.append(ledger.take("b"))
+    assert "max_pinned_bytes" in ledger.why_full("b")
+    small = Ledger(limits, 1)
+    undo += [small.take(str(number)) for number in range(5)]
+    assert "max_connections)" in small.why_full("b")
+    for each in undo:
+        each()
+        each()  # once is enough
+    assert ledger.connections == small.connections == 0
+    assert not ledger._sources
+
+
+def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
+    limits = ListenerLimits(max_process_pinned_bytes=admission._process_pinned + 250)
+    one, other = Ledger(limits, 100), Ledger(limits, 100)
+    undo = [one.take("a"), other.take("b")]
+    assert "max_process_pinned_bytes" in one.why_full("a")
+    assert "max_process_pinned_bytes" in other.why_full("c")
+    undo.pop()()
+    assert not one.why_full("a")
+    undo.pop()()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("max_connections", 0, ValueError),
+        ("max_half_open", 1.5, TypeError),
+        ("max_half_open_bytes", True, TypeError),
+        ("max_pinned_bytes", -1, ValueError),
+        ("max_wait_s", 0, ValueError),
+        ("pressed_handshake_timeout_s", float("inf"), ValueError),
+        ("max_tls_handshakes_per_source", 0, ValueError),
+    ],
+)
+def test_g09_limits_are_checked_early(name: str, value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=name):
+        ListenerLimits(**{name: value})
+
+
+def test_g09_half_open_clients_fit_their_bytes() -> None:
+    limits = ListenerLimits(max_half_open=10, max_half_open_bytes=1000)
+    assert limits.half_open(10) == 10
+    assert limits.half_open(300) == 3
+    assert limits.half_open(5000) == 1
+
+
+# -- the pace of connects
+
+
+class Server:
+    """Answers connects when it is told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[asyncio.Future[str]] = []
+        self.most = 0
+        self.courses: list[Course] = []
+
+    async def attempt(self) -> str:
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.waiting.append(answer)
+        self.most = max(self.most, len(self.waiting))
+        try:
+            return await answer
+        finally:
+            self.waiting.remove(answer)
+
+    def connect(self) -> asyncio.Task[str]:
+        course = Course()
+        self.courses.append(course)
+
+        async def attempt() -> str:
+            course.ask()
+            return await self.attempt()
+
+        return asyncio.create_task(paced(ADDRESS, attempt, course))
+
+
+async def turns(number: int = 10) -> None:
+    for _ in range(number):
+        await asyncio.sleep(0)
+
+
+async def test_c01_connects_to_one_address_take_turns() -> None:
+    server = Server()
+    tasks = [server.connect() for _ in range(100)]
+    await turns()
+    served = 0
+    while served < 100:
+        assert len(server.waiting) == min(pacing._AT_A_TIME, 100 - served)
+        server.waiting[0].set_result("here")
+        served += 1
+        await turns()
+    assert await asyncio.gather(*tasks) == ["here"] * 100
+    assert server.most == pacing._AT_A_TIME
+
+
+async def test_c01_a_connect_that_is_canceled_gives_its_turn_away() -> None:
+    server = Server()
+    tasks = [server.connect() for _ in range(pacing._AT_A_TIME + 3)]
+    await turns()
+    tasks[-3].cancel()  # waits
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await turns()
+    assert len(server.waiting) == pacing._AT_A_TIME
+    tasks[2].cancel()
+    tasks[-2].cancel()  # has just been given a turn, or is under way
+    await turns()
+    for answer in server.waiting:
+        answer.set_result("here")
+    done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert done.count("here") == pacing._AT_A_TIME + 3 - 5
+
+
+async def test_c01_connects_that_do_not_end_hold_up_others_for_a_moment_only(
+    clock: Clock,
+) -> None:
+    server = Server()
+    tasks = [server.connect() for _ in range(4 * pacing._AT_A_TIME)]
+    await turns()
+    assert len(server.waiting) == pacing._AT_A_TIME
+    clock.pass_by(pacing._STALLED_S)
+    await turns()
+    assert len(server.waiting) == 2 * pacing._AT_A_TIME
+    clock.pass_by(pacing._STALLED_S)
+    await turns()
+    assert len(server.waiting) == 4 * pacing._AT_A_TIME
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_b06_a_listener_that_asks_for_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pacing, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pacing, "_LONGEST_PAUSE_S", 0.002)
+    course, tries = Course(), 0
+
+    async def attempt() -> str:
+        nonlocal tries
+        tries += 1
+        error = ConnectionRejectedError(111, "busy")
+        error.try_again = tries < 5
+        if tries < 7:
+            raise error
+        return "never"
+
+    with pytest.raises(ConnectionRejectedError):
+        await paced(ADDRESS, attempt, course)
+    assert tries == 5
+    assert course.refusals == 4
+    assert course.refusal is not None
