@@ -199,6 +199,10 @@ class ReceiveFlow:
         """The peer should be told: half of the ring is free, or half of the credits are used."""
         return self._free >= self._half or self._consumed >= self._due
 
+    def repeat(self) -> None:
+        """Have the peer told once more what it was told last, as a sign of life."""
+        self._due = self._consumed
+
     def update(self) -> tuple[int, int | None]:
         """What to tell it now: the new limit, and the offset of the half to advertise or None.
 

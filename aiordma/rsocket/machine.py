@@ -330,6 +330,10 @@ class Machine:
         self._control_out += 1
         return Post(0, 0, 0, word, b"", 1)
 
+    def show_life(self) -> None:
+        """Have `next_control` say something that changes nothing: the limit of messages again."""
+        self._receive.repeat()
+
     # -- the end; what is said when is in ending.py
 
     def shutdown(self) -> None:

@@ -77,7 +77,7 @@ class Plan:
         parts = (config.receive_buffer_size, self.table, self.own)
         self.pinned = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
         # However short the patience, the peer is asked before it is given up.
-        waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 2]
+        waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]
         self.silence = min((wait for wait in waits if wait is not None), default=None)
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
 

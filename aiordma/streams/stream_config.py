@@ -43,8 +43,10 @@ class StreamConfig:
             which the peer hears as `ConnectionLostError`.
         keepalive_s: Seconds of silence after which the peer's adapter is asked for a sign of life;
             None for never.  A host that is gone is noticed so; a program that has stopped is not.
-        idle_timeout_s: Seconds without a message from the peer after which the connection is given
-            up; None for never.
+        idle_timeout_s: Seconds without a word of the peer's program after which the connection is
+            given up; None for never.  A quarter of it is the time after which this side says a word
+            by itself, so that two programs of aiordma that have nothing to say stay connected; a
+            foreign program of rsockets has to say something.
     """
 
     receive_buffer_size: int = 128 * 1024
@@ -62,7 +64,7 @@ class StreamConfig:
     close_timeout_s: float = 10.0
     linger_s: float = 5.0
     keepalive_s: float | None = 10.0
-    idle_timeout_s: float | None = None
+    idle_timeout_s: float | None = 7200.0
 
     def __post_init__(self) -> None:
         check_numbers(

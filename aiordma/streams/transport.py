@@ -92,7 +92,9 @@ class RdmaTransport(TransportBase):
         calls.rest = self._write
         if type(self).write is RdmaTransport.write:
             self.write = calls.write  # type: ignore[assignment]  # a call of Python less
-        self._watch = Watch(port, config, lambda: self._out.progress, self._give_up)
+        self._watch = Watch(
+            port, config, lambda: self._out.progress, self._give_up, self._show_life
+        )
         self._end = StreamEnd(port, self._machine, config)
         self._protocol: Any = None
         self._server: Any = None
@@ -249,6 +251,10 @@ class RdmaTransport(TransportBase):
             self._maybe_resume_protocol()
         if not self._out.size:
             self._say_the_rest()
+
+    def _show_life(self) -> None:
+        self._machine.show_life()
+        self._out.control()
 
     def _say_the_rest(self) -> None:
         """All bytes are on their way: now the end may be said."""

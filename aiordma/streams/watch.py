@@ -2,8 +2,9 @@
 
 The adapter does nothing at all on an idle connection, so that a host that is gone shows only when
 something is sent: after `keepalive_s` without a message its adapter is asked to acknowledge one
-without bytes.  A program that has stopped still has an adapter that answers; who wants to notice
-that sets `idle_timeout_s`.
+without bytes.  A program that has stopped still has an adapter that answers.  It is given up after
+`idle_timeout_s` without a word of it, and so that no idle stream is, each side says a word four
+times in that time that changes nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Watch:
         config: Times.
         progress: Counts what has been sent and arrived.
         give_up: Ends the stream.
+        show_life: Says a word that changes nothing.
     """
 
     __slots__ = (
-        "_closing", "_config", "_give_up", "_port", "_progress", "_seen", "_since",
-        "_timer",
+        "_closing", "_config", "_give_up", "_port", "_progress", "_seen", "_show_life", "_shown",
+        "_since", "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -41,19 +43,21 @@ class Watch:
         config: StreamConfig,
         progress: Callable[[], int],
         give_up: Callable[[BaseException], None],
+        show_life: Callable[[], None],
     ) -> None:
         self._progress = progress
         self._give_up = give_up
+        self._show_life = show_life
         self._port = port
         self._config = config
         self._timer: Timer | None = None
-        self._since = now()
+        self._since = self._shown = now()
         self._seen = -1
         self._closing = False
 
     def start(self) -> None:
         """The connection is there."""
-        self._since = now()
+        self._since = self._shown = now()
         self._arm()
 
     def closing(self) -> None:
@@ -66,7 +70,7 @@ class Watch:
     def stop(self) -> None:
         """End of the connection."""
         self._disarm()
-        self._progress = self._give_up = nobody
+        self._progress = self._give_up = self._show_life = nobody
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -100,4 +104,12 @@ class Watch:
                 return
             if self._config.keepalive_s is not None:
                 self._port.probe()
+        if not self._closing:
+            self._sign()
         self._arm()
+
+    def _sign(self) -> None:
+        limit = self._config.idle_timeout_s
+        if limit is not None and now() - self._shown >= limit / 4:
+            self._shown = now()
+            self._show_life()

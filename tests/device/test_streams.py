@@ -159,12 +159,39 @@ async def test_a_close_that_does_not_get_on(address: str) -> None:
 
 
 async def test_idle_timeout(address: str) -> None:
-    config = StreamConfig(idle_timeout_s=0.4, keepalive_s=None)
-    async with noted(address, config) as both:
-        lost = [await both.client.ended(), await both.server.ended()]
-        # Who notices first ends it for the other.
-        assert any(isinstance(error, TimeoutError) for error in lost)
-        assert all(isinstance(error, (TimeoutError, ConnectionResetError)) for error in lost)
+    """The client says nothing of itself, and the server has no patience."""
+    strict = StreamConfig(idle_timeout_s=0.4, keepalive_s=None)
+    silent = StreamConfig(idle_timeout_s=None)
+    served: list[Note] = []
+
+    def factory() -> Note:
+        served.append(Note())
+        return served[-1]
+
+    async with await aiordma.create_server(factory, address, 0, config=strict) as server:
+        _, client = await aiordma.create_connection(Note, address, server.port, config=silent)
+        assert isinstance(await client.ended(), ConnectionResetError)
+        assert isinstance(await served[0].ended(), TimeoutError)
+
+
+@pytest.mark.virtual_time
+async def test_g09_silent_streams_end_after_a_bound(address: str) -> None:
+    """Those of programs that say nothing at all; two ends of this library may stay idle."""
+    assert StreamConfig().idle_timeout_s == 7200
+    rare = StreamConfig(keepalive_s=100, idle_timeout_s=1000)
+    silent = StreamConfig(keepalive_s=100, idle_timeout_s=None)
+    async with await aiordma.create_server(Note, address, 0, config=rare) as server:
+        _, quiet = await aiordma.create_connection(Note, address, server.port, config=silent)
+        _, alive = await aiordma.create_connection(Note, address, server.port, config=rare)
+        begin = asyncio.get_running_loop().time()
+        async with asyncio.timeout(2000):
+            assert isinstance(await asyncio.shield(quiet.gone), ConnectionResetError)
+        assert 1000 <= asyncio.get_running_loop().time() - begin < 1300
+        await asyncio.sleep(3000)
+        assert not alive.gone.done()
+        assert server._active == 1
+        alive.transport.close()
+        assert await alive.ended() is None
 
 
 async def test_nobody_listens(address: str) -> None:
