@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable
 
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.loop import fork
+from aiordma.loop.empty import nobody
 
 __all__ = ["Ledger", "Place", "Places"]
 
@@ -72,8 +73,15 @@ class Place:
     def leave(self) -> None:
         """The handshake is over, or the request answered.  Idempotent."""
         places, self._places, self._drop = self._places, None, None
+        self._settle()
         if places is not None:
             places._left(self)
+
+    def _settle(self) -> tuple[Callable[[Place], None], Callable[[], None]]:
+        """What it was to call, once: the queue pair's end keeps the place, and no listener."""
+        calls = self._begin, self._refuse
+        self._begin = self._refuse = nobody
+        return calls
 
 
 class _Source:
@@ -170,7 +178,8 @@ class Places:
             self._sources[place.source].open[place] = None
             self.waiting -= 1
             self.open += 1
-            place._begin(place)
+            begin, _ = place._settle()
+            begin(place)
 
     def _next(self) -> Place | None:
         for clients in self._sources.values():
@@ -193,8 +202,9 @@ class Places:
         self._press()
 
     def _send_away(self, place: Place) -> None:
+        _, refuse = place._settle()
         place.leave()
-        place._refuse()
+        refuse()
 
     # Under pressure
 
