@@ -83,7 +83,7 @@ async def test_g02_newcomers_get_in_while_one_source_holds_sixty(address: str) -
 
 async def test_g02_newcomers_get_in_beside_half_open_clients(address: str) -> None:
     """The same on a small scale, which machines with other things to do manage, too."""
-    limits = ListenerLimits(max_half_open=5, pressed_handshake_timeout_s=0.2)
+    limits = ListenerLimits(max_half_open=5)
     async with aiordma.listen(address, 0, limits=limits) as listener, echoing(listener):
         async with flooding(address, listener.port, clients=8, rate=10) as flood:
             await until(lambda: listener._places.waiting > 1, 30)
