@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -11,6 +12,8 @@ from aiordma.cli.perf.command import perf
 from aiordma.cli.version import aiordma_version
 
 __all__ = ["run"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
@@ -46,6 +49,12 @@ _limit = click.option(
     metavar="SECONDS",
     help="Limit for each step on the wire.",
 )
+
+
+def _bound(name: str, default: int, text: str) -> Callable[[_F], _F]:
+    return click.option(
+        name, type=click.IntRange(min=1), default=default, show_default=True, help=text
+    )
 
 
 @aiordma.command("cp")
@@ -86,6 +95,10 @@ def _cp(
     help="Port to listen on; 0 takes a free one.",
 )
 @click.option("--writable", is_flag=True, help="Let clients put files into the folder.")
+@_bound("--max-clients", 64, "Clients that are served at a time; more are refused.")
+@_bound("--max-file-bytes", 16 << 30, "Bytes of a file that clients put.")
+@_bound("--max-bytes", 64 << 30, "Bytes of all files that clients put while the server runs.")
+@_bound("--max-files", 100_000, "Number of files that clients put while the server runs.")
 @_json
 @_limit
 @click.pass_context
@@ -98,15 +111,27 @@ def _serve(
     writable: bool,
     as_json: bool,
     limit_s: float,
+    max_clients: int,
+    max_file_bytes: int,
+    max_bytes: int,
+    max_files: int,
 ) -> None:
     """Offer the files of FOLDER to `aiordma cp`, until Ctrl-C.
 
-    There are no passwords: whoever reaches the port can read the files.
+    There are no passwords: any program that reaches the port can read the files.
     """
     from aiordma.cli import serve
+    from aiordma.cli.transfer.server import Quota
 
     status = serve.run(
-        folder, host=host, port=port, writable=writable, as_json=as_json, limit_s=limit_s
+        folder,
+        host=host,
+        port=port,
+        writable=writable,
+        as_json=as_json,
+        limit_s=limit_s,
+        most_clients=max_clients,
+        quota=Quota(max_bytes, max_files, max_file_bytes),
     )
     context.exit(status)
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aiordma.cli.output import print_hint, print_json, print_line
+from aiordma.cli.output import print_hint, print_json, print_line, printable
 from aiordma.cli.transfer import client
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing, in_thread
 from aiordma.cli.transfer.folder import local_incoming, local_source
@@ -45,7 +45,7 @@ def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: f
     begun = time.monotonic()
     show = not as_json and not quiet
     try:
-        with _progress(local.name, shown=show) as bar:
+        with _progress(printable(local.name), shown=show) as bar:
             copy = (
                 _put(remote, local, bar, limit_s) if is_put else _get(remote, local, bar, limit_s)
             )

@@ -34,7 +34,7 @@ def run(*, as_json: bool) -> int:
         found = []
     else:
         if not found:
-            print_hint(f"{why_unavailable() or 'no RDMA device'}\nmore: aiordma doctor")
+            print_hint(why_unavailable() or "no RDMA device", "more: aiordma doctor")
     if as_json:
         print_json(found)
     else:

@@ -1,4 +1,8 @@
-"""Printing: styled by rich on a terminal, the same text without styles elsewhere."""
+"""Printing: styled by rich on a terminal, the same text without styles elsewhere.
+
+Names of files, texts of peers and what the kernel calls a device go through `printable`, always: a
+terminal obeys escape sequences, and a line of a log is one line.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,20 @@ import json
 import sys
 from typing import Any
 
-__all__ = ["print_hint", "print_json", "print_line"]
+__all__ = ["print_hint", "print_json", "print_line", "printable"]
+
+
+def printable(text: str) -> str:
+    r"""The text with each character that does not show as itself as an escape, such as `\x1b`.
+
+    Those are control characters, ends of lines, what changes the direction of writing, and lone
+    surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
 
 
 def print_line(*parts: tuple[str, str]) -> None:
@@ -20,9 +37,9 @@ def print_line(*parts: tuple[str, str]) -> None:
         from rich.text import Text
 
         console = Console(highlight=False, soft_wrap=True)
-        console.print(Text.assemble(*parts))
+        console.print(Text.assemble(*((printable(text), style) for text, style in parts)))
     else:
-        print("".join(text for text, _ in parts))
+        print("".join(printable(text) for text, _ in parts))
 
 
 def print_json(value: Any) -> None:
@@ -30,6 +47,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_hint(text: str) -> None:
+def print_hint(*lines: str) -> None:
     """Tell people something that is no part of the output."""
-    print(text, file=sys.stderr)
+    for line in lines:
+        print(printable(line), file=sys.stderr)

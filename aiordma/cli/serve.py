@@ -1,28 +1,43 @@
 """`aiordma serve`: offer a folder to `aiordma cp`.
 
-Whoever reaches the port may read the folder's files and, with `--writable`, make and replace some:
-there are no passwords.  What a client does is said in one line when it is over.
+Any program that reaches the port may read the folder's files and, with `--writable`, make and
+replace some, up to a quota: there are no passwords.  What a client does is said in one line when it
+is over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 from dataclasses import asdict
 from pathlib import Path
 
-from aiordma.cli.output import print_hint
+from aiordma.cli.output import print_hint, printable
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
 from aiordma.cli.transfer.folder import Folder
-from aiordma.cli.transfer.server import serve_one
+from aiordma.cli.transfer.frames import Reason
+from aiordma.cli.transfer.server import Quota, serve_one
 from aiordma.errors import RdmaError
 from aiordma.streams import start_server
 
 __all__ = ["run"]
 
+_EVERYWHERE = ("", "0.0.0.0", "::")
 
-def run(path: str, *, host: str, port: int, writable: bool, as_json: bool, limit_s: float) -> int:
+
+def run(
+    path: str,
+    *,
+    host: str,
+    port: int,
+    writable: bool,
+    as_json: bool,
+    limit_s: float,
+    most_clients: int,
+    quota: Quota,
+) -> int:
     """Serve until SIGINT or SIGTERM.
 
     Args:
@@ -32,6 +47,8 @@ def run(path: str, *, host: str, port: int, writable: bool, as_json: bool, limit
         writable: Whether clients may put files there.
         as_json: Print each line as a JSON object.
         limit_s: Seconds that each step on the wire may take.
+        most_clients: Clients that are served at a time; more are refused.
+        quota: What clients may put.
 
     Returns:
         0; 1 if the folder or the port cannot be had.
@@ -42,7 +59,8 @@ def run(path: str, *, host: str, port: int, writable: bool, as_json: bool, limit
         print_hint(f"aiordma serve: {path}: {exc.strerror}")
         return 1
     try:
-        asyncio.run(_Service(folder, writable, as_json, limit_s).serve(host, port))
+        service = _Service(folder, writable, as_json, limit_s, most_clients, quota)
+        asyncio.run(service.serve(host, port))
     except (OSError, RdmaError) as exc:
         print_hint(f"aiordma serve: cannot listen on {host} port {port}: {exc}")
         return 1
@@ -52,7 +70,17 @@ def run(path: str, *, host: str, port: int, writable: bool, as_json: bool, limit
 
 
 class _Service:
-    def __init__(self, folder: Folder, writable: bool, as_json: bool, limit_s: float) -> None:
+    def __init__(
+        self,
+        folder: Folder,
+        writable: bool,
+        as_json: bool,
+        limit_s: float,
+        most_clients: int,
+        quota: Quota,
+    ) -> None:
+        self._most_clients = most_clients
+        self._quota = quota
         self._folder = folder
         self._writable = writable
         self._as_json = as_json
@@ -70,6 +98,13 @@ class _Service:
             for address in server.addresses:
                 words = f"on {address[0]} {address[1]}"
                 self._say("listening", words, host=address[0], port=address[1])
+            if host in _EVERYWHERE:
+                may = "read and replace" if self._writable else "read"
+                print_hint(
+                    "aiordma serve: on all addresses of this machine, without passwords: any "
+                    f"program that reaches the port may {may} the files; --host ADDRESS listens "
+                    "on one"
+                )
             await stop.wait()
             server.close()
             server.abort_clients()
@@ -85,8 +120,16 @@ class _Service:
         peer = " ".join(str(part) for part in writer.get_extra_info("peername")[:2])
         exchange = Exchange(reader, writer, self._limit_s)
         async with closing(writer, self._limit_s):
+            if len(self._clients) > self._most_clients:
+                text = f"the server has {self._most_clients} clients already; try again"
+                with contextlib.suppress(OSError):
+                    await exchange.apologize(TransferError(Reason.FULL, text))
+                self._say("failed", f"{text}, {peer}", error=text, peer=peer)
+                return
             try:
-                done = await serve_one(exchange, self._folder, writable=self._writable)
+                done = await serve_one(
+                    exchange, self._folder, writable=self._writable, quota=self._quota
+                )
             except (TransferError, OSError) as exc:
                 self._say("failed", f"{exc}, {peer}", error=str(exc), peer=peer)
                 await exchange.hear_out()
@@ -96,4 +139,4 @@ class _Service:
 
     def _say(self, event: str, words: str, **facts: object) -> None:
         line = json.dumps({"event": event, **facts}) if self._as_json else f"{event} {words}"
-        print(line, flush=True)
+        print(printable(line), flush=True)

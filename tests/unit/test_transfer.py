@@ -9,14 +9,19 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from aiordma.cli import serve
+from aiordma.cli.output import print_hint, print_line, printable
 from aiordma.cli.transfer import client
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing, in_thread
 from aiordma.cli.transfer.folder import Folder, local_incoming, local_source
 from aiordma.cli.transfer.frames import MOST_DATA, Done, Put, Ready, Reason, data_header, pack
-from aiordma.cli.transfer.server import Served, serve_one
+from aiordma.cli.transfer.server import Quota, Served, serve_one
+
+from .conftest import Run
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIMIT_S = 20.0
@@ -300,3 +305,121 @@ async def test_more_than_four_gibibytes_can_be_announced(service: Service, tmp_p
         incoming.discard()
         exchange._writer.transport.abort()
     assert sizes == [(4 << 30) + 1]
+
+
+# ---- what a client may make the server do ---------------------------------------------------
+
+BAR = (lambda _: None, lambda _: None)
+EVIL = "a\x1b[31m\x9b\x07\u202ename\u2028x"
+
+
+def a_service(path: Path, *, most_clients: int = 4, quota: Quota | None = None) -> serve._Service:
+    quota = quota or Quota(1 << 20, 100, 1 << 20)
+    return serve._Service(Folder(path), True, False, LIMIT_S, most_clients, quota)
+
+
+def test_g06_names_and_texts_are_shown_as_they_are(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A client's name in the server's log, and a server's text in the client's error."""
+    forged = f"{EVIL}\nput forged 1 bytes"
+
+    async def main() -> None:
+        service = a_service(tmp_path)
+        async with connected(service._client) as exchange:
+            with pytest.raises(TransferError) as refused:
+                await client.get(exchange, forged, local_incoming(tmp_path / "x"), *BAR)
+        service._folder.close()
+        print_hint(f"aiordma cp: {refused.value}")
+
+    run(main())
+    out, err = capsys.readouterr()
+    for text in (out, err):
+        lines = text.splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].isprintable()
+        assert r"a\x1b[31m\x9b\x07\u202ename\u2028x\nput forged" in lines[0]
+
+
+def test_g06_a_line_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line((EVIL, "bold"), (" ok\r\n", ""))
+    print_hint(EVIL, "two")
+    out, err = capsys.readouterr()
+    assert out == "a\\x1b[31m\\x9b\\x07\\u202ename\\u2028x ok\\r\\n\n"
+    assert err.splitlines()[1:] == ["two"]
+    assert all(each.isprintable() for each in printable("".join(map(chr, range(0x300)))))
+    assert printable("grün 漢字 \\") == "grün 漢字 \\"
+
+
+def test_g06_quotas() -> None:
+    quota = Quota(most_bytes=100, most_files=3, most_file_bytes=60)
+
+    def refused(size: int, why: str) -> None:
+        with pytest.raises(TransferError, match=why) as caught:
+            quota.take(size)
+        assert caught.value.reason == Reason.FULL
+
+    refused((1 << 63) - 1, "more than a file may have")
+    refused(61, "more than a file may have")
+    quota.take(60)
+    refused(41, "takes 40 bytes more")
+    quota.take(40)
+    quota.take(0)
+    refused(0, "has taken 3 files")
+    quota.give_back(40)
+    refused(41, "takes 40 bytes more")
+    quota.take(40)
+
+
+def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
+    """A file that does not come counts no more; one that has come does."""
+    (tmp_path / "served").mkdir()
+    a_file(tmp_path / "file", 600)
+    source = local_source(tmp_path / "file")
+
+    async def main() -> None:
+        service = a_service(tmp_path / "served", quota=Quota(1000, 10, 700))
+        async with connected(service._client) as exchange:
+            await exchange.say(Put("half", 700))
+            await exchange.hear(Ready)
+        for name, fits in (("one", True), ("two", False)):
+            async with connected(service._client) as exchange:
+                size = await in_thread(source.open)
+                if fits:
+                    await client.put(exchange, source, size, name, BAR[1])
+                else:
+                    with pytest.raises(TransferError, match="takes 400 bytes more"):
+                        await client.put(exchange, source, size, name, BAR[1])
+                await in_thread(source.close)
+        async with connected(service._client) as exchange:
+            await exchange.say(Put("huge", (1 << 63) - 1))
+            with pytest.raises(TransferError, match="more than a file may have here, 700"):
+                await exchange.hear(Ready)
+        service._folder.close()
+
+    run(main())
+    assert os.listdir(tmp_path / "served") == ["one"]
+
+
+def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
+    async def main() -> None:
+        service = a_service(tmp_path, most_clients=2)
+        async with connected(service._client), connected(service._client):
+            await until(lambda: len(service._clients) == 2)
+            async with connected(service._client) as late:
+                with pytest.raises(TransferError, match="has 2 clients already"):
+                    await late.hear(Ready)
+            await until(lambda: len(service._clients) == 2)
+        await until(lambda: not service._clients)
+        async with connected(service._client) as next_:
+            with pytest.raises(TransferError, match="No such file"):
+                await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
+        service._folder.close()
+
+    run(main())
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)

@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from aiordma.cli.output import printable
 from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import bw_row, header, lat_row
 from aiordma.cli.version import aiordma_version
@@ -63,7 +64,8 @@ class Printer:
         info = self._info
         print(_RULE)
         print(f"{'':20}{plan.test.capitalize()} {_TITLES[plan.metric]} Test")
-        print(f" Device         : {info['device']:<20} Transport type : {info['transport']}")
+        device = printable(info["device"])
+        print(f" Device         : {device:<20} Transport type : {info['transport']}")
         print(f" Number of qps  : {plan.qps:<20} TX depth       : {plan.tx_depth}")
         print(f" API            : {plan.api:<20} Post list      : {plan.post_list}")
         print(f" Event loop     : {info['loop']:<20} Wait           : {plan.wait}")

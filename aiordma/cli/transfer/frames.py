@@ -67,6 +67,7 @@ class Reason:
     SYSTEM = "system"
     CHECKSUM = "checksum"
     PROTOCOL = "protocol"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,51 @@ from aiordma.cli.transfer.exchange import Exchange, TransferError, in_thread
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Done, Get, Put, Ready, Reason
 
-__all__ = ["Served", "serve_one"]
+__all__ = ["Quota", "Served", "serve_one"]
+
+
+class Quota:
+    """What clients may put into a folder, all of them together, as long as the server runs.
+
+    A file counts from the moment in which it is announced; one that is not completed counts no
+    more.
+
+    Args:
+        most_bytes: Of all files.
+        most_files: Their number.
+        most_file_bytes: Of each file.
+    """
+
+    __slots__ = ("_bytes", "_files", "_most_bytes", "_most_file_bytes", "_most_files")
+
+    def __init__(self, most_bytes: int, most_files: int, most_file_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._most_files = most_files
+        self._most_file_bytes = most_file_bytes
+        self._bytes = self._files = 0
+
+    def take(self, size: int) -> None:
+        """Count a file of so many bytes.
+
+        Raises:
+            TransferError: There is no room for it.
+        """
+        if size > self._most_file_bytes:
+            text = f"{size} bytes are more than a file may have here, {self._most_file_bytes}"
+        elif self._files >= self._most_files:
+            text = f"the server has taken {self._files} files, and takes no more"
+        elif size > self._most_bytes - self._bytes:
+            text = f"the server takes {self._most_bytes - self._bytes} bytes more, not {size}"
+        else:
+            self._bytes += size
+            self._files += 1
+            return
+        raise TransferError(Reason.FULL, text)
+
+    def give_back(self, size: int) -> None:
+        """A file that was counted has not come."""
+        self._bytes -= size
+        self._files -= 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +73,16 @@ class Served:
     sha256: str
 
 
-async def serve_one(exchange: Exchange, folder: Folder, *, writable: bool) -> Served:
+async def serve_one(
+    exchange: Exchange, folder: Folder, *, writable: bool, quota: Quota | None = None
+) -> Served:
     """Answer a client's request.
 
     Args:
         exchange: The connection.
         folder: What is offered.
         writable: Whether clients may put files there.
+        quota: How much; None for no bound.
 
     Raises:
         TransferError: The request could not be fulfilled, of which the client has been told, or the
@@ -48,7 +95,14 @@ async def serve_one(exchange: Exchange, folder: Folder, *, writable: bool) -> Se
             return await _give(exchange, folder, request)
         if not writable:
             raise TransferError(Reason.READ_ONLY, "the server takes no files (--writable)")
-        return await _take(exchange, folder, request)
+        if quota is None:
+            return await _take(exchange, folder, request)
+        quota.take(request.size)
+        try:
+            return await _take(exchange, folder, request)
+        except BaseException:
+            quota.give_back(request.size)
+            raise
     except TransferError as exc:
         await exchange.apologize(exc)
         raise
