@@ -16,6 +16,8 @@ SHELL := /bin/bash
 PY := .venv/bin/python
 SOFTROCE := $(PY) -m aiordma.testing.softroce
 export PYTHON
+# As root the runner installs what tools/setup has not.
+export AIORDMA_SOFTROCE_INSTALL := 1
 
 SECONDS ?= 600
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +179,75 @@ def test_a_lost_option_is_told(tmp_path: Path) -> None:
     file.write_text("".join(f"CONFIG_{name}=y\n" for name in names) + "# CONFIG_RDMA_SIW is off\n")
     with pytest.raises(InfrastructureError, match="cannot be configured with RDMA_SIW"):
         kernel_build._check_configuration(file, "9.9")
+
+
+# ---- what is run from there -----------------------------------------------------------------
+
+
+def _obtain() -> Path:
+    return cache.obtain("fake", "key", 1, _build, what="the fake")
+
+
+def _refused(why: str) -> None:
+    with pytest.raises(InfrastructureError, match=why) as caught:
+        _obtain()
+    assert "AIORDMA_SOFTROCE_CACHE" in str(caught.value) or "made again" in str(caught.value)
+
+
+def test_g08_the_folder_is_private(folder: Path) -> None:
+    before = os.umask(0)
+    try:
+        entry = _obtain()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not stat.S_IMODE((entry / "linux").stat().st_mode) & 0o022
+    assert _obtain() == entry
+
+
+@pytest.mark.parametrize("place", ["folder", "entry", "linux"])
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+def test_g08_what_others_may_write_is_not_run(folder: Path, place: str, mode: int) -> None:
+    entry = _obtain()
+    path = {"folder": folder, "entry": entry, "linux": entry / "linux"}[place]
+    path.chmod(path.stat().st_mode | mode)
+    _refused("may be written to by others")
+
+
+@pytest.mark.parametrize("place", ["folder", "entry", "linux"])
+def test_g08_what_another_user_has_planted_is_not_run(
+    folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = _obtain()
+    path = {"folder": folder, "entry": entry, "linux": entry / "linux"}[place]
+    real = Path.lstat
+
+    def lstat(self: Path) -> os.stat_result:
+        found = list(real(self))
+        if self == path:
+            found[stat.ST_UID] = os.geteuid() + 4321
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    _refused(f"belongs to the user with the number {os.geteuid() + 4321}")
+
+
+def test_g08_a_file_that_has_changed_is_not_run(folder: Path) -> None:
+    entry = _obtain()
+    (entry / "linux").write_text("evil")
+    _refused("not what it was")
+    (entry / "linux").write_text("made")
+    assert _obtain() == entry
+    (entry / "more").write_text("more")
+    _refused("not what it was")
+    (entry / "more").unlink()
+    (entry / "more").symlink_to("/bin/sh")
+    _refused("not what it was")
+
+
+def test_g08_an_entry_from_before_gets_its_hashes(folder: Path) -> None:
+    entry = _obtain()
+    (entry / ".sha256").unlink()
+    assert _obtain() == entry
+    (entry / "linux").write_text("evil")
+    _refused("not what it was")

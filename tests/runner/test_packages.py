@@ -83,11 +83,33 @@ def test_root_installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, ...]] = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(tools, "run", lambda argv, **_: ran.append(tuple(argv)))
-    packages.ensure(["flex", "make"], "the engine", tmp_path / "log")
+    packages.ensure(["flex", "make"], "the engine", tmp_path / "log", install=True)
     assert ran == [
         ("apt-get", "update"),
         ("apt-get", "install", "-y", "--no-install-recommends", "make"),
     ]
+
+
+@pytest.mark.usefixtures("known")
+def test_g08_root_is_asked_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(tools, "run", lambda argv, **_: ran.append(tuple(argv)))
+    for value in (None, "0", ""):
+        if value is None:
+            monkeypatch.delenv("AIORDMA_SOFTROCE_INSTALL", raising=False)
+        else:
+            monkeypatch.setenv("AIORDMA_SOFTROCE_INSTALL", value)
+        with pytest.raises(InfrastructureError) as caught:
+            packages.ensure(["flex", "make"], "the engine", tmp_path / "log")
+        assert "apt-get install --no-install-recommends make" in str(caught.value)
+        assert "--install" in str(caught.value)
+    assert ran == []
+    monkeypatch.setenv("AIORDMA_SOFTROCE_INSTALL", "1")
+    packages.ensure(["flex", "make"], "the engine", tmp_path / "log")
+    assert ran[-1][:2] == ("apt-get", "install")
 
 
 @pytest.mark.usefixtures("known")

@@ -1,4 +1,9 @@
-"""Kernels that have been built or unpacked, kept for the next run."""
+"""Kernels that have been built or unpacked, kept for the next run.
+
+They are programs that run with the rights of this user.  So an entry is used only if it, and the
+folder that it lies in, belong to this user or to root, no other user may write to it, and its files
+have the hashes that they had when they were made.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +25,7 @@ from .errors import InfrastructureError
 #: Seconds to wait for another process that is building the same thing.
 _LOCK_SECONDS = 3 * 3600.0
 _LOCK_POLL_SECONDS = 0.2
+_HASHES = ".sha256"
 
 
 def root() -> Path:
@@ -66,14 +73,22 @@ def log_file(kind: str) -> Path:
 
 
 def find(kind: str, key: str) -> Path | None:
-    """Return the entry made last of those for `kind` and `key`, or None."""
+    """Return the entry made last of those for `kind` and `key`, or None.
+
+    Raises:
+        InfrastructureError: the folder cannot be read, or what is there is not to be trusted.
+    """
     try:
         entries = [path for path in root().iterdir() if _is_entry(path.name, kind, key)]
-        return max(entries, key=lambda path: path.stat().st_mtime, default=None)
+        found = max(entries, key=lambda path: path.lstat().st_mtime, default=None)
+        if found is not None:
+            _require_private(root())
+            _verify(found)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InfrastructureError(_unusable(error)) from None
+    return found
 
 
 def obtain(
@@ -125,6 +140,10 @@ def _build(folder: Path, kind: str, key: str, build: Callable[[Workshop], str]) 
         result = scratch / "result"
         result.mkdir()
         version = build(Workshop(scratch, result, log))
+        for path in result.rglob("*"):
+            if not path.is_symlink():
+                path.chmod(path.stat().st_mode & ~0o022)
+        _write_hashes(result)
         entry = folder / f"{kind}-{version.replace('/', '_')}-{key}"
         # After this other users may read it, if they may read the cache.
         result.chmod(0o755)
@@ -141,10 +160,74 @@ def _is_entry(name: str, kind: str, key: str) -> bool:
 def _folder() -> Path:
     folder = root()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        _require_private(folder)
     except OSError as error:
         raise InfrastructureError(_unusable(error)) from None
     return folder
+
+
+def _require_private(path: Path) -> None:
+    """Refuse what another user has made, or may change; links are not followed.
+
+    Raises:
+        InfrastructureError: with what to do about it.
+    """
+    found = path.lstat()
+    if found.st_uid not in (0, os.geteuid()):
+        why = f"belongs to the user with the number {found.st_uid}"
+    elif found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode):
+        why = f"may be written to by others (its mode is {stat.S_IMODE(found.st_mode):04o})"
+    else:
+        return
+    raise InfrastructureError(
+        f"{path} {why}, and kernels are run from there: remove it, or set AIORDMA_SOFTROCE_CACHE "
+        "to a folder of your own"
+    )
+
+
+def _verify(entry: Path) -> None:
+    """Refuse an entry that another user has made or may change, or that has changed.
+
+    Raises:
+        InfrastructureError: with what to do about it.
+    """
+    _require_private(entry)
+    for path in entry.rglob("*"):
+        _require_private(path)
+    hashes = entry / _HASHES
+    if not hashes.exists():
+        # Made by a version without them: it is this user's, or root's.
+        with contextlib.suppress(PermissionError):
+            _write_hashes(entry)
+        return
+    if hashes.read_text() != _hashes_of(entry):
+        raise InfrastructureError(
+            f"{entry} is not what it was when it was made: remove it, and it is made again"
+        )
+
+
+def _write_hashes(entry: Path) -> None:
+    text = _hashes_of(entry)
+    # Whole or not at all: another process may look at the entry.
+    other = entry.parent / f".hashes-{os.getpid()}"
+    other.write_text(text)
+    other.chmod(0o644)
+    other.rename(entry / _HASHES)
+
+
+def _hashes_of(entry: Path) -> str:
+    """A line for each file and link, as sha256sum has them."""
+    lines = []
+    for path in sorted(entry.rglob("*")):
+        name = path.relative_to(entry)
+        if path.is_symlink():
+            lines.append(f"-> {os.readlink(path)}  {name}")
+        elif path.is_file() and name != Path(_HASHES):
+            with path.open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}")
+    return "\n".join(lines) + "\n"
 
 
 def _unusable(error: OSError) -> str:

@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"real time, after which everything is killed (default {DEFAULT_TIMEOUT:g})",
     )
+    add("--install", action="store_true", help="as root, install packages that are missing")
     add("-v", "--verbose", action="store_true", help="show the logs of the kernel and of a build")
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser

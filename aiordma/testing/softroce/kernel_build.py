@@ -65,11 +65,12 @@ _UNNEEDED = (
 _UNNEEDED_SUFFIXES = ("c", "h", "S", "rst", "txt", "yaml", "json", "dts", "dtsi", "svg", "py")
 
 
-def kernel(*, verbose: bool = False) -> Path:
+def kernel(*, verbose: bool = False, install: bool = False) -> Path:
     """Return the kernel as a program, and build it on first use.
 
     Args:
         verbose: show what the build says.
+        install: as root, install packages that are missing.
 
     Raises:
         InfrastructureError: it cannot be built; the message says what to do.
@@ -83,7 +84,8 @@ def kernel(*, verbose: bool = False) -> Path:
         # All that a user without root has to install is told at once.
         absent = packages.missing((*_RUNTIME_PACKAGES, *_BUILD_PACKAGES))
     if absent:
-        packages.ensure(absent, "the uml engine", cache.log_file("packages"), verbose=verbose)
+        log = cache.log_file("packages")
+        packages.ensure(absent, "the uml engine", log, verbose=verbose, install=install)
     for tool in ("ip", "rdma", "tc"):
         if shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
             raise InfrastructureError(f"the uml engine needs the program {tool} (package iproute2)")

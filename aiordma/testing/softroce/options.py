@@ -51,6 +51,7 @@ class Options:
         memory: of the guest, in bytes; None leaves the choice to the engine.
         cpus: of the guest; None leaves the choice to the engine.
         timeout: in seconds of real time, after which everything is killed.
+        install: install packages that are missing, as root.
         verbose: show the log of the guest's kernel and of a build.
     """
 
@@ -64,6 +65,7 @@ class Options:
     memory: int | None = None
     cpus: int | None = None
     timeout: float = DEFAULT_TIMEOUT
+    install: bool = False
     verbose: bool = False
     net_words: tuple[str, ...] = field(init=False, default=())
 

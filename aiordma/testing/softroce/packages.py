@@ -30,17 +30,25 @@ def missing(packages: Sequence[str]) -> list[str]:
     return [package for package in packages if package not in installed]
 
 
-def ensure(packages: Sequence[str], purpose: str, log: Path, *, verbose: bool = False) -> None:
-    """Install what is missing of `packages`, or say how to.
+def ensure(
+    packages: Sequence[str],
+    purpose: str,
+    log: Path,
+    *,
+    verbose: bool = False,
+    install: bool = False,
+) -> None:
+    """Install what is missing of `packages` if that is asked for, or say how to.
 
     Args:
         packages: names in Debian and Ubuntu.
         purpose: what they are for, as in "the uml engine".
         log: a file that gets the output of the package manager.
         verbose: show that output as well.
+        install: whether root wants them installed; so does AIORDMA_SOFTROCE_INSTALL=1.
 
     Raises:
-        InfrastructureError: with the command to run when this user may not, or the reason.
+        InfrastructureError: with the command to run when nothing is installed, or the reason.
     """
     absent = missing(packages)
     if not absent:
@@ -55,6 +63,12 @@ def ensure(packages: Sequence[str], purpose: str, log: Path, *, verbose: bool = 
         raise InfrastructureError(
             f"{purpose} needs packages that are not installed; run\n"
             f"  sudo apt-get install --no-install-recommends {words}"
+        )
+    if not install and os.environ.get("AIORDMA_SOFTROCE_INSTALL") != "1":
+        raise InfrastructureError(
+            f"{purpose} needs packages that are not installed; run\n"
+            f"  apt-get install --no-install-recommends {words}\n"
+            "or have that done by --install, or by AIORDMA_SOFTROCE_INSTALL=1 in the environment"
         )
     tools.say(f"installing for {purpose}: {words}")
     if any(not candidate(package) for package in absent):

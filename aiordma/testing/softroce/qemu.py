@@ -63,7 +63,9 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     absent = packages.missing((*_PACKAGES, _PROVIDERS))
     if absent:
         log = cache.log_file("packages")
-        packages.ensure(absent, "the qemu engine", log, verbose=options.verbose)
+        packages.ensure(
+            absent, "the qemu engine", log, verbose=options.verbose, install=options.install
+        )
     if shutil.which(_PROGRAM) is None:
         raise InfrastructureError(f"{_PROGRAM} was not found (package qemu-system-x86)")
     folder = image(verbose=options.verbose)

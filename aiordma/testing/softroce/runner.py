@@ -40,7 +40,7 @@ def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
         stdout: descriptor that gets the command's standard output.
         options: the fields of `Options`, which are those of the command line: ``engine``,
             ``device``, ``hosts``, ``virtual_time``, ``counted``, ``net``, ``mtu``, ``memory`` (in
-            bytes), ``cpus``, ``timeout`` (in seconds), ``verbose``.
+            bytes), ``cpus``, ``timeout`` (in seconds), ``install``, ``verbose``.
 
     Raises:
         UsageError: the options contradict each other or the engine.

@@ -36,7 +36,7 @@ def check(options: Options) -> None:
 def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     """Run `argv` in a guest and return its status; see `softroce.run`."""
     check(options)
-    linux = kernel(verbose=options.verbose)
+    linux = kernel(verbose=options.verbose, install=options.install)
     memory = options.memory or _DEFAULT_MEMORY
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
     command = _command_line(linux, memory, machine.descriptors, options)
