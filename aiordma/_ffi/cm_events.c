@@ -29,6 +29,11 @@ static int events_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, events_init);
+}
+
 /* What two ends may have agreed on; None where there cannot be anything yet. */
 static PyObject *numbers_of(const struct aio_cm_event *event)
 {
@@ -110,7 +115,7 @@ static PyMethodDef events_methods[] = {
 };
 
 static PyType_Slot events_slots[] = {
-    {Py_tp_init, events_init},
+    {Py_tp_new, events_new},
     {Py_tp_methods, events_methods},
     {Py_tp_doc, "The events of a channel of the connection manager."},
     {0, NULL},

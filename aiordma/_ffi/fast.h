@@ -41,8 +41,8 @@ typedef struct {
     uint32_t access;
     uint32_t uses;
     char closing;
-    PyObject *pd;     /* to compare; the region keeps it alive */
-    PyObject *region; /* whose this is */
+    const PyObject *pd; /* to compare only; the region keeps it alive */
+    PyObject *region;   /* whose this is: a weak reference */
 } Registration;
 
 int aio_registration_leave(Registration *self); /* one use less; whether the region waits for it */
@@ -132,6 +132,29 @@ typedef struct {
 } StreamCalls;
 
 int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */
+
+/* What a weak reference leads to, None if that is gone; a new reference, or NULL. */
+static inline PyObject *aio_alive(PyObject *weak)
+{
+    return PyObject_CallNoArgs(weak);
+}
+
+/*
+ * Make an object and initialize it, for types that are of no use before: they have no tp_init, so
+ * that `X.__new__(X)` is a TypeError, and nothing is initialized twice.
+ */
+static inline PyObject *aio_make(PyTypeObject *type, PyObject *args, PyObject *kwargs,
+                                 initproc init)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *object = allocate(type, 0);
+
+    if (object && init(object, args, kwargs)) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    return object;
+}
 
 /* Put a reference that is stolen in the place of another. */
 static inline void replace(PyObject **place, PyObject *object)

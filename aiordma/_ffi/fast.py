@@ -26,7 +26,7 @@ try:
         alarm_open,
         alarm_set,
     )
-except ImportError:
+except ModuleNotFoundError:
     # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
     # ever arrive; but aiordma can be imported, and tells why.
     if not TYPE_CHECKING:

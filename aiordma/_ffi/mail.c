@@ -22,6 +22,10 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKKKKOO!", names, &lane, &send, &next, &back,
                                      &operate, &receiver, parked_type, &parked))
         return -1;
+    if (((Parked *)parked)->mail) {
+        PyErr_SetString(PyExc_ValueError, "another Mail has this Parked");
+        return -1;
+    }
     self->lane = (struct aio_lane *)(uintptr_t)lane;
     self->send = (int (*)(struct aio_lane *, const void *, uint64_t))(uintptr_t)send;
     self->next = (int64_t (*)(struct aio_lane *))(uintptr_t)next;
@@ -34,6 +38,11 @@ static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
     replace((PyObject **)&self->parked, parked);
     self->parked->mail = self;
     return 0;
+}
+
+static PyObject *mail_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, mail_init);
 }
 
 static int mail_traverse(PyObject *object, visitproc visit, void *arg)
@@ -120,20 +129,24 @@ static int put_off(const struct aio_lane *lane)
 static PyObject *take(Mail *self)
 {
     struct aio_lane *lane = self->lane;
-    PyObject *message;
-    int64_t at;
+    const struct aio_arrival *first;
+    PyObject *message, *imm;
 
     if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
         Py_RETURN_FALSE;
-    at = self->next(lane);
-    if (at < 0)
+    if (lane->head == lane->tail) {
+        self->next(lane); /* from now on an arrival is news */
         Py_RETURN_NONE;
-    message = make_message(self, (uint32_t)(at & 0xFFFF), (Py_ssize_t)(at >> 16 & 0xFFFFFFFF),
-                           at >> 48 ? PyLong_FromUnsignedLong(lane->imm) : Py_NewRef(Py_None));
-    if (message) {
-        ((Message *)message)->kept = 1;
-        lane->held++;
     }
+    /* Made before it is taken: without memory for it the message stays where it is. */
+    first = &lane->arrivals[lane->head & lane->arrival_mask];
+    imm = first->has_imm ? PyLong_FromUnsignedLong(first->imm) : Py_NewRef(Py_None);
+    message = make_message(self, first->slot, (Py_ssize_t)first->length, imm);
+    if (!message)
+        return NULL;
+    self->next(lane);
+    ((Message *)message)->kept = 1;
+    lane->held++;
     return message;
 }
 
@@ -157,6 +170,7 @@ static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **re
 {
     Parked *self = (Parked *)object;
     int again = self->wakeup.state != AIO_IDLE;
+    Mail *mail;
 
     (void)value;
     if (!self->taking || !self->mail || (again && self->wakeup.error)) {
@@ -171,7 +185,9 @@ static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **re
     }
     if (again)
         aio_wakeup_forget(&self->wakeup);
-    *result = take(self->mail);
+    mail = (Mail *)Py_NewRef((PyObject *)self->mail); /* the collector may come to run */
+    *result = take(mail);
+    Py_DECREF((PyObject *)mail);
     if (*result == Py_None && !again) {
         Py_DECREF(*result);
         *result = aio_wakeup_next(object);
@@ -336,7 +352,7 @@ static PyMemberDef mail_members[] = {
 };
 
 static PyType_Slot mail_slots[] = {
-    {Py_tp_init, mail_init},
+    {Py_tp_new, mail_new},
     {Py_tp_traverse, mail_traverse},
     {Py_tp_clear, mail_clear},
     {Py_tp_dealloc, mail_dealloc},

@@ -123,7 +123,7 @@ static Operation *fresh(Mail *self, uint32_t number)
     operation = (Operation *)allocate(aio_operation_type, 0);
     if (!operation)
         return NULL;
-    operation->wakeup.loop = Py_NewRef(self->parked->wakeup.loop);
+    operation->wakeup.loop = Py_XNewRef(self->parked->wakeup.loop);
     replace(&self->operations[number], (PyObject *)operation);
     return operation;
 }
@@ -139,6 +139,7 @@ PyObject *aio_post(Mail *self, long number, struct aio_operation *request,
     struct aio_lane *lane = self->lane;
     int any = number < 0;
     Operation *operation;
+    PyObject *region;
     int code;
 
     if (lane->closed || lane->over || registration->closing ||
@@ -149,16 +150,29 @@ PyObject *aio_post(Mail *self, long number, struct aio_operation *request,
             Py_RETURN_NONE;
         number = lane->operations_free[lane->n_operations_free - 1];
     }
-    request->number = (uint32_t)number;
-    operation = fresh(self, request->number);
-    if (!operation)
+    if (number >= (long)lane->n_operations) {
+        PyErr_SetString(PyExc_ValueError, "no such operation");
         return NULL;
+    }
+    request->number = (uint32_t)number;
+    region = aio_alive(registration->region);
+    if (!region || region == Py_None)
+        return region;
+    operation = fresh(self, request->number);
+    if (!operation || operation->region) {
+        if (operation)
+            PyErr_SetString(PyExc_RuntimeError, "the operation is under way");
+        Py_DECREF(region);
+        return NULL;
+    }
     code = self->operate(lane, request);
-    if (code)
+    if (code) {
+        Py_DECREF(region);
         return PyLong_FromLong(code);
+    }
     if (any)
         lane->n_operations_free--;
-    operation->region = Py_NewRef(registration->region);
+    operation->region = region;
     replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
     registration->uses++;
     operation->opcode = (unsigned char)request->opcode;
@@ -229,30 +243,60 @@ static void count_success(struct aio_lane *lane, const Operation *operation)
     }
 }
 
-/* One that has succeeded: the memory is let go, and whoever waits is resumed.  0, or -1. */
+/*
+ * One that has succeeded: the memory is let go, and whoever waits is resumed, even if the memory
+ * could not be let go.  0, or -1.
+ */
 static int succeed(Mail *self, uint32_t number)
 {
     Operation *operation = (Operation *)self->operations[number];
-    PyObject *region = leave(self, number);
+    PyObject *region = leave(self, number), *type = NULL, *value = NULL, *traceback = NULL;
     int rc = 0;
 
+    /* The program may post again, and this number is free. */
+    Py_INCREF((PyObject *)operation);
     count_success(self->lane, operation);
     if (aio_registration_leave(operation->registration)) {
         PyObject *done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
 
-        rc = done ? 0 : -1;
+        if (!done)
+            PyErr_Fetch(&type, &value, &traceback);
         Py_XDECREF(done);
     }
-    Py_DECREF(region);
-    if (rc)
-        return rc;
-    Py_INCREF((PyObject *)operation); /* the program may post again, and this number is free */
     if (operation->wakeup.state == AIO_WAITING)
         rc = aio_wake(&operation->wakeup);
     else
         operation->wakeup.state = AIO_DONE;
     Py_DECREF((PyObject *)operation);
+    if (type && rc < 0) {
+        PyObject *other[3];
+
+        PyErr_Fetch(&other[0], &other[1], &other[2]);
+        PyErr_Restore(type, value, traceback);
+        PyErr_WriteUnraisable(region);
+        PyErr_Restore(other[0], other[1], other[2]);
+    } else if (type) {
+        PyErr_Restore(type, value, traceback);
+        rc = -1;
+    }
+    Py_DECREF(region);
     return rc < 0 ? -1 : 0;
+}
+
+/* With an exception that goes on: the caller will not do it. */
+static void end_use(Operation *operation, PyObject **region)
+{
+    PyObject *type, *value, *traceback, *done;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    if (aio_registration_leave(operation->registration)) {
+        done = PyObject_CallMethodObjArgs(*region, name_let_go, NULL);
+        if (!done)
+            PyErr_WriteUnraisable(*region);
+        Py_XDECREF(done);
+    }
+    PyErr_Restore(type, value, traceback);
+    replace(region, NULL);
 }
 
 /*
@@ -279,7 +323,7 @@ PyObject *aio_end_operation(Mail *self, PyObject *args)
     if (operation->wakeup.state != AIO_WAITING)
         operation->wakeup.state = AIO_DONE;
     else if (aio_wake_soon(&operation->wakeup) < 0)
-        replace(&region, NULL);
+        end_use(operation, &region);
     return region;
 }
 
@@ -293,8 +337,10 @@ int aio_operations_done(Mail *self)
             return -1;
     }
     if (lane->operations_wanted && self->room) {
-        PyObject *told = PyObject_CallNoArgs(self->room);
+        PyObject *room = Py_NewRef(self->room); /* it may put another in its place */
+        PyObject *told = PyObject_CallNoArgs(room);
 
+        Py_DECREF(room);
         if (!told)
             return -1;
         Py_DECREF(told);

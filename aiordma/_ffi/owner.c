@@ -54,6 +54,18 @@ static int enter(Owner *parent, PyObject *own, PyObject *reference)
     return 1;
 }
 
+/* Under the lock, with an exception that goes on: undo `enter`. */
+static void quit(Owner *parent, PyObject *own)
+{
+    PyObject *error[3];
+
+    PyErr_Fetch(&error[0], &error[1], &error[2]);
+    if (PyDict_DelItem(parent->made, own))
+        PyErr_Clear();
+    parent->children--;
+    PyErr_Restore(error[0], error[1], error[2]);
+}
+
 /* Become a child of all; 0, or -1, or 1 with the one that is closed. */
 static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **closed)
 {
@@ -72,13 +84,26 @@ static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **
             rc = 1;
         } else {
             rc = enter(parent, own, reference);
-            if (rc > 0) /* it may be named twice */
+            if (rc > 0) { /* it may be named twice */
                 rc = PyList_Append(held, (PyObject *)parent);
+                if (rc)
+                    quit(parent, own);
+            }
         }
     }
     Py_XDECREF(own);
     Py_XDECREF(reference);
     return rc;
+}
+
+/* Under the lock, without memory for more: undo `enter_all`. */
+static void leave_all(Owner *self, PyObject *held)
+{
+    PyObject *own = PyLong_FromVoidPtr(self);
+
+    for (Py_ssize_t i = 0; own && i < PyList_Size(held); i++)
+        quit((Owner *)PyList_GetItem(held, i), own);
+    Py_XDECREF(own);
 }
 
 static int owner_adopt(Owner *self, PyObject *parents)
@@ -94,31 +119,40 @@ static int owner_adopt(Owner *self, PyObject *parents)
     rc = enter_all(self, parents, held, &closed);
     PyErr_Fetch(&error[0], &error[1], &error[2]);
     tuple = PyList_AsTuple(held);
-    if (tuple)
+    if (tuple) {
         replace(&self->parents, tuple);
+    } else {
+        leave_all(self, held);
+        rc = -1;
+    }
     if (!rc)
         replace(&self->state, Py_NewRef(state_open));
     Py_XINCREF(closed);
     Py_DECREF(held);
-    if (call(release_lock, NULL) || !tuple)
-        rc = -1;
-    if (error[0])
-        PyErr_Restore(error[0], error[1], error[2]);
-    if (rc > 0) {
-        /* A parent was closed meanwhile: the fresh C object has no right to be. */
+    if (!error[0])
+        PyErr_Fetch(&error[0], &error[1], &error[2]); /* of the tuple */
+    if (call(release_lock, NULL))
+        PyErr_WriteUnraisable((PyObject *)self);
+    if (rc) {
+        /* The fresh C object has no right to be, and its parents are not to wait for it: one was
+         * closed meanwhile, or there was no memory. */
         PyObject *result = PyObject_CallMethod((PyObject *)self, "_finish", NULL);
 
+        if (!result)
+            PyErr_WriteUnraisable((PyObject *)self);
         Py_XDECREF(result);
-        if (result) {
-            result = PyObject_CallMethod(closed, "_refuse", NULL);
-            Py_XDECREF(result);
-        }
+    }
+    if (error[0]) {
+        PyErr_Restore(error[0], error[1], error[2]);
+    } else if (rc) {
+        PyObject *result = PyObject_CallMethod(closed, "_refuse", NULL);
+
+        Py_XDECREF(result);
         if (!PyErr_Occurred())
             PyErr_SetString(PyExc_RuntimeError, "a parent is closed");
-        rc = -1;
     }
     Py_XDECREF(closed);
-    return rc;
+    return rc ? -1 : 0;
 }
 
 static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -132,6 +166,10 @@ static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     if (parents && !PyTuple_Check(parents)) {
         PyErr_SetString(PyExc_TypeError, "parents are a tuple");
+        return -1;
+    }
+    if (!guard) {
+        PyErr_SetString(PyExc_RuntimeError, "Owner is for verbs/resource.py");
         return -1;
     }
     replace(&self->handle, Py_NewRef(handle));
@@ -152,7 +190,7 @@ static PyObject *owner_require(PyObject *object, PyObject *unused)
     PyObject *result;
 
     (void)unused;
-    if (self->state == state_open)
+    if (self->state == state_open && self->handle)
         return Py_NewRef(self->handle);
     result = PyObject_CallMethod(object, "_refuse", NULL);
     if (result) {

@@ -21,10 +21,12 @@ static PyTypeObject *reader_type;
 #define INDEX_MASK ((1u << INDEX_BITS) - 1)
 
 typedef struct {
-    PyObject_HEAD struct aio_drain *drain; /* kept alive by the channel, as is the next */
+    PyObject_HEAD struct aio_drain *drain; /* in `memory`, as is the next */
     struct ibv_wc *completions;
     int room;
     int (*run)(struct aio_drain *, struct ibv_wc *, int);
+    int (*sweep)(struct aio_drain *, struct ibv_cq *, struct ibv_wc *, int);
+    PyObject *memory;  /* the channel may go while it is drained */
     PyObject **owners; /* what is called for a sink, by its index */
     uint32_t n_owners;
     uint32_t *untold; /* items of aio_drain.ready, from `first` to `last` */
@@ -48,16 +50,25 @@ typedef struct {
 static int reader_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     Reader *self = (Reader *)object;
-    static char *names[] = {"drain", "completions", "room", "run", NULL};
-    unsigned long long drain, completions, run;
+    static char *names[] = {"drain", "completions", "room", "run", "sweep", "memory", NULL};
+    unsigned long long drain, completions, run, sweep;
+    PyObject *memory;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKiK", names, &drain, &completions, &self->room,
-                                     &run))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKiKKO", names, &drain, &completions,
+                                     &self->room, &run, &sweep, &memory))
         return -1;
     self->drain = (struct aio_drain *)(uintptr_t)drain;
     self->completions = (struct ibv_wc *)(uintptr_t)completions;
     self->run = (int (*)(struct aio_drain *, struct ibv_wc *, int))(uintptr_t)run;
+    self->sweep =
+        (int (*)(struct aio_drain *, struct ibv_cq *, struct ibv_wc *, int))(uintptr_t)sweep;
+    self->memory = Py_NewRef(memory);
     return 0;
+}
+
+static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, reader_init);
 }
 
 /* own(index, owner): whom to tell of a sink's news; None for nobody. */
@@ -97,6 +108,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->error);
+    Py_VISIT(self->memory);
     for (uint32_t i = 0; i < self->n_owners; i++)
         Py_VISIT(self->owners[i]);
     return 0;
@@ -104,6 +116,7 @@ static int reader_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int reader_clear(PyObject *object)
 {
+    /* Not the memory: it leads nowhere, and a method may still be called. */
     Reader *self = (Reader *)object;
 
     Py_CLEAR(self->error);
@@ -120,6 +133,7 @@ static void reader_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     PyObject_ClearWeakRefs(object);
     reader_clear(object);
+    Py_CLEAR(((Reader *)object)->memory);
     PyMem_Free(((Reader *)object)->owners);
     PyMem_Free(((Reader *)object)->untold);
     release(object);
@@ -175,7 +189,8 @@ static int keep(Reader *self)
             self->most = most;
         }
     }
-    memcpy(self->untold + self->last, self->drain->ready, count * sizeof(*self->untold));
+    if (count)
+        memcpy(self->untold + self->last, self->drain->ready, count * sizeof(*self->untold));
     self->last += count;
     self->drain->n_ready = 0;
     return 0;
@@ -212,7 +227,7 @@ static int drain(Reader *self)
             return took;
         if (tell_all(self))
             return -1;
-        if (!(took & AGAIN))
+        if (!(took & AGAIN) || self->stopped)
             return 0;
         if (round == ROUNDS || self->deferred)
             return AGAIN; /* in another turn of the loop, and with what else has happened */
@@ -246,6 +261,20 @@ static PyObject *reader_drain(PyObject *object, PyObject *unused)
     return PyLong_FromLong(took);
 }
 
+/*
+ * sweep(cq): poll a queue, by the address of its C object, without an event; what aio_sweep
+ * returned.  The interpreter lock is kept: other threads may run finalizers, which take sinks away.
+ */
+static PyObject *reader_sweep(PyObject *object, PyObject *cq)
+{
+    Reader *self = (Reader *)object;
+    struct ibv_cq *address = PyLong_AsVoidPtr(cq);
+
+    if (!address && PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(self->sweep(self->drain, address, self->completions, self->room));
+}
+
 static PyObject *reader_keep(PyObject *object, PyObject *unused)
 {
     (void)unused;
@@ -271,6 +300,8 @@ static PyObject *reader_get_untold(PyObject *object, void *unused)
 static PyMethodDef reader_methods[] = {
     {"own", reader_own, METH_VARARGS, "Whom to tell of the news of a sink: its index, a function."},
     {"keep", reader_keep, METH_NOARGS, "Remember the news that aio_drain.ready has, for `tell`."},
+    {"sweep", reader_sweep, METH_O,
+     "Poll a queue, by the address of its C object, without an event; as aio_sweep."},
     {"tell", reader_tell, METH_NOARGS,
      "Tell the owners of news; with an exception, the others are still to be told."},
     {"drain", reader_drain, METH_NOARGS,
@@ -293,7 +324,7 @@ static PyGetSetDef reader_getset[] = {
 };
 
 static PyType_Slot reader_slots[] = {
-    {Py_tp_init, reader_init},
+    {Py_tp_new, reader_new},
     {Py_tp_traverse, reader_traverse},
     {Py_tp_clear, reader_clear},
     {Py_tp_dealloc, reader_dealloc},
@@ -328,6 +359,11 @@ static int readable_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+static PyObject *readable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, readable_init);
+}
+
 static int readable_traverse(PyObject *object, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE(object));
@@ -360,12 +396,13 @@ static int all_done(Reader *reader)
     int took = drain(reader);
 
     if (took < 0) {
-        PyObject *type, *traceback;
+        PyObject *type, *error, *traceback;
 
-        PyErr_Fetch(&type, &reader->error, &traceback);
-        PyErr_NormalizeException(&type, &reader->error, &traceback);
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
         if (traceback)
-            PyException_SetTraceback(reader->error, traceback);
+            PyException_SetTraceback(error, traceback);
+        replace(&reader->error, error);
         Py_XDECREF(type);
         Py_XDECREF(traceback);
         return 0;
@@ -380,18 +417,18 @@ static int all_done(Reader *reader)
 static PyObject *readable_run(PyObject *object, PyObject *unused)
 {
     Readable *self = (Readable *)object;
-    Reader *reader = (Reader *)PyWeakref_GetObject(self->reader);
+    PyObject *reader = aio_alive(self->reader);
     PyObject *slow, *result;
-    int done;
+    int done = 0;
 
     (void)unused;
-    if ((PyObject *)reader != Py_None && !reader->stopped) {
-        Py_INCREF((PyObject *)reader);
-        done = all_done(reader);
-        Py_DECREF((PyObject *)reader);
-        if (done)
-            Py_RETURN_NONE;
-    }
+    if (!reader)
+        return NULL;
+    if (reader != Py_None && !((Reader *)reader)->stopped)
+        done = all_done((Reader *)reader);
+    Py_DECREF(reader);
+    if (done)
+        Py_RETURN_NONE;
     slow = Py_NewRef(self->slow); /* it may take this object off the loop */
     result = PyObject_CallNoArgs(slow);
     Py_DECREF(slow);
@@ -405,7 +442,7 @@ static PyMethodDef readable_methods[] = {
 };
 
 static PyType_Slot readable_slots[] = {
-    {Py_tp_init, readable_init},
+    {Py_tp_new, readable_new},
     {Py_tp_traverse, readable_traverse},
     {Py_tp_clear, readable_clear},
     {Py_tp_dealloc, readable_dealloc},

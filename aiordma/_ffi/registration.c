@@ -17,17 +17,35 @@ static int registration_init(PyObject *object, PyObject *args, PyObject *kwargs)
     static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
     unsigned long long addr;
     unsigned int lkey, access;
-    PyObject *pd, *region;
+    PyObject *pd, *region, *weak;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
                                      &region))
         return -1;
+    weak = PyWeakref_NewRef(region, NULL); /* the region has this object */
+    if (!weak)
+        return -1;
     self->addr = addr;
     self->lkey = lkey;
     self->access = access;
-    self->pd = pd; /* both without a reference: the region has this object, and goes first */
-    self->region = region;
+    self->pd = pd;
+    self->region = weak;
     return 0;
+}
+
+static PyObject *registration_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, registration_init);
+}
+
+static void registration_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    Py_CLEAR(((Registration *)object)->region);
+    release(object);
+    Py_DECREF(type);
 }
 
 static PyObject *registration_shut(PyObject *object, PyObject *unused)
@@ -45,6 +63,10 @@ int aio_registration_leave(Registration *self)
 static PyObject *registration_leave(PyObject *object, PyObject *unused)
 {
     (void)unused;
+    if (!((Registration *)object)->uses) {
+        PyErr_SetString(PyExc_RuntimeError, "no operation uses the memory");
+        return NULL;
+    }
     return PyBool_FromLong(aio_registration_leave((Registration *)object));
 }
 
@@ -61,7 +83,8 @@ static PyMemberDef registration_members[] = {
 };
 
 static PyType_Slot registration_slots[] = {
-    {Py_tp_init, registration_init},
+    {Py_tp_new, registration_new},
+    {Py_tp_dealloc, registration_dealloc},
     {Py_tp_methods, registration_methods},
     {Py_tp_members, registration_members},
     {Py_tp_doc, "Registered memory, and how many operations use it."},

@@ -25,6 +25,11 @@ static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return 0;
 }
 
+static PyObject *calls_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, calls_init);
+}
+
 static int calls_traverse(PyObject *object, visitproc visit, void *arg)
 {
     StreamCalls *self = (StreamCalls *)object;
@@ -71,7 +76,7 @@ static void calls_dealloc(PyObject *object)
 static PyObject *calls_write(PyObject *object, PyObject *data)
 {
     StreamCalls *self = (StreamCalls *)object;
-    PyObject *number, *result;
+    PyObject *number, *rest, *result;
     ssize_t sent = 0;
 
     if (PyBytes_CheckExact(data)) {
@@ -82,7 +87,9 @@ static PyObject *calls_write(PyObject *object, PyObject *data)
             Py_RETURN_NONE;
     }
     number = PyLong_FromSsize_t(sent);
-    result = number ? PyObject_CallFunctionObjArgs(self->rest, data, number, NULL) : NULL;
+    rest = Py_XNewRef(self->rest); /* each of these may be changed by its own call */
+    result = number ? PyObject_CallFunctionObjArgs(rest, data, number, NULL) : NULL;
+    Py_XDECREF(rest);
     Py_XDECREF(number);
     return result;
 }
@@ -96,8 +103,10 @@ static PyObject *cut(StreamCalls *self, uint32_t n)
         return NULL;
     self->read(self->stream, PyBytes_AsString(data), n);
     if (self->attention && (self->stream->readable || self->stream->error)) {
-        PyObject *done = PyObject_CallNoArgs(self->attention);
+        PyObject *attention = Py_NewRef(self->attention);
+        PyObject *done = PyObject_CallNoArgs(attention);
 
+        Py_DECREF(attention);
         if (!done) {
             Py_DECREF(data);
             return NULL;
@@ -126,7 +135,7 @@ static PyObject *calls_cut(PyObject *object, PyObject *number)
 /* data_received() raised: the stream is over, but for what ends the loop.  0, or -1. */
 static int failed(StreamCalls *self)
 {
-    PyObject *type, *value, *traceback, *told;
+    PyObject *type, *value, *traceback, *function, *told;
 
     if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
         return -1;
@@ -134,7 +143,9 @@ static int failed(StreamCalls *self)
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback)
         PyException_SetTraceback(value, traceback);
-    told = PyObject_CallFunctionObjArgs(self->failed, value, NULL);
+    function = Py_XNewRef(self->failed);
+    told = PyObject_CallFunctionObjArgs(function, value, NULL);
+    Py_XDECREF(function);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
@@ -146,30 +157,31 @@ static int failed(StreamCalls *self)
 int aio_stream_news(StreamCalls *self, uint32_t news)
 {
     struct aio_stream *s = self->stream;
-    PyObject *data, *done, *push, *run;
+    PyObject *data, *done, *push, *protocol, *run;
     int rc;
 
-    if (news == NEWS_DATA && s->waiter)
+    if (news == NEWS_DATA && s->waiter && self->wakeup)
         return aio_wake(self->wakeup) < 0 ? -1 : 0;
-    if (news != NEWS_DATA || !s->plain || !s->readable) {
-        PyObject *bits = PyLong_FromUnsignedLong(news);
+    if (news != NEWS_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
+        PyObject *bits = PyLong_FromUnsignedLong(news), *other = Py_XNewRef(self->other);
 
-        done = bits ? PyObject_CallFunctionObjArgs(self->other, bits, NULL) : NULL;
+        done = bits ? PyObject_CallFunctionObjArgs(other, bits, NULL) : NULL;
+        Py_XDECREF(other);
         Py_XDECREF(bits);
         Py_XDECREF(done);
         return done ? 0 : -1;
     }
-    data = cut(self, s->readable);
-    if (!data)
-        return -1;
-    /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
-    push = PyObject_GetAttr(self->protocol, name_data_received);
     run = Py_NewRef(self->run); /* all may be cleared by the call */
+    protocol = Py_NewRef(self->protocol);
+    data = cut(self, s->readable);
+    /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
+    push = data ? PyObject_GetAttr(protocol, name_data_received) : NULL;
     done = push ? PyObject_CallFunctionObjArgs(run, push, data, NULL) : NULL;
-    rc = done ? 0 : failed(self);
+    rc = done ? 0 : data ? failed(self) : -1;
     Py_DECREF(run);
+    Py_DECREF(protocol);
     Py_XDECREF(push);
-    Py_DECREF(data);
+    Py_XDECREF(data);
     Py_XDECREF(done);
     return rc;
 }
@@ -233,7 +245,7 @@ static PyMemberDef calls_members[] = {
 };
 
 static PyType_Slot calls_slots[] = {
-    {Py_tp_init, calls_init},
+    {Py_tp_new, calls_new},
     {Py_tp_traverse, calls_traverse},
     {Py_tp_clear, calls_clear},
     {Py_tp_dealloc, calls_dealloc},

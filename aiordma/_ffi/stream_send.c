@@ -32,7 +32,7 @@ enum {
 };
 
 #define AIO_WORD_VALUE ((UINT32_C(1) << 29) - 1)
-#define AIO_WORD_SGL   4
+#define AIO_WORD_SGL   UINT32_C(4)
 
 /* Posting; tests put functions of their own in the place of these two. */
 

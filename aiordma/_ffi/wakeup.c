@@ -47,10 +47,13 @@ static int wakeup_init(PyObject *object, PyObject *args, PyObject *kwargs)
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &loop))
         return -1;
-    Py_INCREF(loop);
-    Py_XDECREF(self->loop);
-    self->loop = loop;
+    replace(&self->loop, Py_NewRef(loop));
     return 0;
+}
+
+static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, wakeup_init);
 }
 
 static int wakeup_traverse(PyObject *object, visitproc visit, void *arg)
@@ -328,7 +331,7 @@ static PyMemberDef wakeup_members[] = {
 };
 
 static PyType_Slot wakeup_slots[] = {
-    {Py_tp_init, wakeup_init},
+    {Py_tp_new, wakeup_new},
     {Py_tp_traverse, wakeup_traverse},
     {Py_tp_clear, wakeup_clear},
     {Py_tp_dealloc, wakeup_dealloc},

@@ -28,6 +28,7 @@ from aiordma.errors import (
     plain_error,
 )
 from aiordma.loop.limit import Limit
+from aiordma.loop.running import from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
@@ -452,7 +453,14 @@ class Connection(ConnectionCore):
         link = getattr(self, "_link", None)
         if link is None or _gone():
             return
-        if not link.closed:
-            _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+        receiver = self._receiver
+
+        def end() -> None:
             link.close()
-        self._receiver.drop_all()  # what nobody can take any more
+            receiver.drop_all()  # what nobody can take any more
+
+        try:
+            if not link.closed:
+                _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
+        finally:
+            from_finalizer(link.loop, end)

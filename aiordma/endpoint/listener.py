@@ -46,6 +46,7 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
+from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
 
@@ -399,6 +400,9 @@ class Listener:
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
     ) -> None:
-        if not getattr(self, "_closed", True) and not _gone():
+        if getattr(self, "_closed", True) or _gone():
+            return
+        try:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
-            self.close()
+        finally:
+            from_finalizer(self._loop, self.close)

@@ -154,12 +154,21 @@ class Receiver:
         """Take the ring's messages into the queue, in front of what comes next."""
         c = self._c
         while c.head != c.tail:
-            at = lib.aio_lane_next(c)
-            slot, length = at & 0xFFFF, at >> 16 & 0xFFFFFFFF
+            # Made before it is taken, and the place before the message, which gives its slot back
+            # when it goes: without memory for it all stays as it is.
+            first = c.arrivals[c.head & c.arrival_mask]
+            slot, length = first.slot, first.length
+            arrival = Arrival(None, slot)
+            self._queued(arrival)
+            try:
+                imm = first.imm if first.has_imm else None
+                arrival.message = self._message(slot, length, imm)
+            except BaseException:
+                self.queue.pop()
+                raise
+            lib.aio_lane_next(c)
             c.messages_received -= 1  # not yet
             c.bytes_received -= length
-            message = self._message(slot, length, c.imm if at >> 48 else None)
-            self._queued(Arrival(message, slot))
 
     def _message(self, slot: int, length: int, imm: int | None) -> Message:
         return self.mail.message(slot, length, imm)
@@ -227,7 +236,13 @@ class Receiver:
     def _deliver(self, slot: int, length: int, imm: int | None) -> None:
         if self._lingering:
             self._retry_lingering()
-        self.arrived(Arrival(self._message(slot, length, imm), slot))
+        arrival = Arrival(None, slot)
+        try:
+            arrival.message = self._message(slot, length, imm)
+        except MemoryError as exc:
+            self._link.fail(exc)  # without it the order would have a gap
+            return
+        self.arrived(arrival)
         self._due_soon()
 
     def arrived(self, arrival: Arrival) -> None:

@@ -28,6 +28,7 @@ from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.errors import MessageTooLargeError, plain_error
+from aiordma.loop.running import from_finalizer
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.flow import FlowControl
@@ -393,4 +394,4 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         try:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
-            self._port.close()
+            from_finalizer(self._loop, self._port.close)

@@ -39,6 +39,7 @@ from aiordma.endpoint.listening import listen_on
 from aiordma.endpoint.wire import RefusalReason, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import registry
+from aiordma.loop.running import from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
 from aiordma.streams.stream_config import StreamConfig
@@ -500,6 +501,9 @@ class RdmaServer(asyncio.AbstractServer):
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
     ) -> None:
-        if not getattr(self, "_closed", True) and not _gone():
+        if getattr(self, "_closed", True) or _gone():
+            return
+        try:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
-            self.close()
+        finally:
+            from_finalizer(self._loop, self.close)

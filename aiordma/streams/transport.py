@@ -38,6 +38,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
+from aiordma.loop.running import from_finalizer
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.last_words import last_words
 from aiordma.streams.outgoing import Outgoing
@@ -524,4 +525,4 @@ class RdmaTransport(TransportBase):
         try:
             _warn(f"unclosed transport {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
-            self._port.close()
+            from_finalizer(self._loop, self._port.close)

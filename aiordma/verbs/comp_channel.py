@@ -174,6 +174,8 @@ class CompletionChannel(Resource):
             int(ffi.cast("uintptr_t", self._wcs)),
             _BUDGET,
             function_address("aio_drain"),
+            function_address("aio_sweep"),
+            (self._drain, self._wcs, self._segments, self.sinks.memory),
         )
         self.sinks.reader = self._reader
         self._deferred: deque[Callable[[], None]] = deque()
@@ -344,8 +346,9 @@ class CompletionChannel(Resource):
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         polled, missed, drain = 0, 0, self._drain
+        address = 0 if cq.closed else int(ffi.cast("uintptr_t", cq._handle))
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
-            took = lib.aio_sweep(drain, cq._handle, self._wcs, _BUDGET)
+            took = self._reader.sweep(address)
             if took < 0 or not drain.swept:
                 break
             polled += drain.swept

@@ -36,9 +36,10 @@ class Sinks:
     Attributes:
         ready: Who has news after a drain; C fills it, and `Reader` tells them.
         reader: Tells of it; set before the first `add`.
+        memory: What the drain's pointers lead to; whoever drains keeps this list.
     """
 
-    __slots__ = ("_drain", "_sinks", "reader", "ready")
+    __slots__ = ("_drain", "_sinks", "memory", "reader", "ready")
 
     def __init__(self, drain: Any, budget: int) -> None:
         self._drain = drain
@@ -46,6 +47,7 @@ class Sinks:
         self._sinks = ffi.new("struct aio_sink *[]", _FIRST)
         self.ready = ffi.new("uint32_t[]", budget)
         drain.sinks, drain.n_sinks, drain.ready = self._sinks, _FIRST, self.ready
+        self.memory: list[Any] = [self.ready, self._sinks]
 
     def add(self, wr_id: int, sink: Any, news: Callable[[int], None]) -> None:
         """Hand an entry's completions to a sink.
@@ -60,7 +62,7 @@ class Sinks:
         if index >= count:
             larger = ffi.new("struct aio_sink *[]", max(2 * count, index + 1))
             ffi.memmove(larger, self._sinks, ffi.sizeof(self._sinks))
-            self._sinks = self._drain.sinks = larger
+            self._sinks = self._drain.sinks = self.memory[1] = larger
             self._drain.n_sinks = len(larger)
         sink.id = wr_id
         self._sinks[index] = sink

@@ -58,7 +58,7 @@ class Channel:
         assert address
         self.reader = Reader(
             int(ffi.cast("uintptr_t", self.drain)), int(ffi.cast("uintptr_t", self.wcs)), _ROOM,
-            address,
+            address, 0, (self.drain, self.wcs, self.ready),
         )  # fmt: skip
         for index in range(3):
             self.reader.own(index, functools.partial(self.hear, index))
