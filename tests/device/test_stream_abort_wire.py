@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -82,3 +85,62 @@ async def test_h02_a_client_that_aborts_at_once_has_been_there(
             )
             writer.transport.abort()
         assert told(await server.all_of(PEERS)) == {0: PEERS}
+
+
+class Told(Exception):
+    """What a program ends by."""
+
+
+def end_by_return() -> None:
+    """Nothing: `main` returns."""
+
+
+def end_by_exception() -> None:
+    raise Told
+
+
+def end_by_exit() -> None:
+    raise SystemExit(3)
+
+
+def end_by_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "end",
+    [end_by_return, end_by_exception, end_by_exit, end_by_interrupt],
+    ids=["return", "exception", "exit", "interrupt"],
+)
+async def test_h02_a_program_that_ends_has_said_what_it_said(
+    address: str, late_wire: None, end: Callable[[], None]
+) -> None:
+    """asyncio.run returns when what was written has arrived, whether it was closed or not."""
+    server = Listening()
+    factory = type(asyncio.get_running_loop())
+    ways = ("closes", "aborts", "leaves it open")
+
+    async def program(port: int, way: str) -> None:
+        _, writer = await aiordma.open_connection(address, port, local_addr=(OTHER, 0))
+        writer.write(b"x" * SIZE)
+        if way == "closes":
+            writer.close()
+        elif way == "aborts":
+            writer.transport.abort()
+        end()
+
+    def run(port: int, way: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # that one was not closed
+            with (
+                asyncio.Runner(loop_factory=factory) as runner,
+                # Not the exception itself: its frames would keep the stream.
+                contextlib.suppress(Told, SystemExit, KeyboardInterrupt),
+            ):
+                runner.run(program(port, way))
+            gc.collect()
+
+    async with await aiordma.start_server(server, address, 0) as listening:
+        for count, way in enumerate(ways, 1):
+            await asyncio.to_thread(run, listening.port, way)
+            assert told(await server.all_of(count)) == {SIZE: count}, way
