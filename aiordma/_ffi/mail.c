@@ -282,8 +282,10 @@ int aio_mail_news(Mail *self, uint32_t news)
     if (news & WANT_ARRIVAL) {
         int woken = aio_wake(&self->parked->wakeup);
 
-        if (woken < 0)
+        if (woken < 0) {
+            later(self, WANT_ARRIVAL);
             return -1;
+        }
         /* Nothing that the program has sent in answer took the credit along. */
         if (!woken || put_off(self->lane)) {
             PyObject *told = PyObject_CallMethodObjArgs(self->receiver,

@@ -34,6 +34,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
+from aiordma.loop.raised import report
 from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -64,7 +65,7 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_pump",
+        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop", "_pump",
         "_tokens", "_unacked", "_waiters",
     )  # fmt: skip
 
@@ -82,6 +83,7 @@ class EventChannel(Resource):
         self._iterators: weakref.WeakSet[_EventIterator] | None = None
         self._waiters: deque[asyncio.Future[ConnectionEvent]] = deque()
         self._kept: deque[ConnectionEvent] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
         self._unacked = 0
         self._kicking = False
@@ -101,6 +103,7 @@ class EventChannel(Resource):
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
         if self._pump is None:
+            self._loop = loop
             self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
         elif self._pump.loop is not loop:
             msg = "the event channel belongs to another event loop"
@@ -172,7 +175,7 @@ class EventChannel(Resource):
         taken = True
         try:
             taken = handler._on_event(event)
-        except Exception as exc:
+        except BaseException as exc:
             self._report(exc)
         if not event.hidden and not (taken and self._iterators is None and not self._waiters):
             self._publish(event, taken=taken)
@@ -205,15 +208,13 @@ class EventChannel(Resource):
                 self._pump.pause()
 
     def _report(self, exc: BaseException) -> None:
-        loop = self._pump.loop if self._pump is not None else None
-        if loop is None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
             _log.error("event handler failed", exc_info=exc)
             return
-        loop.call_exception_handler(
-            {"message": "aiordma: dispatching a connection event failed", "exception": exc}
-        )
+        report(loop, exc, "aiordma: dispatching a connection event failed")
 
-    def _on_failure(self, exc: BaseException) -> None:
+    def _on_failure(self, exc: Exception) -> None:
         self._report(exc)
         for connection_id in self._ids.values():
             connection_id._fail(exc)

@@ -38,9 +38,10 @@ class FdPump:
         fd: A descriptor; it is switched to non-blocking, without which a drain could hang.
         drain: Reads until the descriptor is empty or a budget is used up.  Returns True when it
             stopped for its budget; it is then called again in the loop's next round, so that
-            other tasks run in between.  An exception ends the pump: an event that cannot be
-            consumed would otherwise make the loop spin.
-        failed: Called once with the exception when a drain raised; after that the reader is gone.
+            other tasks run in between.  An Exception ends the pump: an event that cannot be
+            consumed would otherwise make the loop spin.  SystemExit, KeyboardInterrupt and the
+            like go to the loop, and the pump goes on when the loop does.
+        failed: Called once with the Exception when a drain raised; after that the reader is gone.
 
         quick: Makes what the loop calls instead, from what it is to call where it cannot do all.
 
@@ -59,7 +60,7 @@ class FdPump:
         loop: asyncio.AbstractEventLoop,
         fd: int,
         drain: Callable[[], bool],
-        failed: Callable[[BaseException], None],
+        failed: Callable[[Exception], None],
         quick: Callable[[Callable[[], None]], Callable[[], None]] | None = None,
     ) -> None:
         os.set_blocking(fd, False)
@@ -95,14 +96,20 @@ class FdPump:
             return
         try:
             more = self._drain(owner)
-        except BaseException as exc:
+        except Exception as exc:
             self.close()
             if (failed := self._failed()) is not None:
                 failed(exc)
-            if not isinstance(exc, Exception):
-                raise
             return
-        if more and self._loop is not None and self._again is None and not self._paused:
+        except BaseException:
+            # It says nothing about the descriptor: it ends the loop, which programs run again.
+            self._go_on()
+            raise
+        if more:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._loop is not None and self._again is None and not self._paused:
             self._again = self._loop.call_soon(self._continue)
 
     def _continue(self) -> None:

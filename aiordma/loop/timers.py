@@ -28,6 +28,7 @@ from collections.abc import AsyncIterator, Callable
 from aiordma._ffi.fast import alarm_open, alarm_set
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import running_loop
 
 __all__ = ["Timer", "call_later", "now", "timeout"]
@@ -106,21 +107,17 @@ class _Timers:
             while heap and (heap[0][0] <= until or heap[0][2].function is None):
                 try:
                     heapq.heappop(heap)[2].run()
-                except Exception as exc:
-                    self._report(exc)
                 except BaseException as exc:
-                    # It ends the loop, and not the timers: programs run a loop again.
-                    self._loop.call_soon(_throw, exc)
-                    break
+                    self._report(exc)
+                    if isinstance(exc, ENDS_THE_LOOP):
+                        break  # the others are due when the loop runs again
         finally:
             if heap and self._fd >= 0:
                 alarm_set(self._fd, heap[0][0])
         return False
 
     def _report(self, exc: BaseException) -> None:
-        self._loop.call_exception_handler(
-            {"message": "aiordma: a timer's function failed", "exception": exc}
-        )
+        report(self._loop, exc, "aiordma: a timer's function failed")
 
     def _on_failure(self, exc: BaseException) -> None:
         self._report(exc)
@@ -152,10 +149,6 @@ class _Timers:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-def _throw(exc: BaseException) -> None:
-    raise exc
 
 
 def call_later(

@@ -59,8 +59,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     """
 
     __slots__ = (
-        "__weakref__", "_closing", "_config", "_default", "_ended", "_flow", "_groups", "_info",
-        "_keys", "_loop", "_lost", "_outbox", "_over", "_peername", "_port", "_protocol",
+        "__weakref__", "_closing", "_config", "_copied", "_default", "_ended", "_flow", "_groups",
+        "_info", "_keys", "_loop", "_lost", "_outbox", "_over", "_peername", "_port", "_protocol",
         "_received", "_scheduled", "_timer",
     )  # fmt: skip
 
@@ -80,6 +80,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._flow = FlowControl(loop, self, None)
         self._outbox = Outbox(port, self._groups, config, self._flow, self._error, self._on_moved)
         self._received: deque[tuple[int, WCRecord]] = deque()
+        self._copied: deque[tuple[bytes, GRH, WCRecord]] = deque()  # out of their slots
         self._scheduled = False
         self._keys: dict[Any, Key] = {}
         self._closing = False
@@ -203,16 +204,22 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         if self._closing:
             return
         batch = [self._received.popleft() for _ in range(min(_BUDGET, len(self._received)))]
-        datagrams = []
         for slot, record in batch:
             view = self._port.received(slot, record[4])
             grh = GRH.parse(view)
-            datagrams.append((bytes(view[GRH.SIZE :]), grh, record))
+            self._copied.append((bytes(view[GRH.SIZE :]), grh, record))
         self._port.post_recv([slot for slot, _ in batch])
-        if self._received:
-            self._scheduled = True
-            self._loop.call_soon(self._deliver)
-        for data, grh, record in datagrams:
+        try:
+            self._hand_over()
+        finally:
+            # Also when the protocol has ended the loop, which may run again.
+            if (self._received or self._copied) and not self._scheduled:
+                self._scheduled = True
+                self._loop.call_soon(self._deliver)
+
+    def _hand_over(self) -> None:
+        while self._copied:
+            data, grh, record = self._copied.popleft()
             source = self._outbox.destinations.source(grh, record)
             if self._closing:
                 return
@@ -360,6 +367,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             self._timer.cancel()
         self._outbox.clear()
         self._received.clear()
+        self._copied.clear()
         self._loop.call_soon(self._report_end, cause)
 
     def _report_end(self, cause: BaseException | None) -> None:

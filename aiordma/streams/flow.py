@@ -73,7 +73,9 @@ class FlowControl:
     def _tell(self, name: str) -> None:
         try:
             getattr(self._protocol, name)()
-        except Exception as exc:
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as exc:
             self._loop.call_exception_handler({
                 "message": f"protocol.{name}() failed",
                 "exception": exc,

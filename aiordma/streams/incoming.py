@@ -204,7 +204,11 @@ class Incoming:
 
     def _give_eof(self) -> None:
         self.eof_given = True
-        keep_open = self._call("eof_received")
+        try:
+            keep_open = self._call("eof_received")
+        except BaseException:
+            self.eof_given = False  # as over TCP: it is told again when the loop runs again
+            raise
         if not keep_open:
             self._close()
 

@@ -39,6 +39,7 @@ from aiordma.endpoint.listening import listen_on
 from aiordma.endpoint.wire import RefusalReason, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import registry
+from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
@@ -249,11 +250,11 @@ class RdmaServer(asyncio.AbstractServer):
                 transport._start(protocol, None, self)
             else:
                 await self._secure(transport, protocol, place)
-        except (SystemExit, KeyboardInterrupt):
-            raise
         except BaseException as exc:
             if transport._protocol is None:
                 transport._discard()
+            if isinstance(exc, ENDS_THE_LOOP):
+                raise
             if isinstance(exc, OSError):
                 _log.info("a connection from %s failed at once: %s", peer, exc)
                 return

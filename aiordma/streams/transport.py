@@ -237,14 +237,18 @@ class RdmaTransport(TransportBase):
             self._attached = True
             self._machine.begin()
             self._port.attach(self._in.lane)
-        self._out.control()
-        if self._in.deliver():
-            self._soon()
-        if self._over:
-            return
-        self._send_waiting()
-        self._out.control()
-        self._settle()
+        try:
+            self._out.control()
+            if self._in.deliver():
+                self._soon()
+            if self._over:
+                return
+            self._send_waiting()
+            self._out.control()
+            self._settle()
+        except BaseException:
+            self._soon()  # the protocol has ended the loop, which may run again
+            raise
 
     def _send_waiting(self) -> None:
         if self._out.size and self._out.flush():

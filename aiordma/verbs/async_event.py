@@ -28,6 +28,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.errors import device_error, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.raised import ENDS_THE_LOOP, throw
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import AsyncEventType
@@ -132,7 +133,7 @@ class _Reader:
                 _tell_all_queues(event)
         return True
 
-    def _failed(self, exc: BaseException) -> None:
+    def _failed(self, exc: Exception) -> None:
         # EIO on the descriptor is how the kernel says that the device was unplugged.
         _log.warning("device %s: no more events: %s", self._context, exc)
         self.gone = True
@@ -151,8 +152,11 @@ class _Reader:
 def _tell(queue: Queue, event: AsyncEvent) -> None:
     try:
         queue._on_async_event(event)
-    except Exception:
+    except BaseException as exc:
         # The reader serves everybody else on the device.
+        if isinstance(exc, ENDS_THE_LOOP):
+            throw(asyncio.get_running_loop(), exc)
+            return
         _log.exception("device %s: handling %s failed", event.context, event.type.name)
 
 

@@ -37,6 +37,7 @@ from aiordma._ffi.fast import Readable, Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
+from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import running_loop
 from aiordma.loop.slots import INDEX_BITS, TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
@@ -140,9 +141,9 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_notified", "_pump",
-        "_reader", "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs", "context",
-        "lost_events", "sinks", "table",
+        "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_loop", "_notified",
+        "_pump", "_reader", "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs",
+        "context", "lost_events", "sinks", "table",
     )  # fmt: skip
 
     #: `lost_events` of all channels that this process has had.
@@ -179,13 +180,14 @@ class CompletionChannel(Resource):
         )
         self.sinks.reader = self._reader
         self._deferred: deque[Callable[[], None]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
         self._safety: Timer | None = None
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = Waiters()
         self._unacked = 0
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         super().__init__(handle, (context,))
 
     def fileno(self) -> int:
@@ -200,6 +202,7 @@ class CompletionChannel(Resource):
         if self._pump is None:
             # Queues that fail say so on the device's own descriptor, not on this one.
             self._unwatch = async_event.watch(self.context)
+            self._loop = loop
             self._pump = FdPump(
                 loop, self.fileno(), self._on_readable, self._on_failure,
                 lambda slow: Readable(self._reader, slow).run,
@@ -215,13 +218,15 @@ class CompletionChannel(Resource):
         self._reader.draining = True
         try:
             took = self._reader.drain()
-        except Exception as exc:
+        except ENDS_THE_LOOP as exc:
+            # What this drain has brought beside it is for the next turn of the loop.
             self._report(exc)
-            took = None
-        except BaseException:
             self._tell_later()
             self._run_deferred()
-            raise
+            return True
+        except BaseException as exc:
+            self._report(exc)
+            took = None
         if took is not None:
             return self._dispatch_all(took)
         self._tell_later()
@@ -280,17 +285,19 @@ class CompletionChannel(Resource):
             self._deferred.append(function)
             self._reader.deferred = True
         else:
-            assert self._pump is not None
-            assert self._pump.loop is not None
-            self._pump.loop.call_soon(function)
+            # Also of a channel that has failed and has no pump: its connections are told why.
+            assert self._loop is not None
+            self._loop.call_soon(function)
 
     def _run_deferred(self) -> None:
         try:
             while self._deferred:
                 try:
                     self._deferred.popleft()()
-                except Exception as exc:
+                except BaseException as exc:
                     self._report(exc)
+                    if isinstance(exc, ENDS_THE_LOOP):
+                        break
         finally:
             self._reader.draining = self._reader.deferred = False
             while self._deferred:
@@ -300,7 +307,7 @@ class CompletionChannel(Resource):
         for record in records:
             try:
                 route(record, self.table, cq)
-            except Exception as exc:
+            except BaseException as exc:
                 self._report(exc)
 
     def _in_loop(self, function: Callable[[], None]) -> None:
@@ -313,15 +320,13 @@ class CompletionChannel(Resource):
             loop.call_soon_threadsafe(function)
 
     def _report(self, exc: BaseException) -> None:
-        loop = self._pump.loop if self._pump is not None else None
-        if loop is None:
+        loop = self._loop
+        if loop is None or loop.is_closed():
             _log.error("completion sink failed", exc_info=exc)
             return
-        loop.call_exception_handler(
-            {"message": "aiordma: dispatching a completion failed", "exception": exc}
-        )
+        report(loop, exc, "aiordma: dispatching a completion failed")
 
-    def _on_failure(self, exc: BaseException) -> None:
+    def _on_failure(self, exc: Exception) -> None:
         """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
         self._failure = exc
@@ -329,7 +334,7 @@ class CompletionChannel(Resource):
         for sink in self.table.entries():
             try:
                 sink.fail(exc)
-            except Exception as failed:
+            except BaseException as failed:
                 self._report(failed)
         for cq in self._cqs.values():
             cq._fail(exc)

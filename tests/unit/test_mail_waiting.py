@@ -7,6 +7,7 @@ Messages come in by two ways: C takes them into a ring (`by_c`), or Python queue
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sys
 import threading
@@ -421,5 +422,35 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
         for message in kept:
             message.release()
         assert len(side.link.posted) == side.link.recv.count
+
+    run(main())
+
+
+def test_a01_a_credit_is_told_when_the_receiving_task_ends_the_loop(run: Run) -> None:
+    """With a window this small the peer waits for each credit."""
+
+    async def credits(error: type[BaseException] | None) -> list[Any]:
+        side = Side(recv_depth=2)
+
+        async def serve() -> None:
+            await side.recv()
+            if error is not None:
+                raise error
+
+        for _ in range(6):
+            task = asyncio.create_task(serve())
+            await settle()
+            side.by_c(b"x")
+            with contextlib.suppress(error or KeyError):
+                await called_by_the_loop(side.tell)
+            await settle()
+            assert isinstance(task.exception(), error or type(None))
+        return side.told
+
+    async def main() -> None:
+        usual = await credits(None)
+        assert sum(usual) == 6
+        for error in (SystemExit, KeyboardInterrupt):
+            assert await credits(error) == usual
 
     run(main())

@@ -13,7 +13,7 @@ import pytest
 
 from aiordma.loop.pump import FdPump
 
-from .conftest import LIMIT_S, Run, settle
+from .conftest import LIMIT_S, LOOPS, Run, settle
 
 
 class Pipe:
@@ -147,6 +147,40 @@ def test_an_exception_ends_the_pump_and_is_reported_once(run: Run, pipe: Pipe) -
         assert calls == 1
 
     run(main())
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a01_what_ends_the_loop_does_not_end_the_pump(
+    name: str, pipe: Pipe, kind: type[BaseException]
+) -> None:
+    def drain() -> bool:
+        if not pipe.read:
+            pipe.read.append(os.read(pipe.fd, 1))
+            raise kind
+        return pipe.drain()
+
+    async def main() -> None:
+        pump = pipe.pump(drain)
+        pipe.write(b"abc")
+        await pipe.until(3)
+        assert pump.loop is asyncio.get_running_loop()
+        pump.close()
+
+    loop = LOOPS[name]()
+    reported: list[BaseException] = []
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    task = loop.create_task(main())
+    if kind is GeneratorExit:
+        loop.run_until_complete(asyncio.wait_for(task, LIMIT_S))
+    else:
+        with pytest.raises(kind):
+            loop.run_until_complete(asyncio.wait_for(task, LIMIT_S))
+        loop.run_until_complete(task)
+    loop.close()
+    assert b"".join(pipe.read) == b"abc"
+    assert not pipe.failures
+    assert [type(exc) for exc in reported] == ([kind] if kind is GeneratorExit else [])
 
 
 def test_closing_in_the_middle_of_a_drain_is_the_end(run: Run, pipe: Pipe) -> None:

@@ -1,0 +1,53 @@
+"""A datagram protocol that raises loses the datagram that it was given, and no other."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.device.datagrams import Recorder, endpoint, where
+
+pytestmark = pytest.mark.device
+
+COUNT = 40
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
+async def test_a01_the_rest_of_a_batch_is_handed_over_later(
+    address: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    left: list[type[BaseException]] = []
+    reported: list[type[BaseException]] = []
+
+    class Raising(Recorder):
+        def datagram_received(self, data: bytes, addr: Any) -> None:
+            super().datagram_received(data, addr)
+            if data[0] % 10 == 3:
+                raise kind
+
+    async with (
+        endpoint(Raising, (address, 0)) as server,
+        endpoint(Recorder, remote_addr=where(server)) as client,
+    ):
+        deliver = type(server.transport)._deliver
+
+        def spy(transport: Any) -> None:
+            # In place of the loop, which such an exception would leave.
+            try:
+                deliver(transport)
+            except BaseException as exc:
+                left.append(type(exc))
+
+        monkeypatch.setattr(type(server.transport), "_deliver", spy)
+        handler = loop.get_exception_handler()
+        loop.set_exception_handler(lambda _, context: reported.append(type(context["exception"])))
+        for n in range(COUNT):
+            client.transport.sendto(bytes([n]))
+        await server.until(lambda: len(server.got) >= COUNT)
+        loop.set_exception_handler(handler)
+        assert sorted(server.data) == [bytes([n]) for n in range(COUNT)]
+        raised = [kind] * (COUNT // 10)
+        assert (left, reported) == (([], raised) if kind is GeneratorExit else (raised, []))
