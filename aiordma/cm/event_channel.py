@@ -334,6 +334,7 @@ class EventChannel(Resource):
         # its queue full.
         if self._pump is not None:
             self._pump.close()
+        self._loop = None  # the thread that destroys the channel must not keep it alive
         while self._kept:
             event = self._kept.popleft()
             if event.type == EventType.CONNECT_REQUEST and event.connection_id is not None:

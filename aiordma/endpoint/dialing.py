@@ -17,7 +17,7 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.endpoint.pacing import Course, paced
 from aiordma.errors import AddressError, ConnectTimeoutError
-from aiordma.loop import registry
+from aiordma.loop import background, registry
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 
@@ -44,6 +44,7 @@ async def warm_up() -> None:
 
 def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
     """The event channel that all connections of the running loop share, and its release."""
+    background.prepare()
     return registry.acquire("connection events", EventChannel)
 
 

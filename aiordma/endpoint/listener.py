@@ -46,6 +46,7 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
+from aiordma.loop import background
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
@@ -259,7 +260,11 @@ class Listener:
 
     def _begin(self, request: ConnectRequest, place: Place) -> None:
         request._place = place
-        task = self._loop.create_task(self._handshake(request))
+        task = background.start(self._loop, functools.partial(self._handshake, request))
+        if task is None:  # the loop is ending
+            place.leave()
+            request._refuse_if_open()
+            return
         self._handshakes.add(task)
         task.add_done_callback(functools.partial(self._handshake_over, request))
 

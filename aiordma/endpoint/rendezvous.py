@@ -31,6 +31,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 from collections import deque
 from typing import Any
 
@@ -42,6 +43,7 @@ from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import CHECKSUM, FAILED, RENDEZVOUS, FrameKind
 from aiordma.errors import MessageDamagedError, ProtocolError, plain_error
+from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.workers import call_blocking
@@ -347,9 +349,10 @@ class Fetcher:
         ):
             fetch = self._waiting.popleft()
             self._ahead += fetch.length
-            task = self._link.loop.create_task(self._run(fetch))
-            self._tasks.append(task)
-            task.add_done_callback(self._tasks.remove)
+            task = background.start(self._link.loop, functools.partial(self._run, fetch))
+            if task is not None:
+                self._tasks.append(task)
+                task.add_done_callback(self._tasks.remove)
 
     def _violation(self, text: str) -> None:
         self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: it {text}"))

@@ -16,6 +16,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.rendezvous import Exposer
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import FrameKind
+from aiordma.loop import background
 from aiordma.loop.limit import Limit
 
 __all__ = ["Shutdown"]
@@ -49,8 +50,8 @@ class Shutdown:
     """
 
     __slots__ = (
-        "_begun", "_config", "_disconnected", "_exposer", "_goodbye", "_left", "_link", "_met",
-        "_sender", "_task",
+        "_begun", "_config", "_disconnected", "_done", "_exposer", "_goodbye", "_left", "_link",
+        "_met", "_sender", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -65,20 +66,29 @@ class Shutdown:
         self._left: asyncio.Future[None] | None = None
         self._disconnected = False
         self._met = True
+        self._done = False  # without a task
         self._goodbye: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def done(self) -> bool:
         """Whether everything was given back."""
-        return self._task is not None and self._task.done()
+        return self._done or (self._task is not None and self._task.done())
 
     def begin(self, connection: Ending) -> None:
         """Start, once; `connection` is whose end it is."""
-        if self._task is None and not self._link.loop.is_closed():
-            self._task = self._link.loop.create_task(self._run(connection))
-            if self._begun is not None:
-                self._begun.set_result(None)
+        if self._done or self._task is not None:
+            return
+        self._task = background.start(self._link.loop, lambda: self._run(connection))
+        if self._task is None:
+            # The loop is ending, or has ended: nothing can be said to the peer, or waited for.
+            self._done = True
+            self._give_back(connection)
+        else:
+            # One that is canceled before its first step gives nothing back.
+            self._task.add_done_callback(lambda _: self._give_back(connection))
+        if self._begun is not None and not self._begun.done():
+            self._begun.set_result(None)
 
     def peer_left(self) -> None:
         """The peer has disconnected: nobody is left to hear a goodbye."""
@@ -100,11 +110,14 @@ class Shutdown:
 
     async def wait(self) -> None:
         """Wait until everything was given back.  Cancellation: ends the wait."""
+        if self._done:
+            return
         if self._task is None:
             if self._begun is None:
                 self._begun = self._link.loop.create_future()
             await asyncio.shield(self._begun)
-        assert self._task is not None
+        if self._task is None:
+            return
         await asyncio.wait([self._task])
         if not self._task.cancelled():
             self._task.result()
@@ -113,11 +126,7 @@ class Shutdown:
         link = self._link
         try:
             if connection._alive and not self._disconnected:
-                goodbye = self._goodbye = asyncio.create_task(self._say_goodbye())
-                await asyncio.wait([goodbye])
-                if not goodbye.cancelled() and (failed := goodbye.exception()):
-                    _log.debug("closing without the peer's confirmation: %r", failed)
-                self._goodbye = None  # its exception would lead back here
+                await self._wait_for_goodbye()
             connection._end()
             link.end()
             if not self._disconnected:
@@ -128,9 +137,21 @@ class Shutdown:
         finally:
             # If this is canceled, others still wait, and the goodbye goes on.
             self.hurry()
-            connection._end()
-            link.close()
+            self._give_back(connection)
         await link.wait_closed()
+
+    def _give_back(self, connection: Ending) -> None:
+        connection._end()
+        self._link.close()
+
+    async def _wait_for_goodbye(self) -> None:
+        goodbye = self._goodbye = background.start(self._link.loop, self._say_goodbye)
+        if goodbye is None:
+            return
+        await asyncio.wait([goodbye])
+        if not goodbye.cancelled() and (failed := goodbye.exception()):
+            _log.debug("closing without the peer's confirmation: %r", failed)
+        self._goodbye = None  # its exception would lead back here
 
     async def _say_goodbye(self) -> None:
         with Limit(self._config.close_timeout_s):

@@ -237,9 +237,12 @@ async def call_blocking(
         async with asyncio.timeout(timeout):
             return await asyncio.shield(waiter)
     except BaseException:
-        if not (inner.done() and inner.exception() is not None):
+        if not waiter.done():
+            # Also when the thread has failed already, and the loop has not heard of it.
             waiter.cancel()
-            inner.add_done_callback(lambda done: _undo(done, undo))
+        elif not waiter.cancelled():
+            waiter.exception()  # seen: the loop may end before the shield sees it
+        inner.add_done_callback(lambda done: _undo(done, undo))
         raise
     finally:
         del inner, waiter  # what the call has raised has this frame in its traceback

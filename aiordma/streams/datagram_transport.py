@@ -28,6 +28,7 @@ from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.errors import MessageTooLargeError, plain_error
+from aiordma.loop import background
 from aiordma.loop.running import from_finalizer
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
@@ -340,6 +341,9 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         if self._closing:
             return
         self._closing = True
+        if not background.at_end(self._loop, self.abort):
+            self.abort()  # the loop is ending: nothing can be waited for
+            return
         self._timer = self._loop.call_later(self._config.close_timeout_s, self._end, None)
         self._on_moved()
 
@@ -363,6 +367,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         if self._ended:
             return
         self._ended = True
+        background.forget(self._loop, self.abort)
         if self._timer is not None:
             self._timer.cancel()
         self._outbox.clear()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -26,6 +27,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.errors import ConnectTimeoutError, DeviceNotFoundError, plain_error
+from aiordma.loop import background
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, Key
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.groups import Groups
@@ -153,7 +155,7 @@ class Destinations:
             self._forget(destination)
 
     def _look_for(self, destination: Destination) -> None:
-        destination.task = self._loop.create_task(self._find(destination))
+        destination.task = background.start(self._loop, functools.partial(self._find, destination))
 
     async def find(self, key: Key) -> Destination:
         """The destination, once it is found.

@@ -38,7 +38,7 @@ from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import listen_on
 from aiordma.endpoint.wire import RefusalReason, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
-from aiordma.loop import registry
+from aiordma.loop import background, registry
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
@@ -208,9 +208,15 @@ class RdmaServer(asyncio.AbstractServer):
         return True
 
     def _begin(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
-        task = self._loop.create_task(
-            self._handshake(cm_id, event, place), context=self._context.copy()
+        task = background.start(
+            self._loop,
+            functools.partial(self._handshake, cm_id, event, place),
+            self._context.copy(),
         )
+        if task is None:
+            self._refuse(cm_id, "the loop is ending", RefusalReason.BUSY)
+            place.leave()
+            return
         self._handshakes.add(task)
         self._unanswered.add(cm_id)
 

@@ -14,6 +14,7 @@ import errno
 import logging
 
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.loop import background
 from aiordma.loop.limit import Limit
 from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_config import StreamConfig
@@ -91,18 +92,21 @@ class StreamEnd:
         """Start, once."""
         if self._task is not None:
             return
-        if self._port.loop.is_closed():
-            self._port.close()
-            return
         self._start()
         if self._begun is not None and not self._begun.done():
             self._begun.set_result(None)
 
     def _start(self) -> None:
-        self._task = self._port.loop.create_task(self._run())
-        # A loop that is closed meanwhile is no fault of the program's: the connection is lost, and
-        # finalizers give back the rest. The attribute is what asyncio itself uses for this.
-        self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+        self._task = background.start(self._port.loop, self._run, cancel=False)
+        if self._task is None:
+            # The loop is ending, or has ended: nothing can be said to the peer, or waited for.
+            self._port.close()
+        else:
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, _: object) -> None:
+        if not self._port.closed:
+            self._start()  # it was canceled before its first step
 
     async def wait(self) -> None:
         """Wait until everything was given back.  Cancellation: ends the wait."""
@@ -110,16 +114,16 @@ class StreamEnd:
             if self._begun is None:
                 self._begun = self._port.loop.create_future()
             await asyncio.shield(self._begun)
-        assert self._task is not None
-        await asyncio.shield(self._task)
+        if self._task is not None:
+            await asyncio.shield(self._task)
 
     async def last(self) -> None:
         """As `wait`, by a loop that has canceled all of its tasks and is about to be closed."""
         self.hurry()
-        if self._task is None or (self._task.done() and not self._port.closed):
+        if self._task is None:
             self._start()
-        assert self._task is not None
-        await asyncio.wait([self._task])
+        if self._task is not None:
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         port = self._port

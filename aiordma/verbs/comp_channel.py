@@ -500,6 +500,7 @@ class CompletionChannel(Resource):
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self._reader.stopped = True
             self._pump.close()
+            self._loop = None  # the thread that destroys the channel must not keep it alive
             self._forget_resumed()
             if self._unwatch is not None:
                 self._unwatch()

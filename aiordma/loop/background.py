@@ -1,0 +1,148 @@
+"""Tasks of the library's own for which no task of the program waits: mostly ends of connections.
+
+`asyncio.run` ends in three steps: it cancels the tasks that there are and waits for them, closes
+the asynchronous generators, and closes the loop.  A connection whose peer was canceled in the first
+step ends after it: a task that begins then would be destroyed while it is pending.  So each loop
+gets an asynchronous generator that does nothing until the second step, in which it ends these
+tasks.  From then on none begins any more.
+
+Transports that are closing have no task: they are told (`at_end`), and end at once.
+
+Where a program closes its loop without the second step, the tasks are collected with the loop, and
+finalizers do their work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+from aiordma.loop.running import running_loop
+
+__all__ = ["at_end", "forget", "prepare", "start"]
+
+_ATTRIBUTE = "_aiordma_background"
+#: Seconds in which tasks that were canceled have to end.
+_END_S = 10.0
+
+
+class _Background:
+    """The tasks of the running loop."""
+
+    __slots__ = ("_guard", "_loop", "closing", "ended", "patient", "tasks")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self.ended = False
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.patient: set[asyncio.Task[None]] = set()  # of these, those that are not canceled
+        self.closing: dict[Callable[[], None], None] = {}
+        self._guard = self._until_the_end()
+        # With its first step the loop knows of it.  The loop's own hook for the collector would be
+        # a reference to the loop that the collector does not see.
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(finalizer=None)
+        try:
+            with contextlib.suppress(StopIteration):
+                self._guard.__anext__().send(None)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+
+    async def _until_the_end(self) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        except GeneratorExit:
+            running = running_loop()
+            if running is not None and running is self._loop():  # or it is being collected
+                await self._end()
+            raise
+
+    async def _end(self) -> None:
+        for function in list(self.closing):
+            function()
+        for _ in range(2):
+            await asyncio.sleep(0)  # connection_lost() comes in a turn of its own
+        self.ended = True
+        if tasks := set(self.tasks):
+            for task in tasks - self.patient:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=_END_S)
+
+
+def prepare() -> None:
+    """Have the running loop end the tasks that `start` will begin.
+
+    To be called while the program is about to use the loop: when generators are being closed, it is
+    too late.
+    """
+    loop = asyncio.get_running_loop()
+    if not hasattr(loop, _ATTRIBUTE):
+        with contextlib.suppress(AttributeError):  # a loop that takes no attributes
+            setattr(loop, _ATTRIBUTE, _Background(loop))
+
+
+def _of(loop: asyncio.AbstractEventLoop) -> _Background | None:
+    background: _Background | None = getattr(loop, _ATTRIBUTE, None)
+    return background
+
+
+def at_end(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> bool:
+    """Have `function` called when the loop ends, unless `forget` comes first.
+
+    Returns:
+        Whether it will be; if not, the loop has ended, or is ending.
+    """
+    background = _of(loop)
+    if loop.is_closed() or (background is not None and background.ended):
+        return False
+    if background is not None:
+        background.closing[function] = None
+    return True
+
+
+def forget(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Undo `at_end`."""
+    background = _of(loop)
+    if background is not None:
+        background.closing.pop(function, None)
+
+
+def start(
+    loop: asyncio.AbstractEventLoop,
+    function: Callable[[], Coroutine[Any, Any, None]],
+    context: Context | None = None,
+    *,
+    cancel: bool = True,
+) -> asyncio.Task[None] | None:
+    """Run `function()` as a task of `loop`.
+
+    Args:
+        loop: The loop.
+        function: Makes the coroutine.
+        context: As `loop.create_task` takes it.
+        cancel: Whether to cancel the task when the loop ends.  If not, the loop waits for it, at
+            most 10 seconds.
+
+    Returns:
+        The task; None if the loop is closed, or is ending and takes no task any more: what the
+        task was for has to be done at once.
+    """
+    background = _of(loop)
+    if loop.is_closed() or (background is not None and background.ended):
+        return None
+    task = loop.create_task(function(), context=context)
+    # A loop that is closed without the generator is no fault of the program's.  The attribute is
+    # what asyncio itself uses for this.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    if background is not None:
+        background.tasks.add(task)
+        task.add_done_callback(background.tasks.discard)
+        if not cancel:
+            background.patient.add(task)
+            task.add_done_callback(background.patient.discard)
+    return task
