@@ -16,7 +16,6 @@ import logging
 import os
 import socket
 import stat
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
@@ -66,8 +65,7 @@ class RdmaLoopMixin(_Loop):
             self.close()
             raise
         self._when: When = when
-        self._told: weakref.WeakSet[Any] = weakref.WeakSet()  # listening sockets
-        self._watched: dict[int, int] = {}  # inode of the socket that was told of, by descriptor
+        self._told: dict[int, int] = {}  # inode of the socket that was told of, by descriptor
 
     async def create_connection(
         self,
@@ -263,9 +261,7 @@ class RdmaLoopMixin(_Loop):
 
         Cancellation: as the loop's own.
         """
-        if sock not in self._told:
-            self._told.add(sock)
-            _tell_own("a server by sock_accept", sock)
+        self._tell_once("a server by sock_accept", sock)
         return await super().sock_accept(sock)
 
     def add_reader(self, fd: Any, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
@@ -276,7 +272,7 @@ class RdmaLoopMixin(_Loop):
             callback: Called when it can be read.
             args: For `callback`.
         """
-        self._tell_watched(fd, "add_reader")
+        self._tell_once("a socket by add_reader", fd)
         super().add_reader(fd, callback, *args)
 
     def add_writer(self, fd: Any, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
@@ -287,21 +283,21 @@ class RdmaLoopMixin(_Loop):
             callback: Called when it can be written.
             args: For `callback`.
         """
-        self._tell_watched(fd, "add_writer")
+        self._tell_once("a socket by add_writer", fd)
         super().add_writer(fd, callback, *args)
 
-    def _tell_watched(self, fd: Any, call: str) -> None:
-        """Tell of a stream socket once; a number that another one has later, once again."""
+    def _tell_once(self, what: str, fd: Any) -> None:
+        """Tell of a stream socket once; if its number is another one's later, once again."""
         try:
             number = fd if isinstance(fd, int) else fd.fileno()
             status = os.fstat(number)
         except (AttributeError, OSError):
             return  # it is the loop's to refuse
-        if stat.S_ISSOCK(status.st_mode) and self._watched.get(number) != status.st_ino:
-            self._watched[number] = status.st_ino
+        if stat.S_ISSOCK(status.st_mode) and self._told.get(number) != status.st_ino:
+            self._told[number] = status.st_ino
             sock = socket.socket(fileno=number)
             try:
-                _tell_own(f"a socket by {call}", sock)
+                _tell_own(what, sock)
             finally:
                 sock.detach()
 

@@ -40,7 +40,6 @@ async def _send(stream: Any) -> None:
 @tried(
     "an echo",
     server=("anyio",),
-    client=("anyio",),
     expected="TCP",
     why="its listener takes clients by `loop.sock_accept`",
 )

@@ -85,7 +85,7 @@ def table(ways: dict[str, dict[str, str]]) -> str:
 
     def named(packages: tuple[str, ...]) -> str:
         if not packages:
-            return "a few lines of `asyncio.start_server`"
+            return "a few lines of asyncio"
         return ", ".join(f"{name} {versions[name.lower()]}" for name in packages)
 
     def told(program: Program, loop: str) -> str:

@@ -21,8 +21,8 @@ class Program:
 
     Attributes:
         name: For the command line.
-        server: Packages of the server's side; empty for a few lines of asyncio's own streams.
-        client: Packages of the client's.
+        server: Packages of the server's side; empty for a few lines of asyncio.
+        client: Packages of the client's, likewise.
         does: What is exchanged.
         expected: "RDMA", "TCP" or "UDP".
         why: Where it stays on TCP, the reason, for the table.

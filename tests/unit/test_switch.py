@@ -110,10 +110,15 @@ def test_h06_what_stays_on_tcp_says_so(
             assert told(caplog) == []
 
             # Watched by the program itself: once, until the number is another socket's.
-            for _ in range(2):
-                loop.add_reader(listening, print)
-                loop.remove_reader(listening)
-            assert told(caplog) == [f"a socket by add_reader on {here} {own}"]
+            loop.add_reader(listening, print)
+            loop.remove_reader(listening)
+            assert told(caplog) == []
+            with socket.create_server((HOST, 0)) as other:
+                for watched in (other, other.fileno()):
+                    loop.add_reader(watched, print)
+                    loop.remove_reader(watched)
+                name = other.getsockname()
+            assert told(caplog) == [f"a socket by add_reader on {name} {own}"]
             with socket.create_connection(here) as client:
                 loop.add_writer(client.fileno(), lambda: None)
                 loop.remove_writer(client.fileno())
