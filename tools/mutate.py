@@ -24,6 +24,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -156,7 +157,6 @@ class Tree:
 
     def fill(self) -> None:
         """Copy what git tracks or would track, and what was compiled."""
-        shutil.rmtree(self.root, ignore_errors=True)
         built = [path.relative_to(ROOT) for path in (ROOT / "aiordma" / "_ffi").glob("_*.so")]
         if len(built) < 2:
             raise CheckFailedError("the extension is not built: run make setup")
@@ -334,11 +334,13 @@ def without_bugs(tree: Tree, entries: Sequence[Mutation]) -> list[str]:
     return wrong
 
 
-def try_all(entries: Sequence[Mutation], jobs: int) -> tuple[dict[str, Outcome], list[str]]:
+def try_all(
+    entries: Sequence[Mutation], jobs: int, scratch: Path
+) -> tuple[dict[str, Outcome], list[str]]:
     """Try every entry, so many at a time; what came of each, and what fails without a bug."""
     trees: queue.SimpleQueue[Tree] = queue.SimpleQueue()
     for number in range(jobs):
-        tree = Tree(SCRATCH / f"tree{number}")
+        tree = Tree(scratch / f"tree{number}")
         tree.fill()
         tree.keep_built()
         trees.put(tree)
@@ -435,7 +437,10 @@ def main() -> int:
         signal.signal(signal.SIGINT, interrupt)
         signal.signal(signal.SIGTERM, interrupt)
         started = time.monotonic()
-        outcomes, wrong = try_all(chosen, options.jobs)
+        SCRATCH.mkdir(parents=True, exist_ok=True)
+        # One run may be beside another.
+        with tempfile.TemporaryDirectory(dir=SCRATCH, ignore_cleanup_errors=True) as scratch:
+            outcomes, wrong = try_all(chosen, options.jobs, Path(scratch))
     except CheckFailedError as exc:
         print(f"mutate: {exc}", file=sys.stderr)
         return 2

@@ -11,7 +11,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 
-from .conftest import Run, settle
+from .conftest import LIMIT_S, Run, settle
 from .fabric import FakeLink, as_link
 
 
@@ -186,8 +186,11 @@ def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
 def test_a_stall_timeout_ends_the_wait_and_gives_nothing_away(run: Run) -> None:
     async def main() -> None:
         side = Side(stall_timeout_s=0.01)
+        sending = side.send()
+        await asyncio.wait([sending], timeout=LIMIT_S / 2)
+        assert sending.done(), "it waits for a peer that takes nothing"
         with pytest.raises(TimeoutError):
-            await side.send()
+            await sending
         side.sender.grant(1)
         await side.send(b"y")
         assert side.bodies == [b"y"]
