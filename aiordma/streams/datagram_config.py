@@ -44,6 +44,8 @@ class DatagramConfig:
             and reported to `error_received` as ENOBUFS.
         max_destinations: Destinations that are kept, 1 to 65,536; the one not used for longest
             goes first.
+        max_sources: Senders whose addresses are remembered, 1 to 65,536; the one that was heard of
+            first goes first.
         resolve_timeout_s: Seconds in which a destination has to be found.
         refresh_s: Seconds after which a destination that is still used is looked for again: a
             service that was restarted has another queue pair, and nothing else would tell.  None:
@@ -55,6 +57,7 @@ class DatagramConfig:
     send_depth: int = 64
     max_buffer_size: int = 4 << 20
     max_destinations: int = 1024
+    max_sources: int = 4096
     resolve_timeout_s: float = 5.0
     refresh_s: float | None = 30.0
     close_timeout_s: float = 5.0
@@ -67,6 +70,7 @@ class DatagramConfig:
                 ("send_depth", 1, 16_000),
                 ("max_buffer_size", 1, 1 << 50),
                 ("max_destinations", 1, 1 << 16),
+                ("max_sources", 1, 1 << 16),
             ),
         )
         names = ("resolve_timeout_s", "refresh_s", "close_timeout_s")

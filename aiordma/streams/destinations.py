@@ -37,7 +37,6 @@ from aiordma.verbs.wc import WCRecord, WorkCompletion
 __all__ = ["Destination", "Destinations"]
 
 _MOST_AT_A_TIME = 32  # questions under way
-_MOST_SOURCES = 4096
 _Source = tuple[bytes, int]
 
 
@@ -265,7 +264,7 @@ class Destinations:
         known = self._sources.get(source)
         if known is None:
             # Anybody can send from ever new queue pairs: their number has a bound.
-            while len(self._sources) >= _MOST_SOURCES:
+            while len(self._sources) >= self._config.max_sources:
                 self._sources.popitem(last=False)
             host, port = self._services.get(source, (host_of(grh.sgid), 0))
             known = (DatagramAddress(host, port, record[7]), record, grh)

@@ -9,15 +9,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiordma.cm import ConnectionEvent, EventChannel, EventType
+from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType
 from aiordma.endpoint.config import DEFAULTS
 from aiordma.endpoint.plan import hello_of
+from aiordma.rsocket.machine import Machine, Place
 from tests.device.foreign import DEPTHS
-from tests.native_ends import End, resolved
+from tests.native_ends import LIMIT_S, End
 
 __all__ = ["Flood", "flooding", "pinned_bytes"]
 
 HELLO = hello_of(DEFAULTS, b"").pack(56)
+_ROOM = memoryview(bytearray(32))
+STREAM_HELLO = Machine(
+    ring=Place(4096, 1, 8192), table=Place(65536, 1, 32), memory=_ROOM, credits=16, send_depth=16
+).hello()
+
+
+class Mute(ConnectionId):
+    """A client that does not confirm: software iWARP's kernel does it all the same."""
+
+    __slots__ = ()
+
+    def _on_response(self, event: ConnectionEvent) -> None:
+        event.type = EventType.ESTABLISHED
 
 
 def pinned_bytes() -> int:
@@ -34,6 +48,7 @@ class Flood:
         address: Where the listener is.
         port: Its port.
         rate: Connects a second, all clients together.
+        streams: Whether they want a stream, which they then do not confirm.
 
     Attributes:
         met: Connects that the listener has answered.
@@ -43,9 +58,11 @@ class Flood:
         peak: Most bytes that were pinned when a client was answered.
     """
 
-    def __init__(self, address: str, port: int, rate: float) -> None:
+    def __init__(self, address: str, port: int, rate: float, *, streams: bool = False) -> None:
         self.met = self.dropped = self.refused = self.sent = self.peak = 0
         self._where = address, port
+        self._kind = Mute if streams else ConnectionId
+        self._hello = STREAM_HELLO if streams else HELLO
         self._pause = 1 / rate
         self._next = asyncio.get_running_loop().time()
 
@@ -54,37 +71,42 @@ class Flood:
         while True:
             self._next = max(self._next + self._pause, asyncio.get_running_loop().time())
             await asyncio.sleep(self._next - asyncio.get_running_loop().time())
-            await self._stay(End(await resolved(events, *self._where)))
+            end = End(self._kind(events))
+            try:
+                await self._stay(end)
+            finally:
+                end.close()
 
     async def _stay(self, end: End) -> None:
         over = asyncio.Event()
 
         def sink(event: ConnectionEvent) -> bool:
-            if event.type is EventType.DISCONNECTED:
+            if event.type in (EventType.DISCONNECTED, EventType.REJECTED):
                 over.set()
             return True
 
+        await end.cm_id.resolve_addr(self._where, timeout=LIMIT_S)
+        await end.cm_id.resolve_route(timeout=LIMIT_S)
         end.cm_id._sink = sink
+        end.build(room=4, max_send_wr=1, max_recv_wr=1)
+        self.sent += len(self._hello)
         try:
-            end.build(room=4, max_send_wr=1, max_recv_wr=1)
-            self.sent += len(HELLO)
-            try:
-                await end.cm_id.connect(DEPTHS, private_data=HELLO, timeout=60)
-            except OSError:
-                self.refused += 1
-                return
-            self.met += 1
-            self.peak = max(self.peak, pinned_bytes())
-            await over.wait()
-            self.dropped += 1
-        finally:
-            end.close()
+            await end.cm_id.connect(DEPTHS, private_data=self._hello, timeout=60)
+        except OSError:
+            self.refused += 1
+            return
+        self.met += 1
+        self.peak = max(self.peak, pinned_bytes())
+        await over.wait()
+        self.dropped += 1
 
 
 @asynccontextmanager
-async def flooding(address: str, port: int, clients: int, rate: float) -> AsyncIterator[Flood]:
+async def flooding(
+    address: str, port: int, clients: int, rate: float, *, streams: bool = False
+) -> AsyncIterator[Flood]:
     """So many of them, as long as the block lasts."""
-    flood = Flood(address, port, rate)
+    flood = Flood(address, port, rate, streams=streams)
     with EventChannel() as events:
         tasks = [asyncio.create_task(flood.client(events)) for _ in range(clients)]
         try:

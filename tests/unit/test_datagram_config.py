@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, key_of
+from aiordma.streams.destinations import Destinations
 
 
 @pytest.mark.parametrize(
@@ -56,7 +58,7 @@ def test_what_is_no_address(address: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["recv_depth", "send_depth", "max_buffer_size", "max_destinations"]
+    "name", ["recv_depth", "send_depth", "max_buffer_size", "max_destinations", "max_sources"]
 )
 def test_whole_numbers(name: str) -> None:
     assert getattr(DatagramConfig(**{name: 1}), name) == 1
@@ -75,3 +77,15 @@ def test_seconds(name: str) -> None:
         with pytest.raises(ValueError, match=name):
             DatagramConfig(**{name: value})  # type: ignore[arg-type]
     assert DatagramConfig(refresh_s=None).refresh_s is None
+
+
+async def test_g09_addresses_of_senders_are_bounded() -> None:
+    """Whoever sends from ever new queue pairs is remembered in place of the first."""
+    none: Any = None
+    known = Destinations(none, none, DatagramConfig(max_sources=3), none, none)
+    header: Any = SimpleNamespace(sgid=bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 1]))
+    for number in range(10):
+        record: Any = (0,) * 7 + (number,)
+        assert known.source(header, record) == DatagramAddress("10.0.0.1", 0, number)
+        assert len(known._sources) <= 3
+    assert [qpn for _, qpn in known._sources] == [7, 8, 9]
