@@ -48,6 +48,7 @@ from aiordma.errors import (
     RouteError,
     TransportRetryError,
 )
+from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.datagram import create_datagram_endpoint
@@ -125,6 +126,7 @@ __all__ = [
     "is_available",
     "listen",
     "open_connection",
+    "set_large_message_budget",
     "start_server",
     "start_tls",
     "why_unavailable",

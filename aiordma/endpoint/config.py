@@ -48,8 +48,10 @@ class ConnectionConfig:
             program (Soft-RoCE, software iWARP), and the peer's library knows checksums.  True:
             everywhere; a peer whose library does not know them cannot send large messages then.
         max_message_size: Largest message that this side receives, bytes; counted in full KiB.
-        receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`; one
-            message is fetched whatever its size.
+        receive_buffer_size: Bytes of large messages that are fetched ahead of `recv()`, as far as
+            the budgets of the listener and the process allow (docs/limits.md); a buffer has a
+            power of two of bytes, 64 KiB at least.  Another message is fetched when `recv()` waits
+            for it.
         responder_resources: RDMA reads of the peer served at a time, 1 to 255.
         initiator_depth: Own RDMA reads under way at a time, 1 to 255.
         one_sided_depth: Reads, writes and atomics of the program that may be under way, in pieces
@@ -75,6 +77,8 @@ class ConnectionConfig:
             bound for a peer whose program has stopped.
         stall_timeout_s: Seconds that a send waits for a living peer that takes nothing; None
             waits as long as it lives.
+        fetch_timeout_s: Seconds after which the connection is given up if nothing has arrived of a
+            large message that is being read, in pieces of up to 1 MiB.
     """
 
     raw: bool = False
@@ -85,8 +89,8 @@ class ConnectionConfig:
     shared_queues: bool = True
     rendezvous_window: int = 8
     check_large: bool | None = None
-    max_message_size: int = 1 << 30
-    receive_buffer_size: int = 64 << 20
+    max_message_size: int = 64 << 20
+    receive_buffer_size: int = 8 << 20
     responder_resources: int = 8
     initiator_depth: int = 8
     one_sided_depth: int = 16
@@ -102,6 +106,7 @@ class ConnectionConfig:
     keepalive_s: float = 10.0
     idle_timeout_s: float = 30.0
     stall_timeout_s: float | None = None
+    fetch_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name in ("raw", "shared_queues"):
@@ -135,7 +140,7 @@ class ConnectionConfig:
             self,
             (
                 "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-                "idle_timeout_s", "stall_timeout_s",
+                "idle_timeout_s", "stall_timeout_s", "fetch_timeout_s",
             ),
             optional=("stall_timeout_s",),
         )  # fmt: skip

@@ -168,7 +168,7 @@ class ConnectionCore:
         self._exposer.resize(window)
         self._exposer.sums = hello.asks_checksums
         self._checked = hello.knows_checksums and link.check_large
-        self._reads = max(1, min(config.initiator_depth, reads))
+        self._reads = min(config.initiator_depth, reads)
         self._sender.grant(hello.recv_depth)
 
     def _greet(self) -> None:
@@ -207,11 +207,13 @@ class ConnectionCore:
     def _on_control(
         self, kind: int, flags: int, argument: int, body: memoryview, imm: int | None
     ) -> None:
-        if kind == FrameKind.RENDEZVOUS and self._reads:
+        if kind == FrameKind.RENDEZVOUS and not self.config.raw:
             self._announce(argument, body, imm)
         elif kind == FrameKind.DONE:
             self._exposer.on_done(argument, flags)
         elif kind == FrameKind.PING:
+            if self._liveness is None or not self._liveness.asking:
+                self._receiver.heard = True
             self._sender.pong()
         elif kind == FrameKind.PONG and self._liveness is not None:
             self._liveness.ponged()
@@ -228,6 +230,11 @@ class ConnectionCore:
                 self._established.set_result(None)
 
     def _announce(self, length: int, body: memoryview, imm: int | None) -> None:
+        if not self._reads:
+            # It would never begin, and all that is posted behind it would wait.
+            text = "the peer announced a large message and serves no RDMA reads"
+            self._link.fail(ProtocolError(errno.EPROTO, text))
+            return
         if self.config.check_large and not self._checked:
             text = "the peer's library knows no checksums of large messages, check_large is True"
             self._link.fail(ProtocolError(errno.EPROTO, text))
@@ -248,7 +255,7 @@ class ConnectionCore:
 
     def _on_taken(self, size: int) -> None:
         if self._fetcher is not None:
-            self._fetcher.taken(size)
+            self._fetcher.taken()
 
     def _on_ended(self, number: int, record: WCRecord) -> None:
         self._operations.on_ended(number, record)
@@ -316,6 +323,8 @@ class ConnectionCore:
             region.close()
         self._memory.clear()
         self._receiver.part()
+        if self._fetcher is not None:
+            self._fetcher.stop()
         if self._liveness is not None:
             self._liveness.stop()
             self._liveness = None

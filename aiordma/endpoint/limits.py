@@ -31,6 +31,10 @@ class ListenerLimits:
             a time; a request beyond them is refused.  None: half of the machine's memory.
         max_process_pinned_bytes: Likewise, for all listeners of the process together, when this
             listener lets in one more.  None: half of the machine's memory.
+        max_large_message_bytes: Bytes of large messages that the connections of this listener hold
+            at a time: what is being fetched, what was fetched and `recv()` has not returned yet,
+            and buffers that stay registered for the next one.  What does not fit waits.  The
+            process has a budget besides, see `set_large_message_budget`.
         pressed_handshake_timeout_s: Seconds that a half-open client has to act while requests wait
             for its place, instead of `handshake_timeout_s`.  After that the client that has been
             half-open for longest is dropped, of the source that has most of them.
@@ -53,6 +57,7 @@ class ListenerLimits:
     max_half_open_bytes: int = 128 << 20
     max_pinned_bytes: int | None = None
     max_process_pinned_bytes: int | None = None
+    max_large_message_bytes: int = 128 << 20
     pressed_handshake_timeout_s: float = 1.0
     max_wait_s: float = 3.0
     max_tls_handshakes: int = 256
@@ -70,6 +75,7 @@ class ListenerLimits:
                 ("max_half_open_bytes", 1, 1 << 50),
                 ("max_pinned_bytes", 1, 1 << 50),
                 ("max_process_pinned_bytes", 1, 1 << 50),
+                ("max_large_message_bytes", 1 << 20, 1 << 50),
                 ("max_tls_handshakes", 1, 1 << 16),
                 ("max_tls_handshakes_per_source", 1, 1 << 16),
             ),

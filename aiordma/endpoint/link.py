@@ -26,6 +26,7 @@ from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.attention import expect, listen, unlisten
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
@@ -36,7 +37,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["Link"]
+__all__ = ["COPIED_BYTES", "Link"]
 
 _RECV = 0x8000
 _READ = 0x4000
@@ -46,6 +47,8 @@ _OPERATE = 0x5000
 _INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
+#: Larger messages are read out of the program's own buffer, which is registered for it.
+COPIED_BYTES = 1 << 18
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
@@ -71,10 +74,10 @@ class Link(AdapterSide):
     """
 
     __slots__ = (
-        "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
-        "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_pool", "_pool_size",
-        "_quiet", "_rights", "_slots", "before_close", "check_large", "control",
-        "lands_in_the_open", "lane", "on_unexplained", "recv", "send",
+        "_account", "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
+        "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_outgoing_size", "_pool",
+        "_pool_size", "_quiet", "_rights", "_slots", "before_close", "budget", "check_large",
+        "control", "lands_in_the_open", "lane", "on_unexplained", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -109,7 +112,11 @@ class Link(AdapterSide):
         self.on_unexplained: Callable[[], object] = nobody
         self._pool: BufferPool | None = None
         self._outgoing: BufferPool | None = None
-        self._pool_size = config.receive_buffer_size // 4
+        self._pool_size = config.receive_buffer_size
+        self._outgoing_size = config.rendezvous_window * COPIED_BYTES
+        #: What large messages are counted on; a listener sets its own before they can come.
+        self.budget = PROCESS_BUDGET
+        self._account: Account | None = None
         self._open_rights: dict[int, int] | None = None  # made when memory is first exposed
         self._rights = 0
         slots.pin_with(self.pin, self.unpin)
@@ -328,18 +335,27 @@ class Link(AdapterSide):
         if self._pool is None:
             # iWARP writes the answer of a read as if the peer wrote it.
             lands = _LANDS_ON_IWARP if self.lands_in_the_open else Access.LOCAL_WRITE
-            self._pool = self._new_pool(lands)
+            self._pool = self._new_pool(lands, self._pool_size, self.account)
         return self._pool
+
+    @property
+    def account(self) -> Account:
+        """What the connection holds of the budget; made for the first large message."""
+        if self._account is None:
+            self._account = Account(self.budget)
+            if self.closed:
+                self._account.close()
+        return self._account
 
     @property
     def outgoing(self) -> BufferPool:
         """Buffers that the peer reads; made for the first who asks."""
         if self._outgoing is None:
-            self._outgoing = self._new_pool(Access.REMOTE_READ)
+            self._outgoing = self._new_pool(Access.REMOTE_READ, self._outgoing_size)
         return self._outgoing
 
-    def _new_pool(self, access: Access) -> BufferPool:
-        pool = BufferPool(self.pd, self._pool_size, access)
+    def _new_pool(self, access: Access, keep: int, account: Account | None = None) -> BufferPool:
+        pool = BufferPool(self.pd, keep, access, account)
         if self.closed:
             pool.close()
         return pool
@@ -423,4 +439,6 @@ class Link(AdapterSide):
         for pool in (self._pool, self._outgoing):
             if pool is not None:
                 pool.close()
+        if self._account is not None:
+            self._account.close()
         return parts

@@ -50,6 +50,7 @@ from aiordma.loop import background
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
+from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
 
 __all__ = ["Listener", "listen"]
 
@@ -146,6 +147,7 @@ class Listener:
             pressed_s=limits.pressed_handshake_timeout_s,
             patience_s=limits.max_wait_s,
         )
+        self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()
         self._pending: deque[ConnectRequest] = deque()

@@ -1,9 +1,12 @@
 """Liveness: notices a peer that has gone silent.
 
 The adapter acknowledges messages of a program that has stopped, and does nothing at all on an idle
-connection; so the question goes to the program.  After `keepalive_s` without a frame a PING is
-sent, one at a time; a peer that stays silent for `idle_timeout_s` is given up.  A dead host shows
-earlier, because the PING itself is not acknowledged.
+connection; so the question goes to the program.  After `keepalive_s` without a sign of life a
+PING is sent, one at a time; a peer that stays silent for `idle_timeout_s` is given up.  A dead host
+shows earlier, because the PING itself is not acknowledged.
+
+Messages, DONE and PONG are signs of life.  CREDIT is none, nor is a PING while this side's own is
+not answered: a peer could send them for ever, although nothing gets through to it.
 """
 
 from __future__ import annotations
@@ -65,6 +68,11 @@ class Liveness:
             self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
             return
         self._arm()
+
+    @property
+    def asking(self) -> bool:
+        """Whether a PING is not answered."""
+        return self._pinged
 
     def ponged(self) -> None:
         """The PING was answered."""

@@ -46,6 +46,9 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Arrival", "Receiver"]
 
+# Not CREDIT, which tells nothing of whether this side is heard; of PING see endpoint/core.py.
+_LIFE = frozenset({FrameKind.DATA, FrameKind.RENDEZVOUS, FrameKind.DONE, FrameKind.PONG})
+
 
 class Arrival:
     """A place in the queue.
@@ -53,7 +56,7 @@ class Arrival:
     Attributes:
         message: None while a large message is being fetched.
         slot: The slot that it lies in, None for a large message.
-        fetched: Bytes of a large message, 0 for others.
+        fetched: Bytes of the buffer of a large message, 0 for others.
     """
 
     __slots__ = ("fetched", "message", "slot")
@@ -76,6 +79,7 @@ class Receiver:
         on_taken: Called with the size of each large message that the program took.
 
     Attributes:
+        on_wanted: Called when `take` has found nothing but a large message that is not there yet.
         window: Posted receives and credits.
         queue: Messages that Python has queued; older than those in the lane's ring.
         over: There will be no further messages.
@@ -84,7 +88,7 @@ class Receiver:
     __slots__ = (
         "_c", "_config", "_ended", "_failure", "_head", "_lingering", "_link",
         "_on_control", "_on_credit", "_on_taken", "_parked", "_waiters", "mail",
-        "over", "queue", "window",
+        "on_wanted", "over", "queue", "window",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +105,7 @@ class Receiver:
         self._on_control = on_control
         self._on_credit = on_credit
         self._on_taken = on_taken
+        self.on_wanted: Callable[[], object] = nobody
         self.queue: deque[Arrival] = EMPTY
         self.over = False
         self._parked = Parked(link.loop)
@@ -185,7 +190,6 @@ class Receiver:
         arena = self._link.recv
         start = slot * arena.slot_size
         length = record[4]
-        self.heard = True
         self.window.posted -= 1
         if record[2] == WCOpcode.RECV_RDMA_WITH_IMM:
             # The bytes were written elsewhere: the length is theirs, and the slot is empty.
@@ -194,6 +198,7 @@ class Receiver:
                 return
             length = 0
         if self._config.raw:
+            self.heard = True
             imm = socket.ntohl(record[5]) if record[8] & WCFlags.WITH_IMM else None
             self._deliver(slot, length, imm)
             return
@@ -203,6 +208,8 @@ class Receiver:
         kind, flags, returned, imm, argument = FRAME.unpack_from(arena.view, start)
         if returned:
             self._on_credit(returned)
+        if kind in _LIFE:
+            self.heard = True
         if kind == FrameKind.DATA:
             if not self._spend_credit():
                 return
@@ -265,6 +272,11 @@ class Receiver:
         if self.queue:
             return self.queue[0].message is not None
         return bool(self._c.head != self._c.tail)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a coroutine waits for a message."""
+        return bool(self._waiters.line or self._parked.waiting)
 
     # Slots
 
@@ -342,6 +354,8 @@ class Receiver:
                 raise self._failure()
             self._c.want |= WANT_ARRIVAL
             self.window.credit()  # which may have been put off
+            if queue:
+                self.on_wanted()
         return message
 
     def _keep(self, message: Message) -> None:
@@ -398,7 +412,7 @@ class Receiver:
         """
         self._collect()
         del self.mail
-        self._on_control = self._on_credit = self._on_taken = nobody
+        self._on_control = self._on_credit = self._on_taken = self.on_wanted = nobody
         self.window.part()
 
     def _wake_all(self) -> None:

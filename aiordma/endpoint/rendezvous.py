@@ -7,6 +7,11 @@ Theory of operation
     DONE.  So the memory that is pinned follows the messages that are under way, not their
     largest size.
 
+    An announcement costs the peer 32 bytes.  So nothing is allocated for it before the message is
+    next for `recv()`, or what is fetched ahead leaves room; and in both cases only with a share of
+    the budgets (`memory.byte_budget`).  Once it is being read something has to arrive every so
+    often, or the connection is given up: what is posted behind a read that hangs would wait, too.
+
     What is to be read is the caller's buffer itself, registered for this one message, and no byte
     is copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that
     stays registered: to register memory and to take that back takes longer than to copy so many
@@ -32,27 +37,30 @@ import asyncio
 import contextlib
 import errno
 import functools
+import weakref
 from collections import deque
 from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link
+from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import CHECKSUM, FAILED, RENDEZVOUS, FrameKind
-from aiordma.errors import MessageDamagedError, ProtocolError, plain_error
+from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError, plain_error
 from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
+from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
 __all__ = ["Exposer", "Fetcher"]
 
-_COPIED = 1 << 18
+_COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
 
@@ -247,10 +255,18 @@ class Exposer:
         self._wake_drainers()
 
 
+def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
+    if (alive := fetcher()) is not None:
+        alive._check_progress()
+
+
 class _Fetch:
     """One large message that is being read."""
 
-    __slots__ = ("arrival", "checksum", "imm", "length", "number", "pending", "read", "remote")
+    __slots__ = (
+        "arrival", "checksum", "imm", "length", "number", "pending", "read", "remote", "room",
+        "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -260,13 +276,15 @@ class _Fetch:
         number: int,
         checksum: int | None,
     ) -> None:
-        self.arrival = Arrival(None, fetched=length)
+        self.room = room_of(length)
+        self.arrival = Arrival(None, fetched=self.room)
         self.length = length
         self.imm = imm
         self.remote = remote
         self.number = number
         self.checksum = checksum
         self.pending = 0
+        self.wanted = False  # whether `recv()` waited for it when it was begun
         self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -283,8 +301,9 @@ class Fetcher:
     """
 
     __slots__ = (
-        "_ahead", "_checked", "_config", "_fetches", "_link", "_numbers", "_reads", "_receiver",
-        "_sender", "_slots", "_stopped", "_tasks", "_waiting",
+        "__weakref__", "_checked", "_config", "_fetches", "_held", "_link", "_numbers", "_progress",
+        "_reading", "_reads", "_receiver", "_sender", "_slots", "_stopped", "_tasks", "_timer",
+        "_untaken", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -307,9 +326,15 @@ class Fetcher:
         self._numbers = list(range(depth))
         self._fetches: list[int] = []  # at most the window
         self._tasks: list[asyncio.Task[None]] = []
-        self._ahead = 0  # bytes fetched, or being fetched, that the program did not take
         self._waiting: deque[_Fetch] = EMPTY
+        # Those behind them: fetched, or being fetched, and not taken by the program.
+        self._untaken: deque[_Fetch] = deque()
+        self._held = 0  # bytes of their buffers
+        self._reading = 0  # pieces that are being read
+        self._progress = 0.0  # when one was last complete, or the first began
+        self._timer: Timer | None = None
         self._stopped = False
+        receiver.on_wanted = self._wanted
 
     def announce(self, length: int, body: memoryview, imm: int | None) -> None:
         """The peer wants to send a large message."""
@@ -337,18 +362,28 @@ class Fetcher:
         self._waiting.append(fetch)
         self._admit()
 
-    def _admit(self) -> None:
-        """Start what there is room for, strictly in order.
+    def _wanted(self) -> None:
+        """The program waits for a message that is not there yet."""
+        self._admit(wanted=True)
+
+    def _admit(self, *, wanted: bool = False) -> None:
+        """Start what there is room for, and what the program waits for, strictly in order.
 
         The program takes messages in that order: a later one that slipped into the room would
         keep it until an earlier one has been read, which waits for room.
         """
-        budget = self._config.receive_buffer_size
-        while self._waiting and (
-            not self._ahead or self._ahead + self._waiting[0].length <= budget
-        ):
-            fetch = self._waiting.popleft()
-            self._ahead += fetch.length
+        while self._waiting:
+            fetch = self._waiting[0]
+            ahead = self._held + fetch.room <= self._config.receive_buffer_size
+            if not (ahead and self._link.account.try_ahead(fetch.room)):
+                if self._receiver.queue[0] is not fetch.arrival:
+                    return
+                if not (wanted or self._receiver.waiting):
+                    return
+                fetch.wanted = True
+            self._waiting.popleft()
+            self._untaken.append(fetch)
+            self._held += fetch.room
             task = background.start(self._link.loop, functools.partial(self._run, fetch))
             if task is not None:
                 self._tasks.append(task)
@@ -367,6 +402,8 @@ class Fetcher:
             self._link.fail(exc)
 
     async def _fetch(self, fetch: _Fetch) -> None:
+        if fetch.wanted:
+            await self._link.account.take(fetch.room)
         region = await self._link.pool.take(fetch.length)
         self._link.pin(region)
         copy = self._link.lands_in_the_open
@@ -394,13 +431,13 @@ class Fetcher:
         fetch.pending = 1
         offset = 0
         while offset < fetch.length:
-            if not self._reads.try_acquire():
-                await self._reads.acquire()
+            await self._reads.acquire()
             size = min(_READ_CHUNK, fetch.length - offset)
             number = self._numbers.pop()
             self._slots[number] = fetch
             fetch.pending += 1
             remote = (fetch.remote[0] + offset, fetch.remote[1])
+            self._begin_piece()
             self._link.post_read(number, region, offset, size, remote)
             offset += size
         self._piece_done(fetch)
@@ -411,6 +448,8 @@ class Fetcher:
         fetch = self._slots[number]
         self._slots[number] = None
         self._numbers.append(number)
+        self._reading -= 1
+        self._progress = now()
         self._reads.release()
         if fetch is not None:
             self._piece_done(fetch)
@@ -420,10 +459,40 @@ class Fetcher:
         if not fetch.pending and not fetch.read.done():
             fetch.read.set_result(None)
 
-    def taken(self, length: int) -> None:
+    def taken(self) -> None:
         """The program took a large message out of the queue: room to fetch another ahead."""
-        self._ahead -= length
+        fetch = self._untaken.popleft()
+        self._held -= fetch.room
+        self._link.account.give(fetch.room, wanted=fetch.wanted)
         self._admit()
+
+    # Progress
+
+    def _begin_piece(self) -> None:
+        if not self._reading:
+            self._progress = now()
+        self._reading += 1
+        if self._timer is None:
+            self._set_timer(self._config.fetch_timeout_s)
+
+    def _set_timer(self, seconds: float) -> None:
+        # Weak: a connection that its program forgets is collected at once.
+        check = functools.partial(_check_progress, weakref.ref(self))
+        self._timer = call_later(self._link.loop, seconds, check)
+
+    def _check_progress(self) -> None:
+        self._timer = None
+        if not self._reading or self._stopped or self._link.failure is not None:
+            return
+        seconds = self._config.fetch_timeout_s
+        left = self._progress + seconds - now()
+        if left > 0:
+            self._set_timer(left)
+            return
+        text = f"nothing of a large message has arrived for {seconds} s"
+        self._link.fail(RdmaTimeoutError(errno.ETIMEDOUT, text))
+
+    # End
 
     def _region_back(self, exported: bool, region: MemoryRegion) -> None:
         """A large message was released, in whatever thread."""
@@ -436,6 +505,9 @@ class Fetcher:
         """The connection is over: end the reading tasks.  Regions stay pinned by the link."""
         self._stopped = True
         self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for task in list(self._tasks):
             task.cancel()
 

@@ -135,6 +135,7 @@ class ConnectRequest:
                 raise
             undo.pop_all()
         link.at_close(release)
+        link.budget = self._listener._budget
 
         def gone(_: object) -> None:
             give_back()

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from aiordma.memory.byte_budget import Account
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["BufferPool"]
+__all__ = ["BufferPool", "room_of"]
 
 _SMALLEST = 64 * 1024
+
+
+def room_of(size: int) -> int:
+    """Bytes of the buffer that a pool has for so many."""
+    return max(_SMALLEST, 1 << (size - 1).bit_length())
 
 
 class BufferPool:
@@ -22,12 +28,17 @@ class BufferPool:
         pd: Protection domain.
         keep: Bytes of released buffers to keep.
         access: Rights; iWARP needs REMOTE_WRITE where an RDMA read's data lands.
+        account: Released buffers are kept only as far as its budget has room for them; None: up to
+            `keep`.
     """
 
-    __slots__ = ("_access", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
+    __slots__ = ("_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
 
-    def __init__(self, pd: ProtectionDomain, keep: int, access: Access) -> None:
+    def __init__(
+        self, pd: ProtectionDomain, keep: int, access: Access, account: Account | None = None
+    ) -> None:
         self._pd = pd
+        self._account = account
         self._keep = keep
         self._access = access
         self._kept = 0
@@ -43,11 +54,13 @@ class BufferPool:
 
         Cancellation: the region is destroyed.
         """
-        room = max(_SMALLEST, 1 << (size - 1).bit_length())
+        room = room_of(size)
         shelf = self._free.get(room)
         if shelf:
             self._kept -= room
             region = shelf.pop()
+            if self._account is not None:
+                self._account.give(room)
         else:
             region = await MemoryRegion.register(self._pd, room, self._access)
         self._out[region] = None
@@ -56,11 +69,16 @@ class BufferPool:
     def give(self, region: MemoryRegion) -> None:
         """Take a region back."""
         self._out.pop(region, None)
-        if self._closed or self._kept + region.length > self._keep:
+        if self._closed or not self._may_keep(region.length):
             region.close()
             return
         self._kept += region.length
         self._free.setdefault(region.length, []).append(region)
+
+    def _may_keep(self, size: int) -> bool:
+        if self._kept + size > self._keep:
+            return False
+        return self._account is None or self._account.try_keep(size)
 
     def drop(self, region: MemoryRegion) -> None:
         """Deregister a region instead of taking it back."""

@@ -236,7 +236,7 @@ async def _quietly(operation: Awaitable[None]) -> None:
 
 
 async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1)
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
     async with (
         aiordma.listen(address, 0, config=config) as listener,
         aiordma.connect(address, listener.port, config=config) as client,
@@ -244,7 +244,7 @@ async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> N
     ):
         # The peer fetches one large message ahead, and the next only when that was taken.
         await client.send(bytes(10_000))
-        data = bytearray(os.urandom(50_000))
+        data = bytearray(os.urandom(500_000))  # not copied
         expected = bytes(data)
         sending = asyncio.create_task(client.send(data))
         done, _ = await asyncio.wait([sending], timeout=2)
@@ -267,12 +267,12 @@ async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> N
 
 
 async def test_memory_of_a_canceled_send_is_free_after_close(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1, close_timeout_s=1)
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024, close_timeout_s=1)
     async with aiordma.listen(address, 0, config=config) as listener:
         client = await aiordma.connect(address, listener.port, config=config)
         server = await listener.accept()
         await client.send(bytes(10_000))
-        data = bytearray(50_000)
+        data = bytearray(500_000)  # not copied
         sending = asyncio.create_task(client.send(data))
         await asyncio.wait([sending], timeout=1)
         sending.cancel()

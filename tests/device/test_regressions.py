@@ -130,7 +130,7 @@ async def test_closing_a_channel_ends_the_steps_of_its_ids() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_large_message_that_nobody_takes_is_given_up(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=1, stall_timeout_s=3)
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024, stall_timeout_s=3)
     async with (
         aiordma.listen(address, 0, config=config) as listener,
         aiordma.connect(address, listener.port, config=config) as client,

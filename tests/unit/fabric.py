@@ -26,6 +26,7 @@ from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import hello_of
 from aiordma.memory import elastic
+from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.verbs.enums import Access
 
 from .fake_memory import AnyFakeArena, FakeArena, FakeElastic, FakePool, FakeRegion
@@ -88,6 +89,7 @@ class FakeLink:
         self.pool, self.outgoing = FakePool(), FakePool()
         self.check_large = bool(config.check_large)  # as an adapter of hardware by default
         self.lands_in_the_open = False
+        self.account = Account(ByteBudget(1 << 30))
         self.damage: Callable[[memoryview], object] = lambda view: None
         self.closed = False
         self.failure: BaseException | None = None

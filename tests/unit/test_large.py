@@ -13,8 +13,9 @@ import pytest
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.plan import hello_of
-from aiordma.endpoint.wire import FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
+from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
+from aiordma.memory.byte_budget import Account, ByteBudget
 
 from .conftest import Run, settle
 from .fabric import Wire
@@ -268,6 +269,208 @@ def test_i05_whatever_waits_for_the_last_exposure_is_woken_by_a_failure(run: Run
         assert drained.done(), "close() would wait until its time is up"
         with pytest.raises(ConnectionLostError):
             await send
+        await lost(wire)
+
+    run(main())
+
+
+# ---- budgets and deadlines -------------------------------------------------------------------
+
+ROOM = 1 << 16  # of the smallest buffer
+
+
+def announce(wire: Wire, number: int, length: int = 1000) -> None:
+    """What a hostile peer sends: 36 bytes."""
+    body = RENDEZVOUS.pack(1 << 40, 7, number) + CHECKSUM.pack(0)
+    link = wire.links[1]
+    slot = link.posted.popleft()
+    frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body
+    link.recv.slot(slot, len(frame))[:] = frame
+    link.landed.append((slot, len(frame), None))
+    link.process()
+
+
+@pytest.mark.parametrize(
+    ("ahead", "fetched"), [(1, 0), (ROOM - 1, 0), (ROOM, 1), (2 * ROOM, 2), (9 * ROOM, 2)]
+)
+def test_g01_only_what_may_be_ahead_is_fetched_before_recv_asks(
+    run: Run, ahead: int, fetched: int
+) -> None:
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, receive_buffer_size=ahead)
+        wire = await opened(config, config)
+        for number in (1, 2):
+            announce(wire, number)
+        await settle()
+        assert wire.links[1].pool.out == fetched
+        assert len(wire.links[1].reads) == fetched
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await settle()
+        assert wire.links[1].pool.out == max(fetched, 1), "recv() asks for the first"
+        receive.cancel()
+        await settle()
+        await lost(wire)
+        assert FakeRegion.regions == {}
+
+    run(main())
+
+
+def test_g01_the_next_is_fetched_as_soon_as_one_was_taken(run: Run) -> None:
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, receive_buffer_size=ROOM)
+        wire = await opened(config, config)
+        sends = [asyncio.create_task(wire.ends[0].send(bytes([n]) * 1000)) for n in range(2)]
+        await wire.run()
+        assert [send.done() for send in sends] == [True, False]
+        with await wire.ends[1].recv() as message:
+            assert bytes(message) == bytes(1000)
+        await wire.run()
+        assert sends[1].done(), "nothing asks for it, but there is room"
+        await asyncio.gather(*sends)
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_what_is_fetched_ahead_has_to_fit_the_budget(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        budget = ByteBudget(2 * ROOM)
+        wire.links[1].account = Account(budget)
+        sends = [asyncio.create_task(wire.ends[0].send(bytes([n]) * 1000)) for n in range(2)]
+        await wire.run()
+        assert wire.links[1].pool.out == 1
+        for number in range(2):
+            receive = asyncio.create_task(wire.ends[1].recv())
+            await wire.run()
+            with await receive as message:
+                assert bytes(message) == bytes([number]) * 1000
+            await wire.run()
+        await asyncio.gather(*sends)
+        assert (budget.ahead, budget.wanted) == (0, 0)
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: Run) -> None:
+    """Ten connections with one budget; nine peers announce, and serve nothing."""
+
+    async def main() -> None:
+        budget = ByteBudget(2 * ROOM)  # one at a time
+        patient = dataclasses.replace(CONFIG, receive_buffer_size=1)
+        config = dataclasses.replace(patient, fetch_timeout_s=0.02)
+        wires = [await opened(config, config) for _ in range(9)]
+        wires.append(await opened(patient, patient))
+        regions = FakeRegion.regions
+        for wire in wires:
+            wire.links[1].account = Account(budget)
+            wire.links[1].at_close(wire.links[1].account.close)
+        receives = [asyncio.create_task(wire.ends[1].recv()) for wire in wires]
+        for wire in wires[:9]:
+            announce(wire, 1)
+        await settle()
+        assert len(regions) == 1
+        send = asyncio.create_task(wires[9].ends[0].send(b"honest" * 100))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 15
+        while not receives[9].done():
+            wires[9].settle()
+            assert len(regions) <= 3, "its own, and those of one that ends and of the next"
+            assert loop.time() < until, "a fetch that hangs holds its share"
+            await asyncio.sleep(0.001)
+        with receives[9].result() as message:
+            assert bytes(message) == b"honest" * 100
+        for receive in receives[:9]:
+            with pytest.raises(ConnectionLostError, match="nothing of a large message") as error:
+                await asyncio.wait_for(receive, 5)
+            assert isinstance(error.value.__cause__, TimeoutError)
+        await wires[9].run()
+        await send
+        for wire in wires:
+            await lost(wire)
+        assert (budget.ahead, budget.wanted) == (0, 0)
+
+    run(main())
+
+
+def test_g01_a_fetch_that_gets_on_is_not_given_up(run: Run) -> None:
+    """The limit is for each piece: many take longer than it in all."""
+
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, fetch_timeout_s=2, initiator_depth=1)
+        wire = await opened(config, config)
+        size = 5 << 20
+        send = asyncio.create_task(wire.ends[0].send(bytes(size)))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        link = wire.links[1]
+        begun = asyncio.get_running_loop().time()
+        pieces = 0
+        while not receive.done():
+            reads, link.reads = link.reads, type(link.reads)()
+            wire.settle()  # everything but the reads
+            link.reads.extend(reads)
+            if link.reads and asyncio.get_running_loop().time() - begun > 0.5 * pieces:
+                pieces += 1
+                link.read()
+            await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - begun > 2
+        assert len(await receive) == size
+        await wire.run()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_a_peer_that_serves_no_reads_is_refused(run: Run) -> None:
+    async def main() -> None:
+        wire = Wire(CONFIG, CONFIG)
+        window = wire.ends[0]._window
+        wire.ends[1]._meet(hello_of(CONFIG, b"", window, check=True), 0)
+        greeting = wire.ends[1]._await_greeting()
+        wire.meet(0)
+        wire.ends[0]._greet()
+        wire.settle()
+        await greeting
+        announce(wire, 1)
+        with pytest.raises(ProtocolError, match="serves no RDMA reads"):
+            await asyncio.wait_for(wire.ends[1].recv(), 5)
+        assert FakeRegion.regions == {}
+        await lost(wire)
+
+    run(main())
+
+
+@pytest.mark.parametrize("asking", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "alive"),
+    [
+        (FrameKind.CREDIT, False),
+        (FrameKind.PING, None),
+        (FrameKind.DATA, True),
+        (FrameKind.PONG, True),
+        (FrameKind.END, False),
+    ],
+)
+def test_g01_what_is_a_sign_of_life(
+    run: Run, kind: FrameKind, *, alive: bool | None, asking: bool
+) -> None:
+    """A peer may send CREDIT and PING for ever, although this side's PING hangs behind a read."""
+
+    async def main() -> None:
+        wire = await opened()
+        link, end = wire.links[1], wire.ends[1]
+        assert end._liveness is not None
+        end._liveness._pinged = asking
+        end._receiver.heard = False
+        slot = link.posted.popleft()
+        frame = FRAME.pack(kind, 0, 0, 0, 0)
+        link.recv.slot(slot, len(frame))[:] = frame
+        link.landed.append((slot, len(frame), None))
+        link.process()
+        assert link.failure is None
+        assert end._receiver.heard == (not asking if alive is None else alive)
         await lost(wire)
 
     run(main())

@@ -1,0 +1,205 @@
+"""Peers that announce large messages and do nothing else: what they make this side hold."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+import aiordma
+from aiordma import Connection, ConnectionConfig, ListenerLimits
+from aiordma.cm import ConnectionParameter, EventChannel
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.wire import CHECKSUM, FRAME, RENDEZVOUS, FrameKind, Hello
+from aiordma.memory.byte_budget import PROCESS_BUDGET
+from aiordma.verbs import SGE, RecvWR
+from tests.device.foreign import Foreign
+from tests.device.meeting import are_alive
+from tests.device.oracle import until
+from tests.native_ends import close_all, resolved
+
+pytestmark = [pytest.mark.device, pytest.mark.one_loop]
+
+MIB = 1 << 20
+HELLO = Hello(64, 8, 16 * 1024, MIB, asks_checksums=True).pack(56)
+RAW = ConnectionConfig(raw=True, slot_size=256, recv_depth=64, send_depth=16)
+GREETING = FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0)
+
+
+def pinned() -> int:
+    """Bytes that this process has pinned for its adapters."""
+    with open("/proc/self/status") as file:
+        found = re.search(r"^VmPin:\s+(\d+) kB", file.read(), re.M)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def announcement(number: int, length: int) -> bytes:
+    """36 bytes and a header, of a message that is not there."""
+    body = RENDEZVOUS.pack(1 << 40, 7, number) + CHECKSUM.pack(0)
+    return FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body
+
+
+@contextlib.asynccontextmanager
+async def attacker(
+    address: str, listener: aiordma.Listener
+) -> AsyncIterator[tuple[Connection, Connection]]:
+    """A peer whose every frame is the test's, and the victim's end."""
+    raw = await aiordma.connect(address, listener.port, config=RAW, private_data=HELLO)
+    await raw.send(GREETING)
+    victim = await listener.accept()
+    try:
+        yield raw, victim
+    finally:
+        await asyncio.gather(raw.close(), victim.close())
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Link]:
+    """Links whose reads get no answer: the adapter has them, and nothing comes."""
+    links: list[Link] = []
+    real = Link.post_read
+
+    def post_read(self: Link, *args: object) -> None:
+        if self not in links:
+            real(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Link, "post_read", post_read)
+    return links
+
+
+async def test_g01_what_is_announced_pins_nothing_by_itself(address: str) -> None:
+    """The program does not call recv(), and nothing of 512 MiB fits what is fetched ahead."""
+    async with (
+        aiordma.listen(address, 0) as listener,
+        attacker(address, listener) as (raw, victim),
+    ):
+        before = pinned()
+        for number in range(8):
+            await raw.send(announcement(number, 64 * MIB))
+        await raw.flush()
+        await until(lambda: victim._fetcher is not None and len(victim._fetcher._fetches) == 8)
+        assert pinned() == before
+        await victim.send(b"and nothing is held up")
+
+
+async def test_g01_ten_attackers_pin_no_more_than_the_budget(
+    address: str, stuck: list[Link]
+) -> None:
+    """Each has its victim wait in recv() for 20 MiB that never come; then for nothing."""
+    config = ConnectionConfig(fetch_timeout_s=0.3, recv_depth=4, send_depth=4, slot_size=1024)
+    async with contextlib.AsyncExitStack() as stack:
+        limits = ListenerLimits(max_large_message_bytes=96 * MIB)
+        listener = await stack.enter_async_context(
+            aiordma.listen(address, 0, config=config, limits=limits)
+        )
+        ends = [await stack.enter_async_context(attacker(address, listener)) for _ in range(10)]
+        honest = await stack.enter_async_context(
+            aiordma.connect(address, listener.port, config=config)
+        )
+        server = await listener.accept()
+        stuck += [victim._link for _, victim in ends]
+        receiving = [asyncio.create_task(victim.recv()) for _, victim in ends]
+        before, most, sent = pinned(), 0, 0
+        begun = time.monotonic()
+        for raw, _ in ends:
+            for number in range(8):
+                frame = announcement(number, 20 * MIB)
+                sent += len(frame)
+                with contextlib.suppress(aiordma.RdmaError):
+                    await raw.send(frame)
+        # Others wait for their turn, and get it.
+        sending = asyncio.create_task(honest.send(b"honest" * MIB))
+        taking = asyncio.create_task(server.recv())
+        while not all(task.done() for task in (*receiving, taking)):
+            most = max(most, pinned() - before)
+            await asyncio.wait(receiving, timeout=0.01)
+            assert time.monotonic() - begun < 40, "recv() hangs"
+        with taking.result() as message:
+            assert message == b"honest" * MIB
+        await sending
+        print(f"{sent} bytes sent, {most} bytes pinned, {time.monotonic() - begun:.1f} s")
+        assert most <= limits.max_large_message_bytes
+        assert most >= 32 * MIB, "the attack did nothing"
+        for task in receiving:
+            with pytest.raises(aiordma.ConnectionLostError, match="nothing of a large message"):
+                task.result()
+        await are_alive((honest, server))
+    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
+
+
+async def test_g01_nothing_hangs_behind_a_read_that_does(address: str, stuck: list[Link]) -> None:
+    """recv(), send(), flush() and close() of the victim end, whatever the peer does."""
+    config = ConnectionConfig(fetch_timeout_s=0.5, recv_depth=4, send_depth=4)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        attacker(address, listener) as (raw, victim),
+    ):
+        stuck.append(victim._link)
+        await raw.send(announcement(1, MIB))
+
+        async def sends() -> None:
+            while True:
+                await victim.send(bytes(100))
+
+        async def flushes() -> None:
+            while True:
+                await victim.flush()
+                await asyncio.sleep(0.01)
+
+        tasks = [asyncio.create_task(each) for each in (victim.recv(), sends(), flushes())]
+        done, _ = await asyncio.wait(tasks, timeout=20)
+        assert len(done) == 3
+        for task in tasks:
+            assert isinstance(task.exception(), aiordma.ConnectionLostError)
+        await asyncio.wait_for(victim.close(), 20)
+
+
+async def test_g01_a_peer_that_serves_no_reads(address: str, *, is_siw: bool) -> None:
+    """It connects with responder_resources 0: a read would never begin, on Soft-RoCE."""
+    config = ConnectionConfig(fetch_timeout_s=1)
+    depths = ConnectionParameter.exact(
+        responder_resources=0, initiator_depth=0, retry_count=6, rnr_retry_count=6
+    )
+    async with aiordma.listen(address, 0, config=config) as listener:
+        with EventChannel() as events:
+            peer = Foreign(await resolved(events, address, listener.port))
+            for place in range(8):
+                peer.qp.post_recv(RecvWR(wr_id=place, sg_list=[SGE(peer.mr, 256 * place, 256)]))
+            await peer.cm_id.connect(depths, private_data=HELLO, timeout=20)
+            for frame in (GREETING, announcement(1, MIB)):
+                peer.mr.view[3000 : 3000 + len(frame)] = frame
+                await peer.qp.send(SGE(peer.mr, 3000, len(frame)))
+            victim = await asyncio.wait_for(listener.accept(), 20)
+            with pytest.raises(aiordma.ConnectionLostError) as lost:
+                await asyncio.wait_for(victim.recv(), 20)
+            print(repr(lost.value), is_siw)
+            await victim.close()
+            await close_all(peer)
+        await events.wait_closed()
+
+
+async def test_g01_a_message_larger_than_any_budget_is_fetched(address: str) -> None:
+    """The program has allowed for it with max_message_size; nothing else is held then."""
+    config = ConnectionConfig(max_message_size=256 * MIB)
+    aiordma.set_large_message_budget(MIB)
+    try:
+        async with (
+            aiordma.listen(address, 0, config=config) as listener,
+            aiordma.connect(address, listener.port, config=config) as client,
+            await listener.accept() as server,
+        ):
+            data = bytes(3 * MIB)
+            async with asyncio.timeout(60):
+                for sender, receiver in ((client, server), (server, client)):
+                    sending = asyncio.create_task(sender.send(data))
+                    with await receiver.recv() as message:
+                        assert message == data
+                    await sending
+            assert PROCESS_BUDGET.wanted == 0
+    finally:
+        aiordma.set_large_message_budget(256 * MIB)
