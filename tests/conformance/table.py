@@ -25,10 +25,6 @@ _UNIX = "Unix sockets"
 _READER = "StreamReader by itself, no transport"
 _LOOP = "the loop itself, no connection"
 _WINDOWS = "Windows only"
-_TURN = (
-    "expects a connection to be gone in the turn of the loop after close(); RdmaTransport waits "
-    "for the peer's adapter first, which tests/device shows to be bounded"
-)
 
 _EVENTS = {
     "*unix*": _UNIX,
@@ -60,7 +56,6 @@ _EVENTS = {
 
 _STREAMS = {
     "*unix*": _UNIX,
-    "test_async_writer_api_exception_after_close": _TURN,
     "test_read_all_from_pipe_reader": "pipes",
     "test_multiple_drain": "the mixin of drain() by itself, no transport",
     "test_*Error_pickleable": "exceptions by themselves",
@@ -87,13 +82,10 @@ _SENDFILE = {
 _SSLPROTO = {
     "test_buf_feed_data": "a function by itself",
     "test_start_tls_wrong_args": "no connection is made",
-    "test_create_connection_memory_leak": _TURN,
-    "test_start_tls_client_reg_proto_1": _TURN,
 }
 
 _SSL = {
     "*connect_accepted_socket": "hands an accepted TCP socket to the loop",
-    "test_create_connection_memory_leak": _TURN,
 }
 
 _CLASSES = {
