@@ -170,7 +170,8 @@ class Connection(ConnectionCore):
             offset: First byte to read, from the start of `remote`.
 
         Returns:
-            Bytes read.
+            Bytes read.  They are not checked as large messages are: over a wire that reorders,
+            Soft-RoCE may return before the last of them are there (docs/surprises.md).
 
         Raises:
             ValueError: Not inside `remote`; PermissionError: `remote` is not for reading.
@@ -274,7 +275,8 @@ class Connection(ConnectionCore):
             access: Rights; what the peer may do with it is `expose`'s business.
 
         Returns:
-            The region.  It may be closed any time, and is closed with the connection.
+            The region.  It may be closed any time, and is closed with the connection.  On iWARP the
+            peer learns its key with the first read into it, and can write there until then.
 
         Raises:
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
