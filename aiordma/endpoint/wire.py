@@ -28,6 +28,8 @@ __all__ = [
     "FrameKind",
     "Hello",
     "RefusalReason",
+    "begins_hello",
+    "names_the_kind",
     "asks_again",
     "parse_refusal",
     "refusal",
@@ -82,6 +84,7 @@ class RefusalReason(IntEnum):
     TIMEOUT = 4
     RESOURCES = 5
     FULL = 6
+    STREAMS = 7
 
 
 _REFUSAL_WORDS = {
@@ -93,6 +96,8 @@ _REFUSAL_WORDS = {
     RefusalReason.RESOURCES: "the listener ran out of resources",
     RefusalReason.FULL: "the listener has all connections that it takes, in total or from this "
     "address",
+    RefusalReason.STREAMS: "it is a server of streams, and this is a client of messages: connect "
+    "with aiordma.open_connection or create_connection, or serve with aiordma.listen there",
 }
 
 
@@ -171,6 +176,11 @@ class Hello:
         )  # fmt: skip
 
 
+def begins_hello(data: bytes) -> bool:
+    """Whether private data are those of a client of messages."""
+    return data[:4] == _MAGIC
+
+
 def seal_refusal(user_data: bytes) -> bytes:
     """The program's private data for a refusal to an aiordma peer.
 
@@ -209,6 +219,11 @@ def parse_refusal(data: bytes) -> tuple[bytes, str]:
         words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
         return b"", words or f"refused for reason {reason}"
     return data, ""
+
+
+def names_the_kind(data: bytes) -> bool:
+    """Whether a refusal's private data say that the client is no client of messages."""
+    return data.rstrip(b"\0") == refusal(RefusalReason.NOT_AIORDMA)
 
 
 def asks_again(data: bytes) -> bool:

@@ -13,7 +13,7 @@ from aiordma.arguments import check_kind, check_seconds
 from aiordma.cm.address import Address, check_address, check_port
 from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.pacing import Course
-from aiordma.endpoint.wire import asks_again, parse_refusal
+from aiordma.endpoint.wire import asks_again, names_the_kind, parse_refusal
 from aiordma.errors import ConnectionRejectedError
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
@@ -199,6 +199,11 @@ async def _connect(
 def _explain(exc: ConnectionRejectedError) -> None:
     """The reason of a server of aiordma that has refused by itself."""
     _, words = parse_refusal(exc.private_data)
+    if names_the_kind(exc.private_data):
+        words = (
+            "it is a listener for messages, and this is a client of streams: connect with "
+            "aiordma.connect, or serve with aiordma.start_server or create_server there"
+        )
     if words:
         exc.args = (exc.errno, f"connection refused by the server: {words}")
         exc.strerror = exc.args[1]

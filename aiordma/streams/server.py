@@ -36,7 +36,7 @@ from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import listen_on
-from aiordma.endpoint.wire import RefusalReason, refusal
+from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import background, registry
 from aiordma.loop.raised import ENDS_THE_LOOP
@@ -183,6 +183,9 @@ class RdmaServer(asyncio.AbstractServer):
         except OSError as exc:
             _log.debug("a request vanished: %s", exc)
             cm_id.close()
+            return True
+        if begins_hello(event.private_data):
+            self._refuse(cm_id, "it is a client of messages", RefusalReason.STREAMS)
             return True
         try:
             if len(event.private_data) < HELLO_SIZE:
