@@ -387,6 +387,7 @@ class Connection(ConnectionCore):
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
         self._outcome.closing = self._lane.over = True
         if not self._shutdown.hurry() and self._outcome.cause is None:
+            self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()
 

@@ -27,7 +27,13 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.liveness import Liveness
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
-from aiordma.endpoint.outcome import Outcome, closed_error, ended_error
+from aiordma.endpoint.outcome import (
+    Outcome,
+    aborted_error,
+    closed_error,
+    ended_error,
+    vanished_error,
+)
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
@@ -219,6 +225,8 @@ class ConnectionCore:
             self._liveness.ponged()
         elif kind == FrameKind.END:
             self._receiver.end(ended_error)
+        elif kind == FrameKind.ABORT:
+            self._over(aborted_error())
         elif kind != FrameKind.CREDIT:
             self._link.fail(
                 ProtocolError(errno.EPROTO, f"the peer broke the protocol: message kind {kind}")
@@ -275,7 +283,9 @@ class ConnectionCore:
         self._link.sweep()
         self._shutdown.peer_left()
         if not self._outcome.closing:
-            self._over(cm_error(event.type.name, event.status, event.private_data))
+            silent = event.type == EventType.DISCONNECTED and not self.config.raw
+            error = cm_error(event.type.name, event.status, event.private_data)
+            self._over(vanished_error() if silent else error)
         # Taken: what nobody takes is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
         return True
@@ -283,6 +293,11 @@ class ConnectionCore:
     def _on_link_failed(self) -> None:
         assert self._link.failure is not None
         self._over(self._link.failure)
+
+    def _say_aborted(self) -> None:
+        """Tell the peer that there will be no END, if it can be told at once."""
+        if self._liveness is not None and self._outcome.cause is None:
+            self._sender.control(FrameKind.ABORT)
 
     # End
 

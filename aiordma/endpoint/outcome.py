@@ -10,7 +10,7 @@ import errno
 
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
 
-__all__ = ["Outcome", "closed_error", "ended_error"]
+__all__ = ["Outcome", "aborted_error", "closed_error", "ended_error", "vanished_error"]
 
 
 def closed_error() -> ResourceClosedError:
@@ -21,6 +21,21 @@ def closed_error() -> ResourceClosedError:
 def ended_error() -> ConnectionEndedError:
     """The peer has closed the connection in good order; a new exception each time."""
     return ConnectionEndedError("the peer closed the connection")
+
+
+def aborted_error() -> ConnectionLostError:
+    """The peer's program has aborted the connection, and its library said so."""
+    error = ConnectionLostError(errno.ECONNRESET, "the peer aborted the connection")
+    error.hint = "its program called abort(), or left `async with` with an exception: see its log"
+    return error
+
+
+def vanished_error() -> ConnectionLostError:
+    """The peer has disconnected, and has said neither END nor why."""
+    text = "the peer disconnected without a word: its process ended, or it found a fault"
+    error = ConnectionLostError(errno.ECONNRESET, text)
+    error.hint = "did the peer's process end, by a signal perhaps? see its log and its exit status"
+    return error
 
 
 class Outcome:
@@ -48,8 +63,12 @@ class Outcome:
         if cause is None or isinstance(cause, ResourceClosedError):
             return closed_error()
         if isinstance(cause, ConnectionLostError):
-            return type(cause)(*cause.args)
+            again = type(cause)(*cause.args)
+            again.hint = cause.hint
+            again.__cause__ = cause.__cause__
+            return again
         error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
+        error.hint = getattr(cause, "hint", "") or error.hint
         error.__cause__ = cause
         return error
 

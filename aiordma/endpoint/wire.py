@@ -73,6 +73,7 @@ class FrameKind(IntEnum):
     PING = 4
     PONG = 5
     END = 6
+    ABORT = 7
 
 
 class RefusalReason(IntEnum):

@@ -178,7 +178,7 @@ def test_rendezvous_body_has_the_documented_bytes() -> None:
 def test_frame_kinds_and_flags_never_change() -> None:
     assert [(kind.name, kind.value) for kind in FrameKind] == [
         ("CREDIT", 0), ("DATA", 1), ("RENDEZVOUS", 2), ("DONE", 3), ("PING", 4), ("PONG", 5),
-        ("END", 6),
+        ("END", 6), ("ABORT", 7),
     ]  # fmt: skip
     assert (wire.HAS_IMM, wire.FAILED) == (1, 2)
 
