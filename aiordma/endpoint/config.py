@@ -58,7 +58,8 @@ class ConnectionConfig:
             of 1 MiB, 1 to 4,096.
         registration_cache_size: Bytes of buffers that stay registered after a read or write of
             more than 64 KiB, for the next one with the same buffer.  They stay exported, too: a
-            bytearray among them cannot be resized.  0: none.
+            bytearray among them cannot be resized.  0: none.  On iWARP for writes alone: the peer
+            could write to what stays registered for reads.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,

@@ -158,7 +158,7 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
     for wrong in (client.fetch_add(odd, 1), client.compare_swap(odd, 0, 1)):
         with pytest.raises(ValueError, match="multiple of 8"):
             await wrong
-    with pytest.raises(ValueError, match="64-bit"):
+    with pytest.raises(ValueError, match="64 bits"):
         await client.fetch_add(RemoteRegion(4096, 8, 1, Access.REMOTE_ATOMIC), 1 << 64)
     await are_alive(pair)
 
@@ -263,7 +263,7 @@ async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:
             group.create_task(chatter())
 
 
-async def test_a_cache_of_registrations(address: str) -> None:
+async def test_a_cache_of_registrations(address: str, *, is_siw: bool) -> None:
     config = aiordma.ConnectionConfig(registration_cache_size=1 << 20)
     async with (
         aiordma.listen(address, 0, config=config) as listener,
@@ -281,7 +281,9 @@ async def test_a_cache_of_registrations(address: str) -> None:
             mine.append(0)  # the price, as documented
         cache = client._one_sided._cache
         assert cache is not None
-        assert (cache.stats.misses, cache.stats.hits) == (2, 8)  # two kinds of access
+        # Two kinds of access; on iWARP the peer could write to what reads keep registered.
+        expected = (1, 4) if is_siw else (2, 8)
+        assert (cache.stats.misses, cache.stats.hits) == expected
     mine.append(0)
 
 
