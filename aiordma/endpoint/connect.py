@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Coroutine, Generator
 from types import EllipsisType
 from typing import Any, Generic, TypeVar
 
@@ -24,18 +24,63 @@ T = TypeVar("T")
 _REQUEST_ROOM = 56  # private data of a connection request on InfiniBand and RoCE
 
 
-class Opening(Generic[T]):
-    """Something that is awaited, or used with `async with`, which also closes it."""
+class Opening(Coroutine[Any, Any, T], Generic[T]):
+    """A coroutine that can also be used with `async with`, which closes what it has opened.
 
-    def __init__(self, open_: Callable[[], Awaitable[T]]) -> None:
-        self._open = open_
+    As every coroutine it is awaited once, is taken by `asyncio.create_task` and the like, and
+    warns if it is forgotten.
+
+    Args:
+        coroutine: What opens.
+        name: The call that the program made.
+    """
+
+    __slots__ = ("_coroutine", "_opened")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+        self._coroutine: Any = coroutine
+        for attribute in ("__name__", "__qualname__"):
+            setattr(coroutine, attribute, name)
         self._opened: Any = None
 
     def __await__(self) -> Generator[Any, None, T]:
-        return self._open().__await__()
+        return self._coroutine.__await__()  # type: ignore[no-any-return]
+
+    def send(self, value: Any) -> Any:
+        """Resume it."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception where it waits."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """End it where it waits, or before it begins."""
+        self._coroutine.close()
+
+    # What asyncio shows of a task.
+
+    @property
+    def __name__(self) -> str:
+        return self._coroutine.__name__  # type: ignore[no-any-return]
+
+    @property
+    def cr_code(self) -> Any:
+        """As of every coroutine."""
+        return self._coroutine.cr_code
+
+    @property
+    def cr_frame(self) -> Any:
+        """As of every coroutine."""
+        return self._coroutine.cr_frame
+
+    @property
+    def cr_running(self) -> bool:
+        """As of every coroutine."""
+        return self._coroutine.cr_running  # type: ignore[no-any-return]
 
     async def __aenter__(self) -> T:
-        self._opened = await self._open()
+        self._opened = await self._coroutine
         await self._opened.__aenter__()
         return self._opened  # type: ignore[no-any-return]
 
@@ -102,17 +147,16 @@ def connect(
     async def attempt(address: Address, origin: Address | None, course: Course) -> Connection:
         return await _one(address, config, private_data, origin, reuse_address, limit, course)
 
-    return Opening(
-        lambda: dial(
-            host,
-            port,
-            attempt,
-            local_addr=local_addr,
-            delay=happy_eyeballs_delay,
-            limit=limit,
-            discard=Connection.abort,
-        )
+    opening = dial(
+        host,
+        port,
+        attempt,
+        local_addr=local_addr,
+        delay=happy_eyeballs_delay,
+        limit=limit,
+        discard=Connection.abort,
     )
+    return Opening(opening, "connect")
 
 
 async def _one(

@@ -115,7 +115,7 @@ def listen(
             addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS
         )
 
-    return Opening(open_)
+    return Opening(open_(), "listen")
 
 
 class Listener:
