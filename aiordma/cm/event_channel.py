@@ -6,10 +6,14 @@ Theory of operation
     routed by the integer token in the id's context, never by pointer, and dispatched before the
     next one is taken: a handler may close the id that the next event names.
 
-    An event that answers a pending awaitable of its id completes it.  Iterators that are open, and
-    a `get_event` that is waiting, see every event in order.  What nobody has taken is kept for
-    the next `get_event`; when too much is kept the channel stops reading, and the kernel's own
-    limits work.
+    An event that answers a pending awaitable of its id completes it.  All other events are kept in
+    one line for `get_event` and iterators, which take from it by turns: each event is read
+    once.  While an iterator is open or a `get_event` waits, answers are in the line as well.  A
+    program may leave an iterator and read on with the next: what is not read stays.
+
+    The channel never stops to take events from the kernel, or steps would wait for ever in a
+    program that awaits steps and reads nothing.  So the line is bounded: what belongs to an id
+    that is closed is dropped, and above `max_unread` the oldest event.
 
     Since C events are acknowledged at once no C call can block on them.  The acknowledgements
     that callers of `get_event` owe are counted here, and closing with a debt raises.
@@ -35,6 +39,7 @@ from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
+from aiordma.loop.waiters import Waiters
 from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -49,7 +54,6 @@ _log = logging.getLogger("aiordma")
 # where many connects are made at once: each event is the next step of one.
 _BUDGET = 8
 _BUDGET_OF_A_LISTENER = 64
-_MAX_KEPT = 4096
 _KINDS = {int(kind): kind for kind in EventType}
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
@@ -59,17 +63,29 @@ class EventChannel(Resource):
 
     It belongs to the event loop on which it is first used.
 
+    Args:
+        max_unread: Events that may wait to be read.  Above it the oldest is dropped, and a
+            connection request refused if nothing else waits; both are counted in
+            `dropped_events`, and logged.
+
+    Attributes:
+        dropped_events: Events that were dropped unread because too many waited.
+
     Raises:
+        ValueError: `max_unread` is less than 1.
         DeviceNotFoundError: The machine has no RDMA device.
         OSError: The kernel module rdma_ucm is not loaded, or no permission.
     """
 
     __slots__ = (
-        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop", "_pump",
-        "_tokens", "_unacked", "_waiters",
+        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
+        "_max_unread", "_over", "_pump", "_tokens", "_unacked", "_waiters", "dropped_events",
     )  # fmt: skip
 
-    def __init__(self) -> None:
+    def __init__(self, *, max_unread: int = 4096) -> None:
+        if max_unread < 1:
+            msg = f"max_unread is {max_unread}, less than one event"
+            raise ValueError(msg)
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._event = ffi.new("struct aio_cm_event *")
         self._events = CMEvents(
@@ -81,7 +97,10 @@ class EventChannel(Resource):
         self._tokens = itertools.count(1)
         # Made with the first iterator: to go through an empty one takes as long as the rest.
         self._iterators: weakref.WeakSet[_EventIterator] | None = None
-        self._waiters: deque[asyncio.Future[ConnectionEvent]] = deque()
+        self._waiters = Waiters()
+        self._max_unread = max_unread
+        self.dropped_events = 0
+        self._over = False  # nothing will be put into the line any more
         self._kept: deque[ConnectionEvent] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
@@ -177,8 +196,8 @@ class EventChannel(Resource):
             taken = handler._on_event(event)
         except BaseException as exc:
             self._report(exc)
-        if not event.hidden and not (taken and self._iterators is None and not self._waiters):
-            self._publish(event, taken=taken)
+        if not event.hidden and (not taken or self._is_read):
+            self._publish(event)
 
     def _discard(self, handle: Any) -> None:
         """Refuse a request whose listener is gone; the channel outlives the calls."""
@@ -193,19 +212,53 @@ class EventChannel(Resource):
 
         reaper.submit(refuse)
 
-    def _publish(self, event: ConnectionEvent, *, taken: bool) -> None:
-        if self._iterators is not None:
-            for iterator in self._iterators:
-                iterator._put(event)
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(event)
-                return
-        if not taken and not self._iterators:
-            self._kept.append(event)
-            if len(self._kept) >= _MAX_KEPT and self._pump is not None:
-                self._pump.pause()
+    @property
+    def _is_read(self) -> bool:
+        """Whether an iterator is open, or a `get_event` waits."""
+        return bool(self._iterators or self._waiters.line)
+
+    def _publish(self, event: ConnectionEvent) -> None:
+        self._kept.append(event)
+        if len(self._kept) > self._max_unread:
+            self._make_room()
+        self._waiters.wake()
+
+    def _make_room(self) -> None:
+        """Drop what belongs to closed ids; if that is nothing, the oldest, a request last."""
+        kept = self._kept
+        for event in [e for e in kept if e.connection_id and e.connection_id.closed]:
+            kept.remove(event)
+        if len(kept) <= self._max_unread:
+            return
+        dropped = next((e for e in kept if e.type is not EventType.CONNECT_REQUEST), kept[-1])
+        kept.remove(dropped)
+        self._turn_away(dropped)
+        self.dropped_events += 1
+        if self.dropped_events & (self.dropped_events - 1) == 0:  # not each: 1, 2, 4, ...
+            _log.warning(
+                "event channel: %d events were dropped, because %d wait to be read",
+                self.dropped_events,
+                self._max_unread,
+            )
+
+    def _turn_away(self, event: ConnectionEvent) -> None:
+        """The event is never read: a request is refused."""
+        if event.type is EventType.CONNECT_REQUEST and event.connection_id is not None:
+            event.connection_id.close()
+
+    def _drop(self, connection_id: object) -> None:
+        """An id was closed: what waits to be read for it is of no use, and keeps it alive.
+
+        Unless the program is reading: then all that has happened is told, in order.
+        """
+        if not self._kept or self._is_read:
+            return
+        mine = [e for e in self._kept if connection_id in (e.connection_id, e.listen_id)]
+        for event in mine:
+            self._kept.remove(event)
+        for event in mine:
+            if event.connection_id is not connection_id:
+                self._turn_away(event)
 
     def _report(self, exc: BaseException) -> None:
         loop = self._loop
@@ -233,43 +286,24 @@ class EventChannel(Resource):
 
         Cancellation: safe; no event is lost.
         """
-        limit = None if timeout is None or timeout < 0 else timeout
         self._require()
         self._attach()
-        if not self._kept:
-            waiter: asyncio.Future[ConnectionEvent] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            try:
-                await asyncio.wait([waiter], timeout=limit)
-            finally:
-                if waiter in self._waiters:
-                    self._waiters.remove(waiter)
-                if waiter.done():
-                    if waiter.exception() is None:
-                        self._kept.appendleft(waiter.result())
-                else:
-                    waiter.cancel()
-                if self._kept and asyncio.current_task().cancelling():  # type: ignore[union-attr]
-                    self._hand_on()
-            if waiter.cancelled():
+        limit = None if timeout is None or timeout < 0 else timeout
+        try:
+            async with asyncio.timeout(limit):
+                while not self._kept:
+                    await self._waiters.wait()
+                    self._require()
+        except TimeoutError:
+            if not self._kept:
                 return None
-            waiter.result()
         event = self._kept.popleft()
-        if self._pump is not None:
-            self._pump.resume()
         account = event.listen_id or event.connection_id
         event._account = account
         if account is not None:
             account._unacked += 1
         self._unacked += 1
         return event
-
-    def _hand_on(self) -> None:
-        """A reader that was given an event has been canceled: the next one gets it."""
-        while self._waiters and self._kept:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(self._kept.popleft())
 
     def ack_event(self, event: ConnectionEvent) -> None:
         """Acknowledge an event that `get_event` returned, exactly once.
@@ -290,12 +324,14 @@ class EventChannel(Resource):
         self._unacked -= 1
 
     def __aiter__(self) -> _EventIterator:
-        """Every event from now on, and those kept; each is settled when the next is asked for."""
+        """The events that wait to be read, and every one from now on; none is to be acknowledged.
+
+        Each event is read once, by one iterator or `get_event`.  What an iterator that was left
+        has not read is for the next.
+        """
         self._require()
         self._attach()
         iterator = _EventIterator(self)
-        while self._kept:
-            iterator._put(self._kept.popleft())
         if self._iterators is None:
             self._iterators = weakref.WeakSet()
         self._iterators.add(iterator)
@@ -318,27 +354,25 @@ class EventChannel(Resource):
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _fail_readers(self, exc: BaseException) -> None:
-        waiters, self._waiters = self._waiters, deque()
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(exc)
-        for iterator in self._iterators or ():
-            iterator._end()
+        self._over = True
+        self._waiters.fail(exc)
 
     def _on_close(self) -> None:
         closed = ResourceClosedError("the event channel was closed")
         for connection_id in self._ids.values():
             connection_id._fail(closed)
+        is_read = self._is_read
         self._fail_readers(closed)
         # Ids that are still open keep the descriptor; a reader without readers would only spin
         # its queue full.
         if self._pump is not None:
             self._pump.close()
         self._loop = None  # the thread that destroys the channel must not keep it alive
-        while self._kept:
-            event = self._kept.popleft()
-            if event.type == EventType.CONNECT_REQUEST and event.connection_id is not None:
-                event.connection_id.close()
+        unread = list(self._kept)
+        if not is_read:
+            self._kept.clear()
+        for event in unread:
+            self._turn_away(event)
 
     def _destroy(self, handle: Any) -> None:
         lib.rdma_destroy_event_channel(handle)
@@ -347,30 +381,24 @@ class EventChannel(Resource):
 class _EventIterator:
     """One `async for` over a channel."""
 
-    __slots__ = ("__weakref__", "_channel", "_ended", "_queue", "_ready")
+    __slots__ = ("__weakref__", "_channel")
 
     def __init__(self, channel: EventChannel) -> None:
         self._channel = channel
-        self._queue: deque[ConnectionEvent] = deque()
-        self._ready = asyncio.Event()
-        self._ended = False
-
-    def _put(self, event: ConnectionEvent) -> None:
-        self._queue.append(event)
-        self._ready.set()
-
-    def _end(self) -> None:
-        self._ended = True
-        self._ready.set()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ConnectionEvent:
         """The next event; ends when the channel is closed.  Cancellation: no event is lost."""
-        while not self._queue:
-            if self._ended:
+        channel = self._channel
+        while not channel._kept:
+            if channel._over:
                 raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
-        return self._queue.popleft()
+            try:
+                await channel._waiters.wait()
+            except Exception:
+                # The channel was closed, or has failed: those that wait for an event are told why.
+                if not channel._over:
+                    raise
+        return channel._kept.popleft()

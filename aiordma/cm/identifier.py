@@ -412,6 +412,7 @@ class Identifier(Resource):
         self._channel._ids.pop(self._token)
         self._sink = None
         self._fail(ResourceClosedError("the connection id was closed"))
+        self._channel._drop(self)
 
     def _destroy(self, handle: Any) -> None:
         check_minus_one(lib.rdma_destroy_id(handle), "rdma_destroy_id")
