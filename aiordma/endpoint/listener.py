@@ -46,7 +46,7 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
-from aiordma.loop import background
+from aiordma.loop import background, registry
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
@@ -296,7 +296,13 @@ class Listener:
                 raise cm_error(EventType.DEVICE_REMOVAL.name, 0)
             if self._closed:
                 raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
-            await self._waiters.wait()
+            # A loop keeps the task that waits for a socket: mostly nothing else has this one.
+            task = asyncio.current_task()
+            registry.keep(task, self._loop)
+            try:
+                await self._waiters.wait()
+            finally:
+                registry.let_go(task, self._loop)
         item = queue.popleft()
         if queue:
             self._waiters.wake()

@@ -183,3 +183,25 @@ async def test_h01_a_server_that_nobody_keeps_goes_on(address: str) -> None:
     del server, servers
     gc.collect()
     assert kept() is None
+
+
+async def test_h01_a_listener_that_a_task_waits_for_goes_on(address: str) -> None:
+    """The task has the only reference to it, and nothing of the program's has the task."""
+    seen: list[bytes] = []
+
+    async def serve(listener: aiordma.Listener) -> None:
+        async with listener, await listener.accept() as connection:
+            seen.append(bytes(await connection.recv()))
+
+    async def begin() -> int:
+        listener = await aiordma.listen(address, 0)
+        asyncio.create_task(serve(listener))  # noqa: RUF006
+        return listener.port
+
+    port = await begin()
+    await asyncio.sleep(0)
+    gc.collect()
+    async with aiordma.connect(address, port) as client:
+        await client.send(b"still there")
+        await until(lambda: bool(seen))
+    assert seen == [b"still there"]
