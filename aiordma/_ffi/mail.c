@@ -201,9 +201,21 @@ static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **re
     return PYGEN_RETURN;
 }
 
+/* There was no memory to hand the message over: put it back to where it was taken from. */
+static void untake(Message *message)
+{
+    struct aio_lane *lane = ((Mail *)message->keeper)->lane;
+
+    lane->head--;
+    lane->messages_received--;
+    lane->bytes_received -= (uint64_t)message->length;
+    lane->held--;
+    replace(&message->keeper, NULL); /* it gives no slot back */
+}
+
 /*
- * For who iterates instead, as the interpreter does while it is traced.  A Wakeup's would park
- * without a look at what is there, and nobody would be told of it.
+ * For who iterates instead, as the interpreter does from 3.12 on, and before while it is traced.  A
+ * Wakeup's would park without a look at what is there, and nobody would be told of it.
  */
 static PyObject *parked_next(PyObject *object)
 {
@@ -214,6 +226,8 @@ static PyObject *parked_next(PyObject *object)
         return result;
     case PYGEN_RETURN:
         PyErr_SetObject(PyExc_StopIteration, result);
+        if (!PyErr_ExceptionMatches(PyExc_StopIteration) && Py_IS_TYPE(result, aio_message_type))
+            untake((Message *)result);
         Py_DECREF(result);
         break;
     default:

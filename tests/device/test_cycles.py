@@ -88,13 +88,14 @@ async def ask_and_go(address: str, port: int, server: Server, size: int, after: 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.usefixtures("eager_collector")
 async def test_a00_an_echo_server_that_keeps_the_errors_of_its_clients(
-    address: str, size: int, releases: bool
+    address: str, size: int, releases: bool, is_siw: bool
 ) -> None:
     server = Server(releases=releases)
     async with aiordma.listen(address, 0) as listener:
         async with asyncio.TaskGroup() as clients:
             serving = clients.create_task(server.serve(listener, clients))
-            for after in (1, 4) if size <= 10_000 else (1, 2):
+            # On iWARP an echo that was fetched is copied, and the first one waits already.
+            for after in (1, 4) if size <= 10_000 else (1, 1 if is_siw else 2):
                 await ask_and_go(address, listener.port, server, size, after)
             listener.close()
             await serving
