@@ -204,6 +204,9 @@ class ConnectionCore:
             future.exception()  # seen here in case that nobody waits any more
 
     def _check_loop(self) -> None:
+        if self._link.forked:
+            msg = "the connection belongs to the parent process; use the spawn start method"
+            raise ForkedError(msg)
         if asyncio.get_running_loop() is not self._link.loop:
             msg = "the connection belongs to another event loop"
             raise RuntimeError(msg)

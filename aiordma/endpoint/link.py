@@ -433,6 +433,7 @@ class Link(AdapterSide):
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         super().poison_after_fork()
         self._lane.closed = self._lane.blocked = True
+        self._lane.rare = 1  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
         parts = self._slots.close(self.qp)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import array
 import asyncio
 import os
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.endpoint.dialing import shared_channel
+from aiordma.verbs import Access
 
 pytestmark = pytest.mark.device
 
@@ -91,6 +94,42 @@ async def test_i01_a_forked_child_sends_nothing(pair: Pair) -> None:
     for _ in range(2 * client.config.recv_depth):
         await client.send(b"of the parent")
         assert bytes(await server.recv()) == b"of the parent"
+
+
+async def test_a06_a_forked_child_is_told_that_it_is_one(pair: Pair) -> None:
+    client, _ = pair
+    remote = aiordma.RemoteRegion(4096, 64, 1, Access.REMOTE_READ | Access.REMOTE_WRITE)
+    calls: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
+        lambda: client.send(b"x"),
+        lambda: client.send(bytes(100_000)),
+        lambda: client.send(b"x", imm=1),
+        client.recv,
+        client.__anext__,
+        client.flush,
+        client.close,
+        lambda: client.read(remote, bytearray(8)),
+        lambda: client.write(remote, bytes(8)),
+        lambda: client.fetch_add(remote, 1),
+        lambda: client.compare_swap(remote, 0, 1),
+        lambda: client.register(64),
+    )
+    pid = os.fork()
+    if pid == 0:
+        wrong = 0
+        try:
+            for number, call in enumerate(calls):
+                try:
+                    call().send(None)
+                except aiordma.ForkedError:
+                    continue
+                except BaseException:
+                    pass
+                wrong |= 1 << number
+            os._exit(min(wrong.bit_length(), 100))
+        except BaseException:
+            os._exit(101)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0, "the number of the last call that was wrong"
 
 
 async def test_flush_waits_for_what_was_sent_before_only(pair: Pair) -> None:

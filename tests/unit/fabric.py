@@ -91,7 +91,7 @@ class FakeLink:
         self.lands_in_the_open = False
         self.account = Account(ByteBudget(1 << 30))
         self.damage: Callable[[memoryview], object] = lambda view: None
-        self.closed = False
+        self.closed = self.forked = False
         self.failure: BaseException | None = None
         self.peer: FakeLink | None = None
         self.reads_allowed = 0
