@@ -14,4 +14,7 @@ async def main(host: str = "10.80.0.1", port: str = "18515") -> None:
             print(bytes(await conn.recv()).decode())
 
 
-asyncio.run(main(*sys.argv[1:]))
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except KeyboardInterrupt:
+    sys.exit(130)  # as shells have it for Ctrl-C

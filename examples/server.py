@@ -23,4 +23,5 @@ async def main(host: str = "0.0.0.0", port: str = "18515") -> None:
             clients.create_task(echo(conn))
 
 
-asyncio.run(main(*sys.argv[1:]))
+with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how it ends
+    asyncio.run(main(*sys.argv[1:]))

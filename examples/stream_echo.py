@@ -4,6 +4,7 @@ Usage: stream_echo.py (server | protocol-server | client) ADDRESS [PORT]
 """
 
 import asyncio
+import contextlib
 import sys
 from typing import Any
 
@@ -56,7 +57,8 @@ async def ask(host: str, port: int) -> None:
 
 def main(role: str, host: str, port: str = "7000") -> None:
     """Play the part."""
-    asyncio.run(ask(host, int(port)) if role == "client" else serve(role, host, int(port)))
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
+        asyncio.run(ask(host, int(port)) if role == "client" else serve(role, host, int(port)))
 
 
 if __name__ == "__main__":

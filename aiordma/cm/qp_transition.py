@@ -31,8 +31,10 @@ class QPPolicy:
         ack_timeout: Exponent e of the acknowledgement timeout, 4.096 us * 2**e.
         max_retry_count: Upper bound for the retries, whatever the peer asked for.
         max_rnr_retry_count: Likewise for receiver-not-ready.
-        min_rnr_timer: Code of the delay asked from a sender when no receive is posted; the
-            connection manager's own 0 means 655 ms.
+        min_rnr_timer: Code of the delay asked from a sender when no receive is posted
+            (`verbs.rnr_timer.RNR_TIMERS_MS`). The default means 0.64 ms, and the connection
+            manager's own 0, which None leaves, 655 ms. With the peer's `rnr_retry_count` it says
+            how long a receive may be late; see docs/connecting.md.
         max_dest_rd_atomic: Upper bound for the peer's reads served at a time.
         max_rd_atomic: Upper bound for own reads under way at a time.
     """

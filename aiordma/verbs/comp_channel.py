@@ -80,6 +80,13 @@ class SharedSink(Protocol):
 SHARED_TAG = TAG + 1
 shared_queues: weakref.WeakValueDictionary[int, SharedSink] = weakref.WeakValueDictionary()
 
+#: Why neither `req_notify` nor `get_cq_event` works with a queue of which something was awaited.
+MANAGED = (
+    "an operation of this completion queue was awaited, so that the event loop takes its events: "
+    "take completions with `async for` or `poll`, or use another queue for `req_notify` and "
+    "`get_cq_event`"
+)
+
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 _MAX_SEGMENTS = 64
@@ -432,6 +439,12 @@ class CompletionChannel(Resource):
         self._notified.append(cq)
         self._waiters.wake()
 
+    def _check_by_hand(self) -> None:
+        """Refuse a wait that could not end; a channel without queues may still get some."""
+        served = [cq.managed for cq in self._cqs.values() if not cq.closed]
+        if served and all(served):
+            raise RuntimeError(MANAGED)
+
     async def get_cq_event(self, timeout: float | None = None) -> CompletionQueue | None:
         """Wait until one of the channel's CQs is notified; the CQ, or None after `timeout`.
 
@@ -442,6 +455,10 @@ class CompletionChannel(Resource):
         called again for the next.  Only for CQs that are polled by hand: awaited ones are
         served by the loop.  `ibv_get_cq_event(3)`.
 
+        Raises:
+            RuntimeError: The loop serves every queue of the channel, so that no event can come;
+                also of a wait during which the last of them is awaited.
+
         Cancellation: safe; no event is lost.
         """
         self._require()
@@ -450,6 +467,7 @@ class CompletionChannel(Resource):
         try:
             async with asyncio.timeout(deadline):
                 while not self._notified:
+                    self._check_by_hand()
                     await self._waiters.wait()
                     self._require()
         except TimeoutError:

@@ -26,7 +26,7 @@ from aiordma.loop.slots import SlotTable
 from aiordma.loop.waiters import Waiters
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.attention import ARMED_FOR_ALL
-from aiordma.verbs.comp_channel import CompletionChannel, Sink, route
+from aiordma.verbs.comp_channel import MANAGED, CompletionChannel, Sink, route
 from aiordma.verbs.context import Context
 from aiordma.verbs.counting import count_successes
 from aiordma.verbs.enums import AsyncEventType
@@ -59,7 +59,7 @@ class CompletionQueue(Resource):
     - managed: from the first awaited operation or `async for` on, the loop drains it; `poll`
       then returns what the loop has put aside.
     - by hand: `poll` alone, or `req_notify`, `CompletionChannel.get_cq_event`, `poll`,
-      `ack_events`.
+      `ack_events`.  A managed queue raises no events for these, so that both refuse it.
 
     Args:
         context: The device.
@@ -159,6 +159,7 @@ class CompletionQueue(Resource):
             # Completions from before the arming raise no event.
             self.channel._sweep(self)
         self.channel._watch()
+        self.channel._waiters.wake_all()  # a `get_cq_event` under way may wait in vain from now on
 
     # By hand
 
@@ -172,7 +173,12 @@ class CompletionQueue(Resource):
             solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),
                 and for failures.  Soft-RoCE says nothing of failures since Linux 6.12 at the
                 latest, and software iWARP nothing at all.
+
+        Raises:
+            RuntimeError: The queue is managed: the loop takes its events.
         """
+        if self._aio.managed:
+            raise RuntimeError(MANAGED)
         if self.channel is not None:
             self.channel._attach()
         check_errno(

@@ -121,6 +121,31 @@ async def test_solicited_only_by_hand(ends: Ends, is_siw: bool) -> None:
     assert {wc.status for wc in flushed} == {WCStatus.WR_FLUSH_ERR}
 
 
+async def test_b08_an_awaited_queue_refuses_events_by_hand(ends: Ends) -> None:
+    """They would never come: the loop takes them."""
+    cq, channel = ends.server.cq, ends.server.channel
+    post_receives(ends, 1)
+    waiting = asyncio.create_task(channel.get_cq_event())
+    await asyncio.sleep(0)  # it waits already, as a second task of a program would
+    await solicit(ends, b"a", solicited=False)
+    async with asyncio.timeout(10):
+        assert (await anext(cq)).byte_len == 1
+        with pytest.raises(RuntimeError, match="the event loop takes its events"):
+            await waiting
+        with pytest.raises(RuntimeError, match="the event loop takes its events"):
+            cq.req_notify()
+        with pytest.raises(RuntimeError, match="the event loop takes its events"):
+            await channel.get_cq_event()
+
+
+async def test_b08_another_queue_of_the_channel_is_used_by_hand(ends: Ends) -> None:
+    channel = ends.server.channel
+    ends.server.cq.manage()
+    with CompletionQueue(channel.context, 4, channel) as other:
+        other.req_notify()
+        assert await channel.get_cq_event(0.05) is None
+
+
 # In the loop
 
 
@@ -191,8 +216,8 @@ async def test_a_full_queue_delays_the_others_by_one_turn(address: str) -> None:
     ):
         # As the loop does it, but one drain at a time.
         for cq in (deep, shallow):
-            cq._aio.managed = 1
             cq.req_notify()
+            cq._aio.managed = 1
         assert channel._pump is not None
         channel._pump.pause()
         post_receives(busy, 400)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import select
 import signal
 import subprocess
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+import aiordma
+
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 60
-MOST_LINES = 15
+MOST_LINES = 16
 
 BREAKS_OFF = """
 import asyncio, os, sys
@@ -27,6 +30,20 @@ async def main(host, port):
     await conn.send(b"x")
     await conn.recv()
     os._exit(0)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+STAYS = """
+import asyncio, sys
+import aiordma
+
+async def main(host, port):
+    async with aiordma.connect(host, int(port)) as conn:
+        await conn.send(b"x")
+        await conn.recv()
+        print("connected", flush=True)
+        await conn.recv()
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -89,12 +106,33 @@ def test_a_client_that_breaks_off_harms_no_other(
     assert server.poll() is None
 
 
-def test_ctrl_c_ends_the_server_cleanly(server: subprocess.Popen[str]) -> None:
-    server.send_signal(signal.SIGINT)
-    _, err = server.communicate(timeout=LIMIT_S)
-    assert server.returncode == -signal.SIGINT
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert "Warning" not in err
+def test_b08_ctrl_c_ends_the_server_without_a_word(
+    server: subprocess.Popen[str], address: str
+) -> None:
+    """Also while a client is connected and silent."""
+    client = start("-c", STAYS, address, "18515")
+    try:
+        assert first_line(client) == "connected\n"
+        server.send_signal(signal.SIGINT)
+        assert (*server.communicate(timeout=LIMIT_S), server.returncode) == ("", "", 0)
+        client.communicate(timeout=LIMIT_S)
+    finally:
+        client.kill()
+        client.communicate(timeout=LIMIT_S)
+
+
+async def test_b08_ctrl_c_ends_the_client_without_a_word(address: str) -> None:
+    """It waits for an echo that does not come."""
+    async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
+        client = start(str(EXAMPLES / "client.py"), address, str(listener.port))
+        try:
+            async with await listener.accept() as conn:
+                assert bytes(await conn.recv()) == b"hello"
+                client.send_signal(signal.SIGINT)
+                out, err = await asyncio.to_thread(client.communicate, timeout=LIMIT_S)
+                assert (out, err, client.returncode) == ("", "", 130)
+        finally:
+            client.kill()
 
 
 @pytest.mark.parametrize("name", ["client.py", "server.py"])
