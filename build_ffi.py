@@ -30,17 +30,7 @@ _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)
 
-# The compiler looks for the headers, not Python: it knows CPPFLAGS and sysroots, and an sdist can
-# be made on a machine that has no rdma-core.  The #error comes before the includes, so that it is
-# the first thing in a long pip log.
 _PREAMBLE = """
-#if defined(__has_include)
-#  if !__has_include(<infiniband/verbs.h>) || !__has_include(<rdma/rdma_cma.h>)
-#    error "aiordma: the headers of rdma-core are missing. \
-Debian/Ubuntu: apt install libibverbs-dev librdmacm-dev. Fedora/RHEL: dnf install rdma-core-devel."
-#  endif
-#endif
-
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>

@@ -1,16 +1,60 @@
-"""What pyproject.toml cannot say: the compiled modules and the stable-ABI tag of the wheel."""
+"""What pyproject.toml cannot say: the compiled modules, what they need, the stable-ABI tag."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import sysconfig
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 FAST = (
     "alarm", "cm_events", "fast", "held", "mail", "operation", "owner", "reader", "received",
     "registration", "stream_calls", "transfer", "wakeup",
 )  # fmt: skip
+
+#: What the C sources include and a machine may lack.
+HEADERS = ("Python.h", "infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h")
+NEEDS = """\
+aiordma cannot be built here: {}. Install what a build needs:
+  Debian, Ubuntu:  apt install gcc libc6-dev python3-dev libibverbs-dev librdmacm-dev
+  Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel"""
+
+
+def lacking(command: list[str]) -> str:
+    """What the build lacks, for the sentence of `NEEDS`; empty if nothing.
+
+    The compiler looks for the headers, not Python: it knows CPPFLAGS and sysroots.
+
+    Args:
+        command: The compiler, with the options that say where it looks.
+    """
+    source = "".join(
+        f'#if !__has_include(<{name}>)\naiordma_lacks "{name}"\n#endif\n' for name in HEADERS
+    )
+    try:
+        done = subprocess.run(
+            [*command, "-E", "-P", "-x", "c", "-"],
+            input=source, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return f"there is no C compiler ({command[0]})"
+    names = [line.split('"')[1] for line in done.stdout.splitlines() if "aiordma_lacks" in line]
+    found = f"the C compiler does not find {', '.join(f'<{name}>' for name in names)}"
+    return found if names else ""
+
+
+class BuildExt(build_ext):
+    """As setuptools', but says in a sentence what is missing, before the compiler does in many."""
+
+    def build_extensions(self) -> None:
+        """Check, then build."""
+        where = [f"-I{folder}" for folder in self.compiler.include_dirs]
+        if missing := lacking([*self.compiler.compiler_so, *where]):
+            sys.exit(NEEDS.format(missing))
+        super().build_extensions()
+
 
 if sysconfig.get_config_var("Py_GIL_DISABLED"):
     sys.exit(
@@ -19,6 +63,7 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     )
 
 setup(
+    cmdclass={"build_ext": BuildExt},
     cffi_modules=["build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(
