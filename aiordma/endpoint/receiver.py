@@ -346,6 +346,9 @@ class Receiver:
                 self._on_taken(arrival.fetched)
             elif arrival.slot is not None:
                 self._keep(message)
+            if queue and queue[0].message is None and self.waiting:
+                # It was not the first when the next coroutine began to wait.
+                self.on_wanted()
         self._c.rare = bool(queue or self.over or self._lingering or self._waiters.line)
         if message is None:
             if self._ended is not None and not queue:

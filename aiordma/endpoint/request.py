@@ -13,6 +13,7 @@ from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId, Stage
+from aiordma.endpoint.admission import when_gone
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel
@@ -136,12 +137,7 @@ class ConnectRequest:
             undo.pop_all()
         link.at_close(release)
         link.budget = self._listener._budget
-
-        def gone(_: object) -> None:
-            give_back()
-            link.in_loop(self._leave)
-
-        link.qp._gone.add_done_callback(gone)
+        link.qp._gone.add_done_callback(when_gone(link.in_loop, self._leave, give_back))
         return link
 
     def _leave(self) -> None:

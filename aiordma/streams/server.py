@@ -32,7 +32,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.admission import Ledger, Place, Places
+from aiordma.endpoint.admission import Ledger, Place, Places, when_gone
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import listen_on
@@ -54,12 +54,6 @@ __all__ = ["RdmaServer"]
 _log = logging.getLogger("aiordma")
 # Requests are fetched as they come: the limit is kept here, not by the kernel, which says nothing.
 _KERNEL_BACKLOG = 1024
-
-
-def _count_out(port: StreamPort, give_back: Callable[[], None], place: Place, _: object) -> None:
-    """The queue pair is gone, and with it what it pinned; called in a thread of the reaper."""
-    give_back()
-    port.in_loop(place.leave)
 
 
 def _is_connected(cm_id: ConnectionId) -> bool:
@@ -290,7 +284,7 @@ class RdmaServer(asyncio.AbstractServer):
 
         def begin(mine: Place) -> None:
             # Free when its memory is, or when the handshake is over.
-            port.qp._gone.add_done_callback(lambda _: port.in_loop(mine.leave))
+            port.qp._gone.add_done_callback(when_gone(port.in_loop, mine.leave))
             if secure.done():  # it was canceled
                 mine.leave()
             else:
@@ -325,7 +319,7 @@ class RdmaServer(asyncio.AbstractServer):
         try:
             port = await StreamPort.open(cm_id, self._config)
             port.at_close(release)
-            port.qp._gone.add_done_callback(functools.partial(_count_out, port, give_back, place))
+            port.qp._gone.add_done_callback(when_gone(port.in_loop, place.leave, give_back))
             transport = RdmaTransport(port, self._config)
             # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
             # answer what comes so early that it follows the answer.

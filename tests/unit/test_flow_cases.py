@@ -113,6 +113,30 @@ def test_receives_that_wait_to_be_posted_together_hold_up_nobody(
     run_on("asyncio", main())
 
 
+@pytest.mark.parametrize("kind", [FakeLink, FastLink])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_large_message_that_comes_to_be_the_first_is_fetched_for_a_task_that_waits(
+    kind: type[FakeLink], loop: str
+) -> None:
+    """Two tasks wait before anything is there; the second's message is beyond the read-ahead."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, receive_buffer_size=100)
+        wire = Wire(config, config, kind=kind)
+        await wire.open()
+        sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
+        for _ in range(2):
+            receiver.recv()
+        await settle()
+        sender.send(2)
+        sender.send(1000)
+        await wire.run()
+        assert receiver.got == [(0, 2), (1, 1000)]
+        await finish(wire, [sender, receiver])
+
+    run_on(loop, main())
+
+
 def test_the_worst_case_fits_to_the_last_receive() -> None:
     """All that can be under way at once is, and the peer processes nothing of it."""
 
