@@ -198,6 +198,7 @@ void aio_free_operations(Mail *self);
 
 /* mail.c, for reader.c: 0, or -1 */
 int aio_mail_news(Mail *self, uint32_t news);
+int aio_is_elsewhere(const Mail *self); /* not in the connection's loop */
 
 /* transfer.c, for mail.c */
 PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,

@@ -9,6 +9,7 @@
 
 PyTypeObject *aio_mail_type;
 
+static PyObject *get_running_loop; /* asyncio's; None outside of a loop */
 static PyTypeObject *parked_type;
 static PyObject *name_on_news, *name_on_due;
 
@@ -119,6 +120,18 @@ static PyObject *mail_message(PyObject *object, PyObject *args)
     return make_message((Mail *)object, slot, length, Py_NewRef(imm));
 }
 
+/* Whether the caller is not in the connection's loop: in another one, in none, in a thread. */
+int aio_is_elsewhere(const Mail *self)
+{
+    PyObject *running = PyObject_CallNoArgs(get_running_loop);
+    int elsewhere = running != self->parked->wakeup.loop;
+
+    if (!running)
+        PyErr_Clear();
+    Py_XDECREF(running);
+    return elsewhere;
+}
+
 /* Whether the peer has to be told of a single credit now; see endpoint/window.py. */
 static int put_off(const struct aio_lane *lane)
 {
@@ -132,7 +145,7 @@ static PyObject *take(Mail *self)
     const struct aio_arrival *first;
     PyObject *message, *imm;
 
-    if (lane->rare || lane->held >= lane->half || PyThread_get_thread_ident() != self->thread)
+    if (lane->rare || lane->held >= lane->half || aio_is_elsewhere(self))
         Py_RETURN_FALSE;
     if (lane->head == lane->tail) {
         self->next(lane); /* from now on an arrival is news */
@@ -265,7 +278,7 @@ static PyObject *mail_send(PyObject *object, PyObject *data)
 {
     Mail *self = (Mail *)object;
 
-    if (!PyBytes_CheckExact(data) || PyThread_get_thread_ident() != self->thread)
+    if (!PyBytes_CheckExact(data) || aio_is_elsewhere(self))
         return PyLong_FromLong(-1);
     return PyLong_FromLong(
         self->send(self->lane, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data)));
@@ -389,6 +402,12 @@ static PyType_Spec mail_spec = {
 
 int aio_add_mail(PyObject *module)
 {
+    PyObject *events = PyImport_ImportModule("asyncio.events");
+
+    get_running_loop = events ? PyObject_GetAttrString(events, "_get_running_loop") : NULL;
+    Py_XDECREF(events);
+    if (!get_running_loop)
+        return -1;
     name_on_news = PyUnicode_InternFromString("on_news");
     name_on_due = PyUnicode_InternFromString("on_due");
     if (!name_on_news || !name_on_due)

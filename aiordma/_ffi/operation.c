@@ -142,8 +142,7 @@ PyObject *aio_post(Mail *self, long number, struct aio_operation *request,
     PyObject *region;
     int code;
 
-    if (lane->closed || lane->over || registration->closing ||
-        PyThread_get_thread_ident() != self->thread)
+    if (lane->closed || lane->over || registration->closing || aio_is_elsewhere(self))
         Py_RETURN_NONE;
     if (any) {
         if (!lane->n_operations_free || lane->operations_wanted)

@@ -73,7 +73,7 @@ class Connection(ConnectionCore):
         Cancellation: the message was not sent, or, if it was large, may still be received; one of
         more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
         """
-        # In another thread C refuses; another loop of this one does no harm before it has to wait.
+        # C refuses in another loop or thread, and then the check says so.
         if imm is None:
             code = self._mail.send(buf)
             if not code:

@@ -25,8 +25,9 @@ from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError
 
-from .conftest import LIMIT_S, Run, settle
-from .fabric import record
+from .conftest import LIMIT_S, LOOPS, Run, settle
+from .fabric import Wire, record
+from .fast_link import FastLink
 from .test_message_lane import End, completion
 from .test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
@@ -454,3 +455,38 @@ def test_a01_a_credit_is_told_when_the_receiving_task_ends_the_loop(run: Run) ->
             assert await credits(error) == usual
 
     run(main())
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_a14_another_loop_of_the_same_thread_is_refused(name: str) -> None:
+    async def opened() -> Wire:
+        wire = Wire(ConnectionConfig(), ConnectionConfig(), kind=FastLink)
+        await wire.open()
+        await wire.run()
+        await wire.ends[1].send(b"for the owner")
+        await wire.run()
+        return wire
+
+    async def in_the_owner(wire: Wire) -> None:
+        with await wire.ends[0].recv() as message:
+            assert message == b"for the owner"
+        await wire.ends[0].send(b"from the owner")
+        await wire.run()
+        with await wire.ends[1].recv() as message:
+            assert message == b"from the owner", "nothing of another loop was sent"
+        await wire.close()
+
+    with asyncio.Runner(loop_factory=LOOPS[name]) as owner:
+        wire = owner.run(opened())
+        end = wire.ends[0]
+        with asyncio.Runner(loop_factory=LOOPS[name]) as other:
+            for call in (
+                lambda: end.send(b"x"),
+                lambda: end.send(bytearray(b"x")),
+                lambda: end.send(b"x", imm=1),
+                lambda: end.recv(),
+                lambda: end.flush(),
+            ):
+                with pytest.raises(RuntimeError, match="another event loop"):
+                    other.run(call())
+        owner.run(in_the_owner(wire))
