@@ -376,7 +376,8 @@ class Fetcher:
             fetch = self._waiting[0]
             ahead = self._held + fetch.room <= self._config.receive_buffer_size
             if not (ahead and self._link.account.try_ahead(fetch.room)):
-                if self._receiver.queue[0] is not fetch.arrival:
+                queue = self._receiver.queue  # empty once the connection is over
+                if not queue or queue[0] is not fetch.arrival:
                     return
                 if not (wanted or self._receiver.waiting):
                     return
