@@ -19,6 +19,7 @@ __all__ = [
     "check_port",
     "from_sockaddr",
     "is_local",
+    "is_loopback",
     "look_up",
     "to_sockaddr",
 ]
@@ -127,6 +128,12 @@ def is_local(address: Address) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_loopback(address: Address) -> bool:
+    """Whether a numeric address is one of loopback, which belongs to no RDMA device."""
+    ip = _ip(address[0].partition("%")[0] or "0.0.0.0")
+    return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
 
 def from_sockaddr(pointer: Any) -> Address | None:

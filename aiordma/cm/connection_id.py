@@ -18,17 +18,22 @@ from aiordma.cm.datagram import Datagrams
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import _RTS, Stage
 from aiordma.cm.options import Options
+from aiordma.cm.qp_transition import CLIENT_LEFT
 from aiordma.cm.resolving import Resolving
 from aiordma.errors import RdmaOSError, cm_error, os_error
+from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.qp_attr import check_init
 from aiordma.verbs.resource import Resource
 
-__all__ = ["ConnectionId", "Stage"]
+__all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
+#: Private data of a request and of its answer on InfiniBand and RoCE, in bytes.
+REQUEST_ROOM = 56
+ANSWER_ROOM = 196
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
 # What iWARP returns from the call and InfiniBand reports by an event.
@@ -47,6 +52,16 @@ def _check_offer(
         raise TypeError(msg)
     check_seconds("timeout", timeout, zero=True)
     return payload_of("private data", private_data, _MAX_PRIVATE_DATA)
+
+
+def _check_room(private_data: bytes, context: Context, room: int, what: str) -> None:
+    """Refuse private data that the transport does not carry, before anything is changed."""
+    if len(private_data) > room and not context.is_iwarp:
+        msg = (
+            f"{what} carries at most {room} bytes of private data on InfiniBand and RoCE, "
+            f"not {len(private_data)}"
+        )
+        raise ValueError(msg)
 
 
 class ConnectionId(Resolving, Options, Datagrams):
@@ -128,6 +143,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
+            ConnectionAbortedError: The client whose request made this id has left.
             OSError: EINVAL if the id has one already, is bound to no device, or beyond limits.
         """
         self._require()
@@ -176,15 +192,17 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Args:
             param: Depths and retries; of no use for datagrams.
-            private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams.
+            private_data: At most 56 bytes on InfiniBand and RoCE, 180 for datagrams; 255 on
+                iWARP, of which peers on software iWARP take 251.
             timeout: Seconds; the kernel's own limit is about 98.
 
         Raises:
-            TypeError, ValueError: Not a `ConnectionParameter`; more than 255 bytes.
+            TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
+                takes.  Nothing was sent, and the id can be used.
             ConnectionRejectedError: The peer said no; `private_data` holds its words.
             ConnectTimeoutError: UNREACHABLE; TimeoutError: `timeout` passed.
             OSError: EINVAL before the route is resolved or without a queue pair (which datagrams
-                do not need here), or private data longer than the transport takes.
+                do not need here).
 
         Cancellation: ends the wait; close the id then.
         """
@@ -194,9 +212,10 @@ class ConnectionId(Resolving, Options, Datagrams):
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
+        assert self.context is not None
+        _check_room(private_data, self.context, REQUEST_ROOM, "a request to connect")
         offer = self._offer(param)
         handle, number = self._require(), self.qp.num
-        assert self.context is not None
 
         def call() -> None:
             code = lib.aio_connect(handle, private_data, len(private_data), *offer, number)
@@ -230,12 +249,14 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Args:
             param: Depths and retries; of no use for datagrams.
-            private_data: At most 196 bytes on InfiniBand and RoCE, 136 for datagrams.
+            private_data: At most 196 bytes on InfiniBand and RoCE, 136 for datagrams; on iWARP as
+                in `connect`.
             timeout: Seconds to wait for the confirmation.
             qp: For datagrams: the queue pair that is to serve the client, if not the id's own.
 
         Raises:
-            TypeError, ValueError: Not a `ConnectionParameter`; more than 255 bytes.
+            TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
+                takes.  Nothing was sent, and the id can be used.
             ConnectionAbortedError: The peer has given up.
             ConnectTimeoutError, TimeoutError: The peer did not confirm.
             OSError: EINVAL if the id is no request, or has no queue pair.
@@ -254,8 +275,9 @@ class ConnectionId(Resolving, Options, Datagrams):
         self._need("rdma_accept", Stage.REQUESTED)
         if self.qp is None:
             raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
-        offer = self._offer(param)
         assert self.context is not None
+        _check_room(private_data, self.context, ANSWER_ROOM, "an answer")
+        offer = self._offer(param)
         if not self.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
         data, handle = private_data, self._require()
@@ -264,7 +286,7 @@ class ConnectionId(Resolving, Options, Datagrams):
             self.stage = Stage.FAILED
             # A client that gives up before it is accepted is reported by this failure only.
             if code == errno.EINVAL:
-                code = errno.ECONNABORTED
+                raise os_error(errno.ECONNABORTED, "rdma_accept", detail=CLIENT_LEFT)
             raise os_error(code, "rdma_accept")
         self.stage = Stage.ACCEPTED
 
@@ -307,7 +329,8 @@ class ConnectionId(Resolving, Options, Datagrams):
                 ended all the same.
 
         Raises:
-            OSError: EINVAL if it was never connected.
+            OSError: EINVAL if it was never connected; an id that is connecting is left by
+                canceling `connect`.
 
         Cancellation: ends the wait; the connection is down.
         """

@@ -22,6 +22,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
 from aiordma.cm.multicast import Multicast
+from aiordma.cm.qp_transition import CLIENT_LEFT
 from aiordma.errors import os_error
 from aiordma.verbs.enums import QPAttrMask, QPState, QPType
 from aiordma.verbs.qp import QPInitAttr, QueuePair
@@ -109,7 +110,9 @@ class Datagrams(Multicast):
             code = ffi.errno
             self.stage = Stage.FAILED
             # As with connections, a client that gave up is reported by this failure only.
-            raise os_error(errno.ECONNABORTED if code == errno.EINVAL else code, "rdma_accept")
+            if code == errno.EINVAL:
+                raise os_error(errno.ECONNABORTED, "rdma_accept", detail=CLIENT_LEFT)
+            raise os_error(code, "rdma_accept")
         del keep
         self.stage = Stage.ANSWERED
         return ConnectionEvent(self._channel, EventType.ESTABLISHED, 0, self)  # type: ignore[arg-type]

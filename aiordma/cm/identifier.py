@@ -36,6 +36,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
     os_error,
+    plain_error,
 )
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.context import Context
@@ -92,6 +93,12 @@ _WITHOUT_PEER = (
     Stage.IDLE, Stage.BOUND, Stage.LISTENING, Stage.ADDRESS_RESOLVED, Stage.ROUTE_RESOLVED,
     Stage.CONNECTING, Stage.FAILED,
 )  # fmt: skip
+
+# What to do with an id that a step refuses.
+_REMEDIES = {
+    Stage.CONNECTING: "cancel its connect() or wait for the end of that; close() ends both",
+    Stage.FAILED: "a step of it has failed or was canceled; close it and make another",
+}
 
 
 class Identifier(Resource):
@@ -338,7 +345,9 @@ class Identifier(Resource):
     def _need(self, verb: str, *stages: Stage) -> None:
         self._require()
         if self.stage not in stages:
-            raise os_error(errno.EINVAL, verb, detail=f"(the connection id is {self.stage.value})")
+            # Not `os_error`, whose hint is for what the kernel refuses.
+            text = f"{verb}: EINVAL: the connection id is {self.stage.value}"
+            raise plain_error(errno.EINVAL, text, _REMEDIES.get(self.stage, ""))
 
     def _move(self, last: int, policy: QPPolicy) -> None:
         """Take the queue pair from INIT, or to it, as far as `last`.
@@ -348,7 +357,10 @@ class Identifier(Resource):
         """
         assert self.qp is not None
         ready = last != _INIT and self._access is not None and self._access == policy.access
-        advance(self._require(), self.qp, _RTR if ready else _INIT, last, policy)
+        advance(
+            self._require(), self.qp, _RTR if ready else _INIT, last, policy,
+            requested=self.stage is Stage.REQUESTED,
+        )  # fmt: skip
         self._access = policy.access
 
     def migrate(self, channel: EventChannel) -> None:
@@ -405,7 +417,8 @@ class Identifier(Resource):
 
     def _before_destroy(self) -> None:
         if self.stage in (Stage.CONNECTING, Stage.ACCEPTED, Stage.CONNECTED):
-            msg = f"the connection id is {self.stage.value}: disconnect it first"
+            remedy = _REMEDIES.get(self.stage, "disconnect it first")
+            msg = f"the connection id is {self.stage.value}: {remedy}"
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _on_close(self) -> None:

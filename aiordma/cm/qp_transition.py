@@ -9,6 +9,7 @@ is applied is decided here.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,10 @@ from aiordma.errors import os_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.qp import QueuePair
 
-__all__ = ["QPPolicy", "advance"]
+__all__ = ["CLIENT_LEFT", "QPPolicy", "advance"]
+
+#: Why a request cannot be answered any more.
+CLIENT_LEFT = "(the client has left: close the connection id of its request)"
 
 _NOT_PROPOSED = 4096  # as connecting.c has it
 
@@ -83,16 +87,30 @@ def _lower(bound: int | None, value: int) -> int:
     return value if bound is None else min(bound, value)
 
 
-def advance(id_handle: Any, qp: QueuePair, first: int, last: int, policy: QPPolicy) -> None:
+def advance(
+    id_handle: Any, qp: QueuePair, first: int, last: int, policy: QPPolicy, *, requested: bool
+) -> None:
     """Move `qp` through the states `first` to `last` with the connection's attributes.
 
+    Args:
+        id_handle: The C id.
+        qp: Its queue pair.
+        first: A state of queue pairs.
+        last: Likewise.
+        policy: What overrides the connection manager's proposal.
+        requested: Whether the id stands for a request that is not answered yet.
+
     Raises:
+        ConnectionAbortedError: The client has left: there is nothing to propose for its request.
         OSError: The connection manager or the device refused.
     """
     code = lib.aio_qp_advance(id_handle, qp._require(), first, last, *policy._numbers)
     if code > 0:
         qp._limit_reads(code - 1)
     elif code < 0:
-        if -code > _NOT_PROPOSED:
-            raise os_error(-code - _NOT_PROPOSED, "rdma_init_qp_attr")
+        refused = -code - _NOT_PROPOSED
+        if requested and refused == errno.EINVAL:
+            raise os_error(errno.ECONNABORTED, "rdma_init_qp_attr", detail=CLIENT_LEFT)
+        if refused > 0:
+            raise os_error(refused, "rdma_init_qp_attr")
         raise os_error(-code, "ibv_modify_qp")

@@ -9,16 +9,17 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
 from aiordma.arguments import check_seconds
-from aiordma.cm.address import Address, to_sockaddr
+from aiordma.cm.address import Address, is_loopback, to_sockaddr
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Identifier, Stage
-from aiordma.errors import ConnectTimeoutError
+from aiordma.errors import ConnectTimeoutError, os_error
 from aiordma.loop.workers import call_blocking
 
 __all__ = ["Resolving"]
@@ -128,6 +129,9 @@ class Resolving(Identifier):
         def call() -> None:
             limit = max(1, int(min(left, patience) * 1000))
             code = lib.aio_resolve(self._require(), c_src, c_dst, limit, self._token, route)
+            # Software iWARP refuses loopback here; Soft-RoCE has no route for it, ENODEV.
+            if code and ffi.errno == errno.EINVAL and is_loopback(dst):
+                raise os_error(errno.ENODEV, "rdma_resolve_addr", detail=f"({dst[0]} is loopback)")
             check_minus_one(code, "rdma_resolve_addr")
 
         while True:
@@ -144,6 +148,9 @@ class Resolving(Identifier):
                 if last or exc.event == EventType.ROUTE_ERROR.name:
                     raise
                 patience *= 2
+            except asyncio.CancelledError:
+                self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
+                raise
             finally:
                 self._trying = False
 
@@ -169,5 +176,9 @@ class Resolving(Identifier):
             check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
 
         in_thread = await _route_call_can_block()
-        await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=in_thread)
+        try:
+            await self._step(call, _ROUTE_RESOLVED, timeout + 1.0, in_thread=in_thread)
+        except asyncio.CancelledError:
+            self.stage = Stage.FAILED  # as after `resolve_addr`
+            raise
         self.stage = Stage.ROUTE_RESOLVED

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.cm.address import Address, check_address, check_port
+from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import dial, way_to
@@ -21,7 +22,6 @@ from aiordma.errors import ConnectionRejectedError, ProtocolError
 __all__ = ["Opening", "connect"]
 
 T = TypeVar("T")
-_REQUEST_ROOM = 56  # private data of a connection request on InfiniBand and RoCE
 
 
 class Opening(Coroutine[Any, Any, T], Generic[T]):
@@ -139,7 +139,7 @@ def connect(
     if local_addr is not None:
         check_address(local_addr)
     check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
-    room = _REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
+    room = REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
     private_data = payload_of("private data", private_data, room)
     limit = config.connect_timeout_s if timeout is ... else timeout
     check_seconds("timeout", limit)
@@ -184,7 +184,7 @@ async def _one(
         data = private_data
         if not config.raw:
             data = plan_of(config).hello(
-                private_data, connection._window, _REQUEST_ROOM, check=link.check_large
+                private_data, connection._window, REQUEST_ROOM, check=link.check_large
             )
         parameter = plan_of(config).parameter()
         course.ask()

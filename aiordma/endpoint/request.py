@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId, Stage
+from aiordma.cm.connection_id import ANSWER_ROOM, ConnectionId, Stage
 from aiordma.endpoint.admission import when_gone
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["ConnectRequest"]
 
 _log = logging.getLogger("aiordma")
-_REPLY_ROOM = 196  # private data of the answer on InfiniBand and RoCE
 
 
 class ConnectRequest:
@@ -106,7 +105,7 @@ class ConnectRequest:
         if config.raw != self._listener.config.raw:
             msg = "raw cannot differ between a listener and its connections"
             raise ValueError(msg)
-        room = _REPLY_ROOM - (0 if config.raw else HELLO_SIZE)
+        room = ANSWER_ROOM - (0 if config.raw else HELLO_SIZE)
         private_data = payload_of("private data", private_data, room)
         self._answer()
         try:
@@ -181,7 +180,7 @@ class ConnectRequest:
             else:
                 greeting = connection._await_greeting()
                 data = plan.hello(
-                    private_data, connection._window, _REPLY_ROOM, check=link.check_large
+                    private_data, connection._window, ANSWER_ROOM, check=link.check_large
                 )
                 self._turn(link, greeting.done)
                 await self._cm_id.accept(parameter, private_data=data, timeout=None)
