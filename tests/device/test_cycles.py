@@ -73,8 +73,8 @@ async def ask_and_go(address: str, port: int, server: Server, size: int, after: 
         while True:
             await client.send(bytes(size))
 
-    # With room for the buffer of one echo, which is larger than its bytes, or for four of those that
-    # fit into a slot: the next one waits.
+    # With room for the buffer of one echo, which is larger than its bytes, or for four of those
+    # that fit into a slot: the next one waits.
     config = ConnectionConfig(recv_depth=4, receive_buffer_size=max(2 * size, 4096))
     client = await aiordma.connect(address, port, config=config)
     asking = asyncio.create_task(ask(client))

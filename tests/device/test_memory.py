@@ -106,7 +106,7 @@ async def test_what_is_no_buffer(pd: ProtectionDomain) -> None:
         with pytest.raises(ValueError, match="contiguous"):
             MemoryRegion(pd, buffer)
     for empty in (b"", bytearray(), numpy.zeros(0), 0, -1):
-        with pytest.raises(ValueError, match="at least one byte|number of bytes is"):
+        with pytest.raises(ValueError, match=r"at least one byte|number of bytes is"):
             MemoryRegion(pd, empty, RO)
     for thing in ("text", None, [1, 2], 1.5, object()):
         with pytest.raises(TypeError):
@@ -263,7 +263,7 @@ async def test_an_address_of_ones_own(
 
 async def test_addresses_that_cannot_be(pd: ProtectionDomain) -> None:
     for iova in (-4096, (1 << 64) - 4096, 1 << 64):
-        with pytest.raises(ValueError, match="64.bit"):
+        with pytest.raises(ValueError, match=r"64.bit"):
             MemoryRegion(pd, 8192, iova=iova)
     with pytest.raises(ValueError, match="offset within its page"):
         MemoryRegion(pd, 8192, iova=1)
