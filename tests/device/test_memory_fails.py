@@ -168,7 +168,7 @@ async def test_a_stream_writes_a_line_whole_or_not_at_all(address: str) -> None:
 
 def waiting(end: Connection) -> int:
     """Messages that have arrived and were not taken."""
-    return len(end._receiver.queue) + end._lane.tail - end._lane.head
+    return len(end._receiver.queue) + int(end._lane.tail - end._lane.head)
 
 
 async def goes_on(client: Connection, server: Connection) -> None:
