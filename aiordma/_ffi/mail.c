@@ -9,9 +9,8 @@
 
 PyTypeObject *aio_mail_type;
 
-static PyObject *get_running_loop; /* asyncio's; None outside of a loop */
 static PyTypeObject *parked_type;
-static PyObject *name_on_news, *name_on_due;
+static PyObject *name_on_news, *name_on_due, *name_is_running;
 
 static int mail_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -120,12 +119,20 @@ static PyObject *mail_message(PyObject *object, PyObject *args)
     return make_message((Mail *)object, slot, length, Py_NewRef(imm));
 }
 
-/* Whether the caller is not in the connection's loop: in another one, in none, in a thread. */
+/*
+ * Whether the caller is not in the connection's loop: in a thread, in another loop, in none.
+ *
+ * Not by asyncio's get_running_loop(): up to Python 3.11 that asks the kernel for the process.
+ */
 int aio_is_elsewhere(const Mail *self)
 {
-    PyObject *running = PyObject_CallNoArgs(get_running_loop);
-    int elsewhere = running != self->parked->wakeup.loop;
+    PyObject *running;
+    int elsewhere;
 
+    if (PyThread_get_thread_ident() != self->thread)
+        return 1;
+    running = PyObject_CallMethodObjArgs(self->parked->wakeup.loop, name_is_running, NULL);
+    elsewhere = running != Py_True;
     if (!running)
         PyErr_Clear();
     Py_XDECREF(running);
@@ -139,13 +146,14 @@ static int put_off(const struct aio_lane *lane)
 }
 
 /* The next message; None if there is none; False if Python has to look; NULL with an exception. */
-static PyObject *take(Mail *self)
+static PyObject *take(Mail *self, int again)
 {
     struct aio_lane *lane = self->lane;
     const struct aio_arrival *first;
     PyObject *message, *imm;
 
-    if (lane->rare || lane->held >= lane->half || aio_is_elsewhere(self))
+    /* A task that was resumed is where it was when it began to wait. */
+    if (lane->rare || lane->held >= lane->half || (!again && aio_is_elsewhere(self)))
         Py_RETURN_FALSE;
     if (lane->head == lane->tail) {
         self->next(lane); /* from now on an arrival is news */
@@ -199,7 +207,7 @@ static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **re
     if (again)
         aio_wakeup_forget(&self->wakeup);
     mail = (Mail *)Py_NewRef((PyObject *)self->mail); /* the collector may come to run */
-    *result = take(mail);
+    *result = take(mail, again);
     Py_DECREF((PyObject *)mail);
     if (*result == Py_None && !again) {
         Py_DECREF(*result);
@@ -402,15 +410,10 @@ static PyType_Spec mail_spec = {
 
 int aio_add_mail(PyObject *module)
 {
-    PyObject *events = PyImport_ImportModule("asyncio.events");
-
-    get_running_loop = events ? PyObject_GetAttrString(events, "_get_running_loop") : NULL;
-    Py_XDECREF(events);
-    if (!get_running_loop)
-        return -1;
     name_on_news = PyUnicode_InternFromString("on_news");
     name_on_due = PyUnicode_InternFromString("on_due");
-    if (!name_on_news || !name_on_due)
+    name_is_running = PyUnicode_InternFromString("is_running");
+    if (!name_on_news || !name_on_due || !name_is_running)
         return -1;
     parked_type = aio_add_type(module, &parked_spec, aio_wakeup_type);
     aio_mail_type = parked_type ? aio_add_type(module, &mail_spec, NULL) : NULL;

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -304,9 +305,11 @@ class SharedReceiveQueue(Resource):
         told again at once.  Ends when the queue is closed.  Raises and cancellation: as
         `low_water`.
         """
+        steps = itertools.count()
 
         async def step() -> int:
-            await asyncio.sleep(0)  # others have a turn even if the body posted nothing
+            if next(steps):
+                await asyncio.sleep(0)  # others have a turn even if the body posted nothing
             return await self.low_water(limit)
 
         return Steps(step)
