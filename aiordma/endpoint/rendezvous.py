@@ -327,8 +327,9 @@ class Fetcher:
         self._fetches: list[int] = []  # at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
-        # Those behind them: fetched, or being fetched, and not taken by the program.
-        self._untaken: deque[_Fetch] = deque()
+        # Of those before them, which are fetched or being fetched and not taken by the program:
+        # bytes of the buffer, and whether `recv()` waited.  The message would lead back to this.
+        self._untaken: deque[tuple[int, bool]] = deque()
         self._held = 0  # bytes of their buffers
         self._reading = 0  # pieces that are being read
         self._progress = 0.0  # when one was last complete, or the first began
@@ -383,7 +384,7 @@ class Fetcher:
                     return
                 fetch.wanted = True
             self._waiting.popleft()
-            self._untaken.append(fetch)
+            self._untaken.append((fetch.room, fetch.wanted))
             self._held += fetch.room
             task = background.start(self._link.loop, functools.partial(self._run, fetch))
             if task is not None:
@@ -462,9 +463,9 @@ class Fetcher:
 
     def taken(self) -> None:
         """The program took a large message out of the queue: room to fetch another ahead."""
-        fetch = self._untaken.popleft()
-        self._held -= fetch.room
-        self._link.account.give(fetch.room, wanted=fetch.wanted)
+        room, wanted = self._untaken.popleft()
+        self._held -= room
+        self._link.account.give(room, wanted=wanted)
         self._admit()
 
     # Progress
