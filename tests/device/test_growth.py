@@ -18,7 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig, Listener
-from aiordma.loop.workers import WorkerPool
+from aiordma.loop.workers import WorkerPool, reaper
 from aiordma.verbs import MemoryRegion
 from aiordma.verbs.context import Context
 
@@ -80,7 +80,8 @@ async def test_a_small_connection_is_one_registration_and_no_thread(
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            calls.append(name)
+            if args[0] is not reaper:  # what another test has closed may still be destroyed
+                calls.append(name)
             return function(*args, **options)
 
         return call
