@@ -149,17 +149,19 @@ class Shutdown:
         if goodbye is None:
             return
         await asyncio.wait([goodbye])
-        if not goodbye.cancelled() and (failed := goodbye.exception()):
-            _log.debug("closing without the peer's confirmation: %r", failed)
-        self._goodbye = None  # its exception would lead back here
+        self._goodbye = None
 
     async def _say_goodbye(self) -> None:
-        with Limit(self._config.close_timeout_s):
-            await self._exposer.drained()
-            await self._sender.flush_all()
-            if not self._config.raw:
-                self._sender.control(FrameKind.END)
+        try:
+            with Limit(self._config.close_timeout_s):
+                await self._exposer.drained()
                 await self._sender.flush_all()
+                if not self._config.raw:
+                    self._sender.control(FrameKind.END)
+                    await self._sender.flush_all()
+        except Exception as exc:
+            # Not for `_wait_for_goodbye`, which may have been canceled meanwhile.
+            _log.debug("closing without the peer's confirmation: %r", exc)
 
     async def _disconnect(self) -> None:
         try:
