@@ -33,6 +33,19 @@ _RETRIES = 20
 #: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
 #: that are left over, and wait a second or more for them.
 _IDLE_S = 0.5
+#: Seconds in which a thread that the kernel has made must have begun to run.
+_START_S = 1.0
+
+
+class _Started(threading.Event):
+    """The event for which `Thread.start` waits, with a bound.
+
+    A thread that finds no memory for its first Python frame ends before it sets the event, and
+    `Thread.start` would block the event loop for ever.
+    """
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(_START_S if timeout is None else timeout)
 
 
 class WorkerPool:
@@ -60,6 +73,7 @@ class WorkerPool:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._threads = 0
+        self._late: set[threading.Thread] = set()
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
@@ -99,7 +113,15 @@ class WorkerPool:
         return future
 
     def _start(self) -> None:
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        started = thread._started = _Started()  # type: ignore[attr-defined]
+        thread.start()
+        with self._lock:
+            if started.is_set():
+                return
+            self._late.add(thread)  # it may run yet: `_work` ends it
+        msg = f"a thread has not run within {_START_S:g} s"
+        raise RuntimeError(msg)
 
     def _retry_later(self) -> None:
         """Jobs were kept for which there is no thread: without a loop they are done here."""
@@ -152,6 +174,12 @@ class WorkerPool:
             self._idle.notify_all()
 
     def _work(self) -> None:
+        thread = threading.current_thread()
+        with self._lock:
+            if thread in self._late:
+                self._late.remove(thread)
+                return
+        del thread
         while self._work_on():
             pass
 

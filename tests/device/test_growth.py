@@ -18,6 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig, Listener
+from aiordma.cm import resolving
 from aiordma.loop.workers import WorkerPool, reaper
 from aiordma.verbs import MemoryRegion
 from aiordma.verbs.context import Context
@@ -76,6 +77,8 @@ async def test_a_connection_has_no_descriptor_of_its_own(address: str) -> None:
 async def test_a_small_connection_is_one_registration_and_no_thread(
     address: str, monkeypatch: pytest.MonkeyPatch, is_siw: bool
 ) -> None:
+    # Once a second a thread looks for ibacm, which is not the connection's.
+    monkeypatch.setattr(resolving, "_FRESH_S", 3600.0)
     calls: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -180,8 +183,8 @@ async def until_refused(listener: Listener, address: str, ends: list[Connection]
 async def test_memory_mappings_end_with_an_error_that_passes(
     address: str, limit: Limit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A thread that dies of the limit before it runs leaves Thread.start() waiting for ever; the one
-    # that destroys what was refused is there before.
+    # A new thread that finds no memory ends with an exception of the interpreter's, which is
+    # printed; the one that destroys what was refused is there before.
     monkeypatch.setattr(reaper, "_idle_s", 20.0)
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         await closed(await pairs(listener, address, 1))
@@ -189,7 +192,7 @@ async def test_memory_mappings_end_with_an_error_that_passes(
         before, count = mappings(), 4
         ends += await pairs(listener, address, count)
         # Of each: the rings of two queues, and mostly its slots.
-        assert 2 <= (mappings() - before) / (2 * count) <= 3.5
+        assert 1 <= (mappings() - before) / (2 * count) <= 3.5
         limit.leave(30)
         error = await until_refused(listener, address, ends)
         # It depends on the number which of the two ends has too few.

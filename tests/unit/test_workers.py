@@ -317,6 +317,33 @@ def test_g07_failed_starts_do_not_use_up_the_pool(no_threads: list[bool]) -> Non
     assert done == []
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["dead", "late"])
+def test_g07_a_thread_that_does_not_run_counts_as_not_started(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """As one that ends at its first frame for want of memory, or one that runs too late."""
+    bootstrap = threading.Thread._bootstrap  # type: ignore[attr-defined]
+    gate, over = threading.Event(), threading.Event()
+
+    def instead(thread: threading.Thread) -> None:
+        if late:
+            assert gate.wait(LIMIT_S)
+            bootstrap(thread)
+        over.set()
+
+    monkeypatch.setattr(workers, "_START_S", 0.01)
+    monkeypatch.setattr(threading.Thread, "_bootstrap", instead)
+    pool = WorkerPool("test-pool", 1)
+    with pytest.raises(OSError, match=r"no thread can be started: .* not run within 0.01 s"):
+        pool.submit(lambda: None)
+    monkeypatch.undo()
+    gate.set()
+    assert over.wait(LIMIT_S)
+    assert pool.submit(threading.get_ident).result(LIMIT_S) != threading.get_ident()
+    assert pool.drain(LIMIT_S)
+    assert pool._threads == 1
+
+
 def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: list[bool]) -> None:
     pool = WorkerPool("test-pool", 4)
     gate = Gate()
