@@ -1,12 +1,15 @@
-"""Tasks of the library's own for which no task of the program waits: mostly ends of connections.
+"""Tasks of the library's own for which no task of the program waits, and the end of the loop.
 
 `asyncio.run` ends in three steps: it cancels the tasks that there are and waits for them, closes
 the asynchronous generators, and closes the loop.  A connection whose peer was canceled in the first
 step ends after it: a task that begins then would be destroyed while it is pending.  So each loop
-gets an asynchronous generator that does nothing until the second step, in which it ends these
-tasks.  From then on none begins any more.
+gets an asynchronous generator that does nothing until the second step.  Then, in this order:
 
-Transports that are closing have no task: they are told (`at_end`), and end at once.
+1.  Datagram transports that are closing, which have no task, end at once (`at_end`).
+2.  Streams begin to deliver what their adapters have (`deliver_at_end`).  For TCP the kernel does
+    so, whatever becomes of the process; a queue pair ends with its process.
+3.  From here on no task begins any more; those that there are (`start`) are canceled.
+4.  The generator waits for these tasks and for the streams, and then the loop is closed.
 
 Where a program closes its loop without the second step, the tasks are collected with the loop, and
 finalizers do their work.
@@ -20,21 +23,28 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
-from typing import Any
+from typing import Any, Protocol
 
 from aiordma.loop.running import running_loop
 
-__all__ = ["at_end", "forget", "prepare", "start"]
+__all__ = ["Delivering", "at_end", "deliver_at_end", "forget", "prepare", "start"]
 
 _ATTRIBUTE = "_aiordma_background"
 #: Seconds in which tasks that were canceled have to end.
 _END_S = 10.0
 
 
+class Delivering(Protocol):
+    """A stream, for `deliver_at_end`."""
+
+    async def _deliver(self) -> None:
+        """Let arrive what was posted, in bounded time."""
+
+
 class _Background:
     """The tasks of the running loop."""
 
-    __slots__ = ("_guard", "_loop", "closing", "ended", "patient", "tasks")
+    __slots__ = ("_guard", "_loop", "closing", "delivering", "ended", "patient", "tasks")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -42,6 +52,7 @@ class _Background:
         self.tasks: set[asyncio.Task[None]] = set()
         self.patient: set[asyncio.Task[None]] = set()  # of these, those that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
+        self.delivering: weakref.WeakSet[Delivering] = weakref.WeakSet()
         self._guard = self._until_the_end()
         # With its first step the loop knows of it.  The loop's own hook for the collector would be
         # a reference to the loop that the collector does not see.
@@ -65,13 +76,18 @@ class _Background:
     async def _end(self) -> None:
         for function in list(self.closing):
             function()
+        delivered = asyncio.gather(
+            *(stream._deliver() for stream in list(self.delivering)), return_exceptions=True
+        )
+        # connection_lost() comes in a turn of its own, and a delivery may begin a task in its first.
         for _ in range(2):
-            await asyncio.sleep(0)  # connection_lost() comes in a turn of its own
+            await asyncio.sleep(0)
         self.ended = True
         if tasks := set(self.tasks):
             for task in tasks - self.patient:
                 task.cancel()
             await asyncio.wait(tasks, timeout=_END_S)
+        await delivered
 
 
 def prepare() -> None:
@@ -110,6 +126,13 @@ def forget(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> Non
     background = _of(loop)
     if background is not None:
         background.closing.pop(function, None)
+
+
+def deliver_at_end(loop: asyncio.AbstractEventLoop, stream: Delivering) -> None:
+    """Have `stream` deliver what its adapter has when the loop ends; this keeps no stream alive."""
+    background = _of(loop)
+    if background is not None:
+        background.delivering.add(stream)
 
 
 def start(

@@ -117,7 +117,7 @@ class StreamEnd:
         if self._task is not None:
             await asyncio.shield(self._task)
 
-    async def last(self) -> None:
+    async def deliver(self) -> None:
         """As `wait`, by a loop that has canceled all of its tasks and is about to be closed."""
         self.hurry()
         if self._task is None:

@@ -38,9 +38,9 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
+from aiordma.loop import background
 from aiordma.loop.running import from_finalizer
 from aiordma.streams.incoming import Incoming
-from aiordma.streams.last_words import last_words
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost
@@ -142,7 +142,7 @@ class RdmaTransport(TransportBase):
         self._out.control()
         self._watch.start()
         self._gate()
-        last_words(self._loop).add(self)
+        background.deliver_at_end(self._loop, self)
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
         self._loop.call_soon(self._made, waiter, context=self._context)
 
@@ -497,14 +497,14 @@ class RdmaTransport(TransportBase):
                 self._end.arrived()
             self._end.begin()
 
-    async def _last(self) -> None:
+    async def _deliver(self) -> None:
         """The loop ends: let arrive what was posted.  What was not closed is told nothing more."""
         if self._port.closed:
             return
         if not self._over:
             self._leaving = True
             self._take_leave(whole=not self._out.size)
-        await self._end.last()
+        await self._end.deliver()
 
     def _part(self) -> None:
         """Everything was given back, and nothing will be told any more."""

@@ -90,6 +90,55 @@ def test_a02_what_is_closing_is_told_of_the_end(name: str) -> None:
     assert not background.at_end(loop, functions[1])
 
 
+class Stream:
+    """Delivers in a task that it begins in its first turn, as streams do."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    async def _deliver(self) -> None:
+        self.log.append("begins")
+        loop = asyncio.get_running_loop()
+        task = background.start(loop, self._wait, cancel=False)
+        assert task is not None, "the loop takes no task any more"
+        await asyncio.wait([task])
+        self.log.append("delivered")
+
+    async def _wait(self) -> None:
+        arrived = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.02, arrived.set_result, None)
+        await arrived
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_h02_streams_deliver_before_the_loop_is_closed(name: str) -> None:
+    log: list[str] = []
+    work = Work()
+
+    class Failing(Stream):
+        async def _deliver(self) -> None:
+            raise OSError
+
+    async def main() -> list[Stream]:
+        background.prepare()
+        loop = asyncio.get_running_loop()
+        streams = [Stream(log), Failing(log), Stream(log), Stream(log)]
+        for stream in streams:
+            background.deliver_at_end(loop, stream)
+        del stream, streams[-1]
+        background.at_end(loop, lambda: log.append("closing"))
+        background.at_end(loop, lambda: background.start(loop, work.run))
+        return streams
+
+    with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
+        streams = runner.run(main())
+        gc.collect()
+        assert not log
+    assert log == ["closing", "begins", "begins", "delivered", "delivered"]
+    assert work.calls == ["begun", "ended"]
+    assert len(streams) == 3
+
+
 @pytest.mark.parametrize("name", list(LOOPS))
 def test_a02_a_loop_that_is_closed_at_once_complains_of_no_task(
     name: str, caplog: pytest.LogCaptureFixture
