@@ -56,11 +56,19 @@ def number_of(event: ConnectionEvent | None) -> int:
     return event.private_data[0]
 
 
+async def refused_all(requests: list[ConnectionEvent], clients: list[asyncio.Task[None]]) -> None:
+    """Each client's request was read once; refuse them all, which ends the clients."""
+    assert sorted(number_of(event) for event in requests) == list(range(len(clients)))
+    for event in requests:
+        assert event.connection_id is not None
+        event.connection_id.close()
+    await asyncio.gather(*clients)
+
+
 @pytest.mark.parametrize("how", ["iterator", "get_event"])
 async def test_a03_what_an_iterator_has_not_read_is_for_the_next_reader(
-    address: str, how: str
+    events: EventChannel, address: str, how: str
 ) -> None:
-    events = EventChannel()
     listener = listening(events, address)
     requests = []
 
@@ -81,14 +89,8 @@ async def test_a03_what_an_iterator_has_not_read_is_for_the_next_reader(
                 assert event is not None
                 event.ack()
                 requests.append(event)
-    assert sorted(number_of(event) for event in requests) == [0, 1, 2, 3]
-    for event in requests:
-        assert event.connection_id is not None
-        event.connection_id.close()
-    await asyncio.gather(*clients)
+    await refused_all(requests, clients)
     listener.close()
-    events.close()
-    await events.wait_closed()
 
 
 async def test_a03_two_readers_share_the_events(address: str) -> None:
@@ -103,11 +105,7 @@ async def test_a03_two_readers_share_the_events(address: str) -> None:
     readers = [await begun(read()) for _ in range(2)]
     clients = await asked(address, listener, 4)
     await until(lambda: len(seen) >= 4, LIMIT_S)
-    assert sorted(number_of(event) for event in seen) == [0, 1, 2, 3]
-    for event in seen:
-        assert event.connection_id is not None
-        event.connection_id.close()
-    await asyncio.gather(*clients)
+    await refused_all(seen, clients)
     listener.close()
     events.close()
     await asyncio.gather(*readers)
@@ -169,8 +167,7 @@ async def test_a04_too_many_unread_events_are_dropped_and_counted(
     await events.wait_closed()
 
 
-async def test_a04_an_unread_event_does_not_keep_a_closed_id() -> None:
-    events = EventChannel()
+async def test_a04_an_unread_event_does_not_keep_a_closed_id(events: EventChannel) -> None:
     cm_id = ConnectionId(events)
     reference = weakref.ref(cm_id)
     events._publish(ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id))
@@ -180,8 +177,6 @@ async def test_a04_an_unread_event_does_not_keep_a_closed_id() -> None:
     gc.collect()
     assert reference() is None
     assert await events.get_event(0) is None
-    events.close()
-    await events.wait_closed()
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
@@ -190,8 +185,7 @@ async def test_a04_the_limit_is_checked(wrong: int) -> None:
         EventChannel(max_unread=wrong)
 
 
-async def test_i02_an_event_of_a_canceled_reader_is_for_the_next() -> None:
-    events = EventChannel()
+async def test_i02_an_event_of_a_canceled_reader_is_for_the_next(events: EventChannel) -> None:
     cm_id = ConnectionId(events)
     first, second = [await begun(events.get_event(LIMIT_S)) for _ in range(2)]
     event = ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id)
@@ -203,12 +197,11 @@ async def test_i02_an_event_of_a_canceled_reader_is_for_the_next() -> None:
     assert first.cancelled()
     event.ack()
     cm_id.close()
-    events.close()
-    await events.wait_closed()
 
 
-async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(address: str) -> None:
-    events = EventChannel()
+async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(
+    events: EventChannel, address: str
+) -> None:
     listener = listening(events, address)
     events._attach()
     loop = asyncio.get_running_loop()
@@ -228,12 +221,11 @@ async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(addr
     async with asyncio.timeout(LIMIT_S):
         await client  # refused
     assert not events._kept
-    events.close()
-    await events.wait_closed()
 
 
-async def test_i02_requests_of_a_closed_listener_are_refused(address: str) -> None:
-    events = EventChannel()
+async def test_i02_requests_of_a_closed_listener_are_refused(
+    events: EventChannel, address: str
+) -> None:
     listener = listening(events, address)
     events._attach()
     clients = await asked(address, listener, 3)
@@ -242,5 +234,3 @@ async def test_i02_requests_of_a_closed_listener_are_refused(address: str) -> No
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*clients)
     assert not events._kept
-    events.close()
-    await events.wait_closed()

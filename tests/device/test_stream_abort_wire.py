@@ -7,7 +7,7 @@ import contextlib
 import gc
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
@@ -56,35 +56,43 @@ def told(got: list[bytes | BaseException]) -> dict[object, int]:
     return {kind: kinds.count(kind) for kind in kinds}
 
 
-async def test_h02_what_drain_has_handed_over_arrives_after_abort(
-    address: str, late_wire: None
-) -> None:
-    """write, drain, abort: every peer gets every byte, then the end of the stream."""
+async def told_by(
+    address: str, client: Callable[[asyncio.StreamWriter], Awaitable[None]]
+) -> dict[object, int]:
+    """What the server has read of `PEERS` connections, each used by `client`."""
     server = Listening()
     async with await aiordma.start_server(server, address, 0) as listening:
         for _ in range(PEERS):
             _, writer = await aiordma.open_connection(
                 address, listening.port, local_addr=(OTHER, 0)
             )
-            writer.write(b"x" * SIZE)
-            await writer.drain()
-            writer.transport.abort()
-            await writer.wait_closed()
-        assert told(await server.all_of(PEERS)) == {SIZE: PEERS}
+            await client(writer)
+        return told(await server.all_of(PEERS))
+
+
+async def test_h02_what_drain_has_handed_over_arrives_after_abort(
+    address: str, late_wire: None
+) -> None:
+    """write, drain, abort: every peer gets every byte, then the end of the stream."""
+
+    async def client(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * SIZE)
+        await writer.drain()
+        writer.transport.abort()
+        await writer.wait_closed()
+
+    assert await told_by(address, client) == {SIZE: PEERS}
 
 
 async def test_h02_a_client_that_aborts_at_once_has_been_there(
     address: str, late_wire: None
 ) -> None:
     """The handler is called for each of them, as with TCP."""
-    server = Listening()
-    async with await aiordma.start_server(server, address, 0) as listening:
-        for _ in range(PEERS):
-            _, writer = await aiordma.open_connection(
-                address, listening.port, local_addr=(OTHER, 0)
-            )
-            writer.transport.abort()
-        assert told(await server.all_of(PEERS)) == {0: PEERS}
+
+    async def client(writer: asyncio.StreamWriter) -> None:
+        writer.transport.abort()
+
+    assert await told_by(address, client) == {0: PEERS}
 
 
 class Told(Exception):

@@ -11,6 +11,10 @@ import pytest
 import uvloop
 from hypothesis import settings
 
+from aiordma.endpoint import rendezvous
+
+from .fabric import use_fake_regions
+
 # Without chance a failure repeats; HYPOTHESIS_PROFILE=random looks for new ones, and prints the
 # line that repeats what it found.
 settings.register_profile("unit", derandomize=True, deadline=None, database=None)
@@ -47,6 +51,13 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
     """Runs coroutines on one new loop, asyncio's in one test and uvloop in the next."""
     with _runner(request.param) as runner:
         yield lambda main: runner.run(_bounded(main))
+
+
+@pytest.fixture(params=["copied", "registered"])
+def fake_regions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large messages go through the fake adapter; they are copied, or none is."""
+    use_fake_regions(monkeypatch)
+    monkeypatch.setattr(rendezvous, "_COPIED", 1 << 18 if request.param == "copied" else 0)
 
 
 async def settle(rounds: int = 5) -> None:

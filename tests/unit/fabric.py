@@ -13,6 +13,7 @@ it is under way; an RDMA read finds its region registered and reads allowed.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -248,6 +249,13 @@ class FakeLink:
         self._on_frame(slot, record(length, imm))
         self.processing -= 1
 
+    def inject(self, frame: bytes) -> None:
+        """A frame of a hostile peer arrives and is processed."""
+        slot = self.posted.popleft()
+        self.recv.slot(slot, len(frame))[:] = frame
+        self.landed.append((slot, len(frame), None))
+        self.process()
+
     def acknowledge(self) -> None:
         """The loop takes the oldest send completion."""
         slot = self.unacked.popleft()
@@ -367,6 +375,13 @@ class Wire:
             await asyncio.gather(*(end.close() for end in self.ends))
         finally:
             worker.cancel()
+
+
+    async def lose(self) -> None:
+        """After the connection broke: wait until both sides are gone."""
+        for link, end in zip(self.links, self.ends, strict=True):
+            link.fail(ConnectionResetError(errno.ECONNRESET, "end of the test"))
+            await end.wait_closed()
 
 
 def _promises(end: Connection, config: ConnectionConfig) -> Callable[[], int]:

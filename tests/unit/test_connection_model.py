@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -23,40 +22,19 @@ from aiordma.errors import (
 )
 
 from .conftest import Run, run_on, settle
-from .fabric import FakeLink, Wire
+from .fabric import Wire
 from .fake_memory import FakeRegion
 
 CONFIG = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
 
 
-@pytest.fixture(autouse=True, params=["copied", "registered"])
-def fake_regions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Large messages are copied, or none is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
-        patch.setattr(rendezvous, "_COPIED", 1 << 18 if request.param == "copied" else 0)
-        yield
+pytestmark = pytest.mark.usefixtures("fake_regions")
 
 
 async def opened(config: ConnectionConfig = CONFIG) -> Wire:
     wire = Wire(config, config)
     await wire.open()
     return wire
-
-
-def inject(link: FakeLink, frame: bytes) -> None:
-    """A frame of a hostile peer arrives and is processed."""
-    slot = link.posted.popleft()
-    link.recv.slot(slot, len(frame))[:] = frame
-    link.landed.append((slot, len(frame), None))
-    link.process()
-
-
-async def end(wire: Wire) -> None:
-    """After a test that broke the connection: wait until both sides are gone."""
-    for link, connection in zip(wire.links, wire.ends, strict=True):
-        link.fail(ConnectionResetError(errno.ECONNRESET, "end of the test"))
-        await connection.wait_closed()
 
 
 # ---- handshake -----------------------------------------------------------------------------
@@ -122,7 +100,7 @@ def test_an_end_right_behind_the_greeting_is_not_missed(run: Run) -> None:
         with pytest.raises(ConnectionLostError):
             await wire.ends[1].recv()
         await wire.ends[1].wait_closed()
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -213,7 +191,7 @@ def test_a_large_send_that_waits_when_the_connection_breaks(run: Run) -> None:
             await big
         await wire.ends[0].wait_closed()
         assert FakeRegion.regions == {}, "the buffer is still registered"
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -293,7 +271,7 @@ def test_a_disconnection_without_an_end_is_a_loss(run: Run) -> None:
         with pytest.raises(ConnectionLostError):
             await wire.ends[1].send(b"x")
         await wire.ends[1].wait_closed()
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -318,12 +296,12 @@ VIOLATIONS = {
 def test_each_violation_ends_this_connection(run: Run, name: str) -> None:
     async def main() -> None:
         wire = await opened()
-        inject(wire.links[1], VIOLATIONS[name])
+        wire.links[1].inject(VIOLATIONS[name])
         assert isinstance(wire.links[1].failure, ProtocolError)
         for call in (wire.ends[1].recv(), wire.ends[1].send(b"x")):
             with pytest.raises(ProtocolError, match=r"broke the protocol|the peer answered"):
                 await call
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -333,11 +311,11 @@ def test_data_without_credit_is_a_violation(run: Run) -> None:
         wire = await opened()
         frame = FRAME.pack(FrameKind.DATA, 0, 0, 0, 1) + b"x"
         for _ in range(CONFIG.recv_depth):
-            inject(wire.links[1], frame)
+            wire.links[1].inject(frame)
         assert wire.links[1].failure is None
-        inject(wire.links[1], frame)
+        wire.links[1].inject(frame)
         assert "without credit" in str(wire.links[1].failure)
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -348,11 +326,11 @@ def test_more_large_messages_than_the_window_are_a_violation(run: Run) -> None:
         for number in range(CONFIG.rendezvous_window + 1):
             assert wire.links[1].failure is None
             frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100)
-            inject(wire.links[1], frame + RENDEZVOUS.pack(1 << 32, 1, number))
+            wire.links[1].inject(frame + RENDEZVOUS.pack(1 << 32, 1, number))
         assert "more large messages" in str(wire.links[1].failure)
         await settle()
         wire.links[1].reads.clear()
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -364,11 +342,11 @@ def test_a_peer_that_cannot_take_a_large_message_fails_that_send_only(run: Run) 
         await settle()
         wire.links[1].inbound.clear()
         wire.links[0].unacked.append(next(iter(wire.links[0].busy)))
-        inject(wire.links[0], FRAME.pack(FrameKind.DONE, FAILED, 0, 0, 1))
+        wire.links[0].inject(FRAME.pack(FrameKind.DONE, FAILED, 0, 0, 1))
         with pytest.raises(OSError, match="no memory for the message"):
             await big
         assert wire.links[0].failure is None
-        await end(wire)
+        await wire.lose()
 
     run(main())
 
@@ -378,12 +356,12 @@ async def survive(frames: list[bytes]) -> None:
     for frame in frames:
         if wire.links[1].failure is not None or not wire.links[1].posted:
             break
-        inject(wire.links[1], frame)
+        wire.links[1].inject(frame)
     failure = wire.links[1].failure
     assert failure is None or isinstance(failure, ProtocolError)
     await settle()
     wire.links[1].reads.clear()
-    await end(wire)
+    await wire.lose()
 
 
 @given(st.lists(st.binary(max_size=64), max_size=12))

@@ -6,11 +6,9 @@ import asyncio
 import dataclasses
 import errno
 import random
-from collections.abc import Iterator
 
 import pytest
 
-from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.plan import hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
@@ -25,13 +23,7 @@ UNCHECKED = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvou
 CONFIG = dataclasses.replace(UNCHECKED, check_large=True)
 
 
-@pytest.fixture(autouse=True, params=["copied", "registered"])
-def fake_regions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Large messages are copied, or none is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
-        patch.setattr(rendezvous, "_COPIED", 1 << 18 if request.param == "copied" else 0)
-        yield
+pytestmark = pytest.mark.usefixtures("fake_regions")
 
 
 def wrong_tail(view: memoryview) -> None:
@@ -43,13 +35,6 @@ async def opened(first: ConnectionConfig = CONFIG, second: ConnectionConfig = CO
     wire = Wire(first, second)
     await wire.open()
     return wire
-
-
-async def lost(wire: Wire) -> None:
-    """After a connection broke: wait until both sides are gone."""
-    for link, connection in zip(wire.links, wire.ends, strict=True):
-        link.fail(ConnectionResetError(errno.ECONNRESET, "end of the test"))
-        await connection.wait_closed()
 
 
 def announcements(wire: Wire, side: int) -> list[bytes]:
@@ -96,7 +81,7 @@ def test_g04_a_wrong_message_ends_the_connection(run: Run) -> None:
             await wire.ends[1].recv()
         with pytest.raises(ConnectionLostError):
             await send
-        await lost(wire)
+        await wire.lose()
         assert FakeRegion.regions == {}
 
     run(main())
@@ -173,7 +158,7 @@ def test_g04_a_peer_that_knows_no_checksums(run: Run, insists: bool) -> None:
         if insists:
             with pytest.raises(ProtocolError, match="no checksums"):
                 await receive
-            await lost(wire)
+            await wire.lose()
             with pytest.raises(ConnectionLostError):
                 await send
         else:
@@ -196,7 +181,7 @@ def test_g04_an_announcement_without_the_checksum_that_was_asked_for(run: Run, c
         link.landed.append((slot, len(frame), None))
         link.process()
         assert isinstance(link.failure, ProtocolError)
-        await lost(wire)
+        await wire.lose()
 
     run(main())
 
@@ -269,7 +254,7 @@ def test_i05_whatever_waits_for_the_last_exposure_is_woken_by_a_failure(run: Run
         assert drained.done(), "close() would wait until its time is up"
         with pytest.raises(ConnectionLostError):
             await send
-        await lost(wire)
+        await wire.lose()
 
     run(main())
 
@@ -282,12 +267,7 @@ ROOM = 1 << 16  # of the smallest buffer
 def announce(wire: Wire, number: int, length: int = 1000) -> None:
     """What a hostile peer sends: 36 bytes."""
     body = RENDEZVOUS.pack(1 << 40, 7, number) + CHECKSUM.pack(0)
-    link = wire.links[1]
-    slot = link.posted.popleft()
-    frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body
-    link.recv.slot(slot, len(frame))[:] = frame
-    link.landed.append((slot, len(frame), None))
-    link.process()
+    wire.links[1].inject(FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +289,7 @@ def test_g01_only_what_may_be_ahead_is_fetched_before_recv_asks(
         assert wire.links[1].pool.out == max(fetched, 1), "recv() asks for the first"
         receive.cancel()
         await settle()
-        await lost(wire)
+        await wire.lose()
         assert FakeRegion.regions == {}
 
     run(main())
@@ -388,7 +368,7 @@ def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: R
         await wires[9].run()
         await send
         for wire in wires:
-            await lost(wire)
+            await wire.lose()
         assert (budget.ahead, budget.wanted) == (0, 0)
 
     run(main())
@@ -437,7 +417,7 @@ def test_g01_a_peer_that_serves_no_reads_is_refused(run: Run) -> None:
         with pytest.raises(ProtocolError, match="serves no RDMA reads"):
             await asyncio.wait_for(wire.ends[1].recv(), 5)
         assert FakeRegion.regions == {}
-        await lost(wire)
+        await wire.lose()
 
     run(main())
 
@@ -471,6 +451,6 @@ def test_g01_what_is_a_sign_of_life(
         link.process()
         assert link.failure is None
         assert end._receiver.heard == (not asking if alive is None else alive)
-        await lost(wire)
+        await wire.lose()
 
     run(main())

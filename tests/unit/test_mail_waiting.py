@@ -232,20 +232,6 @@ def test_cancellation_loses_nothing(run: Run, way: str, arrival: str) -> None:
     run(main())
 
 
-def test_a_canceled_one_leaves_its_turn_to_the_line(run: Run) -> None:
-    async def main() -> None:
-        side = Side()
-        first = await parked(side)
-        second = asyncio.create_task(side.recv())
-        await settle()
-        side.by_python(b"x")  # the first is on its way to it
-        first.cancel()
-        assert await result(second) == b"x"
-        assert first.cancelled()
-
-    run(main())
-
-
 def test_a_canceled_one_that_has_not_left_is_in_the_way(run: Run) -> None:
     async def main() -> None:
         side = Side()
@@ -308,7 +294,7 @@ def test_i05_a_credit_that_was_put_off_is_sent_where_the_program_does_not_answer
     run(main())
 
 
-def test_i05_who_is_cancelled_after_its_turn_hands_it_on(run: Run) -> None:
+def test_i05_a_task_that_is_canceled_after_its_turn_hands_it_on(run: Run) -> None:
     async def main() -> None:
         side = Side()
         first = await parked(side)

@@ -28,7 +28,6 @@ from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceCl
 
 from .conftest import Run, settle
 from .fabric import FakeLink, Wire
-from .fake_memory import FakeRegion
 from .fast_link import FastLink
 
 SIZES = (1, 10_000, 100_000, 1_000_000)
@@ -271,15 +270,6 @@ def test_held_bytes() -> None:
 # ---- connections over a fake adapter --------------------------------------------------------
 
 CONFIG = ConnectionConfig(slot_size=16 * 1024, recv_depth=4, send_depth=4, rendezvous_window=2)
-
-
-@pytest.fixture(params=["copied", "registered"])
-def fake_regions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Large messages are copied, or none is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
-        patch.setattr(rendezvous, "_COPIED", 1 << 18 if request.param == "copied" else 0)
-        yield
 
 
 class Echo:
