@@ -159,7 +159,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
 _MUCH_C = (
     "message_lane", "operations", "mail_waiting", "stream_lane", "wakeup", "wakeup_tasks",
     "readable", "resource", "message_cycles", "crc32c", "timers", "memory_region",
-    "sharing_model", "slab",
+    "sharing_model", "slab", "core_types", "message",
 )  # fmt: skip
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
@@ -209,7 +209,6 @@ STAGES: tuple[Stage, ...] = (
         "the unit tests that drive C the most, under AddressSanitizer and UBSan",
         "address,undefined",
         *(f"tests/unit/test_{name}.py" for name in _MUCH_C),
-        *("-k", "not every_order"),  # hundreds of orders; one of each kind is enough here
         limit_s=900,
     ),
     *_other_pythons("unit", "the unit tests", "tests/unit"),
