@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 import sys
-import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -76,18 +75,14 @@ def c_source() -> str:
 
 
 def make_ffibuilder() -> FFI:
-    """Assemble declarations and C source into cffi's builder.
-
-    A free-threaded interpreter has no stable ABI before 3.15, so there the module is built for that
-    interpreter alone.
-    """
+    """Assemble declarations and C source into cffi's builder."""
     builder = FFI()
     builder.cdef(declarations())
     builder.set_source(
         "aiordma._ffi._rdma",
         c_source(),
         libraries=["rdmacm", "ibverbs"],
-        py_limited_api=not sysconfig.get_config_var("Py_GIL_DISABLED"),
+        py_limited_api=True,
         # -Wno-unused-parameter, -Wno-missing-field-initializers: cffi's own code, not ours.
         extra_compile_args=[
             "-std=gnu11",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import sysconfig
 import tempfile
 import zipfile
 from pathlib import Path
@@ -21,7 +20,6 @@ from checks import CheckFailedError, Checks, call, copy_repository, repository_f
 ALLOWED_NEEDED = re.compile(
     r"(libc|libdl|libpthread|ld-linux[\w-]*|libibverbs|librdmacm)\.so\.\d+|libc\.musl-\w+\.so\.1"
 )
-FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 class Wheel:
@@ -43,9 +41,9 @@ class Wheel:
         self._path = wheels[0]
 
     def check_tag(self) -> None:
-        """The name says cp311-abi3; a free-threaded Python has no stable ABI yet."""
+        """The name says cp311-abi3."""
         tag = self._path.stem.split("-", 2)[2]
-        if not FREE_THREADED and not re.match(r"cp311-abi3-(many|musl)?linux", tag):
+        if not re.match(r"cp311-abi3-(many|musl)?linux", tag):
             raise CheckFailedError(f"the tag is {tag}, expected cp311-abi3-linux_...")
 
     def check_contents(self) -> None:
@@ -69,7 +67,7 @@ class Wheel:
             modules = [archive.extract(name, self._scratch / "unpacked") for name in shared]
         for module in modules:
             name = Path(module).name
-            if not FREE_THREADED and ".abi3." not in name:
+            if ".abi3." not in name:
                 raise CheckFailedError(f"{name} is not built for the stable ABI")
             dynamic = call("readelf", "--dynamic", "--wide", module)
             needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)

@@ -55,12 +55,11 @@ static int fast_exec(PyObject *module)
     return 0;
 }
 
-/* As of 3.12 and 3.13; older versions refuse a slot that they do not know. */
+/* As of 3.12; older versions refuse a slot that they do not know. */
 #define SLOT_INTERPRETERS 3 /* Py_mod_multiple_interpreters: not supported */
-#define SLOT_GIL          4 /* Py_mod_gil: used */
 
 static PyModuleDef_Slot fast_slots[] = {
-    {Py_mod_create, fast_create}, {Py_mod_exec, fast_exec}, {0, NULL}, {0, NULL}, {0, NULL},
+    {Py_mod_create, fast_create}, {Py_mod_exec, fast_exec}, {0, NULL}, {0, NULL},
 };
 
 static struct PyModuleDef fast_module = {
@@ -75,7 +74,5 @@ PyMODINIT_FUNC PyInit__fast(void)
 {
     if (Py_Version >= 0x030C0000)
         fast_slots[2].slot = SLOT_INTERPRETERS;
-    if (Py_Version >= 0x030D0000)
-        fast_slots[3].slot = SLOT_GIL;
     return PyModuleDef_Init(&fast_module);
 }

@@ -100,11 +100,6 @@ class Ending:
         self.writable = self.wants_credit = False
         self.pending = None
 
-    @property
-    def told(self) -> bool:
-        """Our word is posted, and as soon as it is there the peer has no reason to stay."""
-        return self._said == _DISCONNECT or (self._said == _SHUTDOWN and self.eof)
-
     def _settle(self) -> None:
         if self._completed == _DISCONNECT or (self._completed == _SHUTDOWN and self.eof):
             self.finish()

@@ -379,16 +379,6 @@ class Machine:
             or (ending.wants_credit and self._receive.due)
         )
 
-    @property
-    def may_fail(self) -> bool:
-        """A post that fails now is no error: nothing that it brings is missed.
-
-        The connection is over, or the peer has all data and has been told the end, so that it may
-        have torn its side down before our adapter saw the acknowledgement.
-        """
-        ending = self._ending
-        return ending.disconnected or (ending.told and not self._data_out)
-
     # -- inside
 
     def _update(self, peer: Hello) -> Post:

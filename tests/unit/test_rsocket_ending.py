@@ -105,7 +105,6 @@ def test_how_it_ends(steps: str, said: list[int], state: str, before: str) -> No
     if machine.disconnected:
         assert not machine.unsent_control
         assert machine.next_control() is None
-        assert machine.may_fail
     # What arrived before can be read in any case.
     assert machine.peek() == (0, 7)
     machine.consume(7)
@@ -160,31 +159,3 @@ def test_data_that_comes_after_our_disconnect_is_held_against_the_rules() -> Non
     lone.machine.on_sent(end)
     lone.machine.on_word(1)
     assert lone.machine.readable == 64
-
-
-def test_a_post_may_fail_when_all_data_and_the_end_are_told() -> None:
-    lone = Lone()
-    machine = lone.machine
-    data = machine.write(1)
-    machine.disconnect()
-    assert not machine.may_fail
-    lone.settle()
-    assert machine.may_fail  # it has completed
-    lone = Lone()
-    machine = lone.machine
-    data = machine.write(1)
-    machine.disconnect()
-    lone.control()
-    assert not machine.may_fail  # the byte may be lost
-    machine.on_sent(data)
-    assert machine.may_fail
-
-
-def test_a_post_may_not_fail_while_the_peer_has_to_say_something() -> None:
-    lone = Lone()
-    machine = lone.machine
-    machine.shutdown()
-    lone.settle()
-    assert not machine.may_fail
-    machine.on_word(SHUTDOWN)
-    assert machine.may_fail

@@ -299,7 +299,7 @@ class Case:
             assert getattr(c.machine._receive, name) == getattr(py._receive, name), name
         for name in ("allowed", "room", "_addr", "_key", "_left", "_sequence", "_spare"):
             assert getattr(c.machine._send, name) == getattr(py._send, name), name
-        for name in ("writable", "eof", "disconnected", "idle", "may_fail", "unsent_control"):
+        for name in ("writable", "eof", "disconnected", "idle", "unsent_control"):
             assert getattr(c.machine, name) == getattr(py, name), name
         assert bytes(c.table) == bytes(self.memory)
         # Whoever waits for room is told of it.

@@ -27,7 +27,6 @@ _MAX_SIZE = 1 << 30
 _ATOMIC_SIZE = 8
 _WARM_UP = 100  # round trips, or one depth of a bandwidth test
 _BATCH = 16
-_LARGE = 8192  # from here on the bytes cost more than the requests
 
 
 def _apis(test: str, metric: str) -> tuple[str, ...]:
