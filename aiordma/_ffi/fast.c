@@ -59,7 +59,10 @@ static int fast_exec(PyObject *module)
 #define SLOT_INTERPRETERS 3 /* Py_mod_multiple_interpreters: not supported */
 
 static PyModuleDef_Slot fast_slots[] = {
-    {Py_mod_create, fast_create}, {Py_mod_exec, fast_exec}, {0, NULL}, {0, NULL},
+    {Py_mod_create, fast_create},
+    {Py_mod_exec, fast_exec},
+    {0, NULL},
+    {0, NULL},
 };
 
 static struct PyModuleDef fast_module = {

@@ -79,7 +79,7 @@ class _Background:
         delivered = asyncio.gather(
             *(stream._deliver() for stream in list(self.delivering)), return_exceptions=True
         )
-        # connection_lost() comes in a turn of its own, and a delivery may begin a task in its first.
+        # connection_lost() has a turn of its own, and a delivery may begin a task in its first.
         for _ in range(2):
             await asyncio.sleep(0)
         self.ended = True

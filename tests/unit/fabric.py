@@ -376,7 +376,6 @@ class Wire:
         finally:
             worker.cancel()
 
-
     async def lose(self) -> None:
         """After the connection broke: wait until both sides are gone."""
         for link, end in zip(self.links, self.ends, strict=True):

@@ -127,7 +127,7 @@ def test_h02_streams_deliver_before_the_loop_is_closed(name: str) -> None:
             background.deliver_at_end(loop, stream)
         del stream, streams[-1]
         background.at_end(loop, lambda: log.append("closing"))
-        background.at_end(loop, lambda: background.start(loop, work.run))
+        background.start(loop, work.run)
         return streams
 
     with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
