@@ -200,6 +200,15 @@ void aio_free_operations(Mail *self);
 int aio_mail_news(Mail *self, uint32_t news);
 int aio_is_elsewhere(const Mail *self); /* not in the connection's loop */
 
+/*
+ * The turn of a loop in which a Readable was called, for aio_is_elsewhere.  A loop of another
+ * thread may overwrite it meanwhile, and erase it: then the loop is asked.
+ */
+extern struct aio_turn {
+    unsigned long thread; /* 0: none */
+    PyObject *loop;       /* of the Mail whose tasks are being resumed; to compare only */
+} aio_turn;
+
 /* transfer.c, for mail.c */
 PyObject *aio_transfer(Mail *self, PyObject *const *args, Py_ssize_t count,
                        enum ibv_wr_opcode opcode);

@@ -424,8 +424,11 @@ static PyObject *readable_run(PyObject *object, PyObject *unused)
     (void)unused;
     if (!reader)
         return NULL;
-    if (reader != Py_None && !((Reader *)reader)->stopped)
+    if (reader != Py_None && !((Reader *)reader)->stopped) {
+        aio_turn = (struct aio_turn){.thread = PyThread_get_thread_ident()};
         done = all_done((Reader *)reader);
+        aio_turn = (struct aio_turn){0};
+    }
     Py_DECREF(reader);
     if (done)
         Py_RETURN_NONE;
