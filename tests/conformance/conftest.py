@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.device.conftest import no_lost_events
+from tests.device.shared import no_lost_events
 
 __all__ = ["no_lost_events"]

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import os
-import traceback
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 
 import aiordma
 from aiordma.cm import EventChannel
 from aiordma.verbs import ProtectionDomain
-from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
-from tests.device.oracle import adapter_objects, rdma_descriptors, settle
+from tests.device.shared import *  # noqa: F403  # each folder on a device has these
+from tests.device.shared import IS_SIW
 from tests.device.switching import Switched
-
-ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
-IS_SIW = os.environ.get("AIORDMA_SOFTROCE_DEVICE") == "siw"
 
 # iWARP has no datagrams, and software iWARP no windows: there test_no_datagrams.py and
 # test_no_windows.py say what it answers instead.
@@ -31,93 +23,6 @@ _DATAGRAMS = (
 )  # fmt: skip
 _WINDOWS = ("windows", "windows_closing")
 collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def device_is_there() -> None:
-    """No skip: a machine without a device is the wrong machine for these tests."""
-    reason = aiordma.why_unavailable()
-    if reason is not None:
-        pytest.exit(
-            f"no RDMA device ({reason}); run: python -m aiordma.testing.softroce -- "
-            "python -m pytest tests/device",
-            returncode=3,
-        )
-
-
-@pytest.fixture
-def address() -> str:
-    """Address of the RDMA device."""
-    assert ADDRESS, "AIORDMA_SOFTROCE_ADDR is not set"
-    return ADDRESS
-
-
-@pytest.fixture
-def is_siw() -> bool:
-    """Whether the device is software iWARP."""
-    return IS_SIW
-
-
-@pytest.fixture(scope="session", autouse=True)
-def warm(device_is_there: None) -> None:
-    """What librdmacm opens once and keeps for the life of the process is no leak."""
-
-    async def once() -> None:
-        for address in filter(None, (ADDRESS, os.environ.get("AIORDMA_SOFTROCE_ADDR2"))):
-            async with aiordma.listen(address, 0):
-                pass
-
-    asyncio.run(once())
-    # What was imported will not be garbage. After every test all garbage is looked for, and to
-    # look through the modules, too, takes longer than many tests.
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def short_traces() -> Iterator[None]:
-    """A loop in debug mode notes two frames of where each handle and future was made, not ten.
-
-    Ten took more time than many a test itself.  What the debug mode checks is checked.
-    """
-    extract = traceback.StackSummary.extract
-
-    def brief(frames: Any, *, lookup_lines: bool = True, **options: Any) -> traceback.StackSummary:
-        if not lookup_lines:  # asyncio and uvloop, for their debug mode
-            options["limit"] = 2
-        return extract(frames, lookup_lines=lookup_lines, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traceback.StackSummary, "extract", brief)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_lost_events() -> Iterator[None]:
-    """Every completion has raised its event: the safety poll once a second hides a lost wake-up.
-
-    A test that loses events on purpose puts the number back.
-    """
-    yield
-    assert CompletionChannel.all_lost_events == 0
-
-
-@pytest.fixture(autouse=True)
-async def clean(request: pytest.FixtureRequest) -> AsyncIterator[None]:
-    """The oracle after every test: no task, fd, adapter object or unreported error is left."""
-    loop = asyncio.get_running_loop()
-    loop.set_debug(True)
-    loop.slow_callback_duration = 60  # a busy machine is no news, and logs are looked at
-    reports: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: reports.append(context))
-    objects, descriptors = adapter_objects(), rdma_descriptors()
-    lost = CompletionChannel.all_lost_events
-    yield
-    await settle()
-    assert CompletionChannel.all_lost_events == lost, "only the safety poll has found them"
-    assert not reports, f"errors that nobody handled: {reports}"
-    assert rdma_descriptors() == descriptors
-    assert adapter_objects() == objects
 
 
 @pytest.fixture

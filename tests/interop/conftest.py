@@ -7,20 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.device.conftest import (
-    address,
-    clean,
-    device_is_there,
-    is_siw,
-    no_lost_events,
-    short_traces,
-    warm,
-)
-
-__all__ = [
-    "address", "clean", "device_is_there", "is_siw", "most", "no_lost_events", "port",
-    "short_traces", "warm",
-]  # fmt: skip
+from tests.device.shared import *  # noqa: F403  # each folder on a device has these
 
 # Not twice: a port whose listener was killed may stay taken for a while.  Below the ports that the
 # kernel chooses itself.

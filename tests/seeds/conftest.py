@@ -6,21 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.device.conftest import (
-    address,
-    clean,
-    device_is_there,
-    is_siw,
-    no_lost_events,
-    short_traces,
-    warm,
-)
+from tests.device.shared import *  # noqa: F403  # each folder on a device has these
 from tests.seeds.ends import Pair, connected
-
-__all__ = [
-    "address", "clean", "device_is_there", "is_siw", "no_lost_events", "pair", "short_traces",
-    "warm",
-]  # fmt: skip
 
 
 @pytest.fixture
