@@ -15,11 +15,13 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from typing import Any
 
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import register
+from aiordma.loop import background
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -40,7 +42,7 @@ class Lease:
 
     __slots__ = (
         "_buffer", "_link", "_memory", "_open", "_revoking", "_rights", "_timeout", "_timer",
-        "region",
+        "_waiting", "region",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +62,7 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
         self._open: MemoryRegion | None = None
         self._revoking: asyncio.Task[None] | None = None
+        self._waiting = 0  # calls of `revoke` that will raise what went wrong
 
     async def __aenter__(self) -> RemoteRegion:
         if self._buffer is None:
@@ -75,30 +78,32 @@ class Lease:
         self._link.open_access(self._rights)
         self.region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
         if self._timeout is not None:
-            self._timer = self._link.loop.call_later(self._timeout, self._start)
+            self._timer = self._link.loop.call_later(self._timeout, self._begin)
         return self.region
 
-    def _start(self) -> asyncio.Task[None]:
+    def _begin(self) -> None:
         """Begin to end the lease, once; what was begun is not stopped by a cancellation."""
-        if self._revoking is None:
-            self._revoking = self._link.loop.create_task(self._revoke())
-        return self._revoking
-
-    async def _revoke(self) -> None:
+        opened, self._open = self._open, None
+        if opened is None:
+            return
         self.region = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        opened, self._open = self._open, None
-        if opened is None:
-            return
         opened.close()
         self._memory.discard(opened)
-        try:
-            await opened.wait_closed(_REVOKE_S)
-        finally:
-            # Only now: rights that are off refuse what a peer's slow access still needs.
+        wait = functools.partial(opened.wait_closed, _REVOKE_S)
+        self._revoking = background.start(self._link.loop, wait)
+        if self._revoking is None:  # the loop is ending, and the connection with it
             self._link.close_access(self._rights)
+        else:
+            self._revoking.add_done_callback(self._revoked)
+
+    def _revoked(self, task: asyncio.Task[None]) -> None:
+        # Only now: rights that are off refuse what a peer's slow access still needs.
+        self._link.close_access(self._rights)
+        if not task.cancelled() and (error := task.exception()) and not self._waiting:
+            _log.warning("the memory of a lease is still registered: %r", error)
 
     async def revoke(self) -> None:
         """End the lease now; returns when no access is possible any more.  Idempotent.
@@ -109,7 +114,14 @@ class Lease:
 
         Cancellation: ends the wait; the lease ends all the same.
         """
-        await asyncio.shield(self._start())
+        self._begin()
+        if self._revoking is not None:
+            self._waiting += 1
+            try:
+                await asyncio.wait([self._revoking])
+            finally:
+                self._waiting -= 1
+            self._revoking.result()
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.revoke()

@@ -23,11 +23,13 @@ import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiordma.loop.running import running_loop
 
 __all__ = ["Delivering", "at_end", "deliver_at_end", "forget", "prepare", "start"]
+
+T = TypeVar("T")
 
 _ATTRIBUTE = "_aiordma_background"
 #: Seconds in which tasks that were canceled have to end.
@@ -49,8 +51,8 @@ class _Background:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
         self.ended = False
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.patient: set[asyncio.Task[None]] = set()  # of these, those that are not canceled
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.patient: set[asyncio.Task[Any]] = set()  # of these, those that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
         self.delivering: weakref.WeakSet[Delivering] = weakref.WeakSet()
         self._guard = self._until_the_end()
@@ -137,11 +139,11 @@ def deliver_at_end(loop: asyncio.AbstractEventLoop, stream: Delivering) -> None:
 
 def start(
     loop: asyncio.AbstractEventLoop,
-    function: Callable[[], Coroutine[Any, Any, None]],
+    function: Callable[[], Coroutine[Any, Any, T]],
     context: Context | None = None,
     *,
     cancel: bool = True,
-) -> asyncio.Task[None] | None:
+) -> asyncio.Task[T] | None:
     """Run `function()` as a task of `loop`.
 
     Args:

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Self
 
 from aiordma._ffi import ffi
 from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.loop import background
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.mr_check import bytes_of
@@ -199,9 +201,14 @@ class RegistrationCache:
             loop = asyncio.get_running_loop()
             # A view of its own: it may be that only others still wait for the registration.
             view = memoryview(buffer)
-            entry.registering = task = loop.create_task(self._register(entry, view))
-            self._registering.add(task)
-            task.add_done_callback(self._registered)
+            task = background.start(loop, functools.partial(self._register, entry, view))
+            if task is None:  # the loop is ending
+                with view:
+                    self._ready(entry, MemoryRegion(self._pd, view, key[2]))
+            else:
+                entry.registering = task
+                self._registering.add(task)
+                task.add_done_callback(self._registered)
         self._entries[key] = entry
         self._bytes += key[1]
         self._kept += self._counted(key)

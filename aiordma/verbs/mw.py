@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from aiordma._ffi import lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import NotSupportedError, ResourceBusyError
+from aiordma.loop import background
 from aiordma.verbs.enums import Access, DeviceCapFlags, MWType
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -281,7 +282,10 @@ class MemoryWindow(Resource):
             finally:
                 self._task = None
 
-        self._task = task = asyncio.get_running_loop().create_task(change())
+        self._task = task = background.start(asyncio.get_running_loop(), change)
+        if task is None:  # the loop is ending, and takes no task any more
+            await change()
+            return
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         await asyncio.shield(task)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import errno
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from aiordma.errors import ResourceBusyError, ResourceClosedError
+from aiordma.loop import background
 from aiordma.memory import RegistrationCache
 from aiordma.memory import cache as cache_module
 from aiordma.verbs import Access
 
-from .conftest import Run, settle
+from .conftest import LOOPS, Run, settle
 
 LARGE = (1 << 20) + 1
 RO = Access.REMOTE_READ
@@ -388,3 +389,34 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_a02_a_loop_that_ends_registers_at_once(name: str) -> None:
+    """No task begins any more that would be left pending."""
+
+    async def late() -> AsyncIterator[None]:
+        cache = make()
+        try:
+            yield
+        finally:
+            await settle(20)  # from now on no task begins
+            region = await cache.take(bytearray(LARGE))
+            assert region.length == LARGE
+            cache.give(region)
+            cache.close()
+            taken.append(region)
+
+    async def main() -> AsyncIterator[None]:
+        background.prepare()
+        generator = late()
+        await anext(generator)
+        return generator
+
+    taken: list[Any] = []
+    with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
+        generator = runner.run(main())
+        Region.gate = asyncio.Event()  # a registration in a task would wait for it
+    assert taken
+    assert taken[0].closed
+    del generator
