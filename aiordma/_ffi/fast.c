@@ -2,7 +2,7 @@
  * The module `_fast`; see fast.h.
  *
  * The types, and names that are looked up often, are static: there is one set of them in a process.
- * So there is one module, which is the main interpreter's; whoever imports it again gets the same,
+ * So there is one module, which is the main interpreter's; a second import of it gets the same,
  * and another interpreter, which would leave types behind that it has freed, is refused.
  */
 #include "fast.h"

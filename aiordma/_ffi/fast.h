@@ -75,7 +75,7 @@ typedef struct mail {
     unsigned long thread;
     PyObject *receiver;
     Parked *parked;
-    PyObject *room; /* called when an operation has ended and somebody waits for room */
+    PyObject *room; /* called when an operation has ended and a task waits for room */
     PyObject *sge;  /* two classes, of which transfer.c reads the attributes */
     PyObject *remote;
     PyObject *pd;
@@ -91,7 +91,7 @@ typedef struct mail {
 
 /* held.c: bytes of a buffer that are held */
 typedef struct {
-    PyObject *view; /* a memoryview that nobody else has; NULL: none are held */
+    PyObject *view; /* a memoryview that no other object has; NULL: none are held */
     char *start;
     Py_ssize_t length;
     int readonly;
@@ -105,7 +105,7 @@ int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flag
 typedef struct {
     PyObject_HEAD PyObject *keeper; /* Mail, or a function that is told whether there are exports
                                      * left; NULL once it was */
-    AioBytes bytes;                 /* none in a slot until somebody wants them */
+    AioBytes bytes;                 /* none in a slot until the program wants them */
     PyObject *imm;
     Py_ssize_t length;
     Py_ssize_t exports;
@@ -121,14 +121,14 @@ typedef struct {
     PyObject_HEAD struct aio_stream *stream; /* in `memory` */
     ssize_t (*write)(struct aio_stream *s, const void *data, size_t size);
     uint32_t (*read)(struct aio_stream *s, void *into, size_t size);
-    PyObject *memory; /* keeps the stream alive: who has our `write` may have nothing else */
+    PyObject *memory; /* keeps the stream alive: a kept `write` may have nothing else */
     PyObject *attention;
-    Wakeup *wakeup;   /* of the task that waits for bytes */
+    Wakeup *wakeup;     /* of the task that waits for bytes */
     PyObject *protocol; /* whose data_received is called, or None */
-    PyObject *run;    /* of the context in which it is called */
-    PyObject *other;  /* called with the news that are not plain */
-    PyObject *failed; /* called with what data_received raised */
-    PyObject *rest;   /* called with data that were not plain, and how many bytes have gone */
+    PyObject *run;      /* of the context in which it is called */
+    PyObject *other;    /* called with the news that are not plain */
+    PyObject *failed;   /* called with what data_received raised */
+    PyObject *rest;     /* called with data that were not plain, and how many bytes have gone */
 } StreamCalls;
 
 int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */

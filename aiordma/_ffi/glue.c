@@ -75,7 +75,7 @@ static int aio_poll_into(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *
 }
 
 /*
- * Who may touch a CQ: nobody, the drain, or, from then on for good, the thread that destroys it.
+ * The state of a CQ: free, held by the drain, or, for good, by the thread that destroys it.
  *
  * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
  * software iWARP unmaps the queue before it waits, and a poll that runs beside it crashes.
@@ -96,8 +96,8 @@ static void aio_cq_release(struct aio_cq *own)
 }
 
 /*
- * Acknowledge the events that are owed, and `more`.  To acknowledge takes a lock and wakes whoever
- * destroys the queue, so that the drain owes them until there are AIO_OWED.
+ * Acknowledge the events that are owed, and `more`.  To acknowledge takes a lock and wakes the
+ * thread that destroys the queue, so that the drain owes them until there are AIO_OWED.
  */
 #define AIO_OWED 32
 
@@ -250,7 +250,7 @@ static int aio_tell(struct aio_drain *d)
  * An eager CQ is armed last, and polled once more: its completions make the program post what may
  * be done at once, so that the caller tells it of them and calls again (AIO_AGAIN), until nothing
  * is left.  So long nothing sleeps, and no event is needed.  Only while it is the only one.
- * A CQ whose aio_cq.managed is 0 belongs to a caller who polls by himself: only reported, with
+ * A CQ whose aio_cq.managed is 0 is polled by the program: it is only reported, with
  * a segment whose count is -1.
  * A queue that was found to have fewer completions than were asked for is empty: what comes later
  * raises an event, because it was armed before.
@@ -259,7 +259,7 @@ static int aio_tell(struct aio_drain *d)
  * CQ, in order.  The bits above count the sinks with news; d->ready has their
  * indices, and the news, of 8 bits, above.  Bit 30 says that there
  * is something to look at in d: segments, more or error; bit 29 asks to be called again once the
- * program has been told; who does so at once sets d->again, and no new events are taken.
+ * program has been told; a caller that does so at once sets d->again, and no new events are taken.
  */
 #define AIO_LOOK  (1 << 30)
 #define AIO_AGAIN (1 << 29)
@@ -333,7 +333,7 @@ static int aio_sweep(struct aio_drain *d, struct ibv_cq *cq, struct ibv_wc *out,
 
 /*
  * Give back the events that an unfinished drain holds: of one CQ before it is destroyed, of all
- * (cq is NULL) when nobody will finish it.
+ * (cq is NULL) when no call will finish it.
  */
 static void aio_drain_forget(struct aio_drain *d, struct ibv_cq *cq)
 {

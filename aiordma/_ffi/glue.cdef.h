@@ -32,10 +32,10 @@ struct aio_cq {
     int solicited; /* wake the loop for solicited completions and failures only */
     int armed;     /* how it was armed last: 1 for every completion, 2 for those */
     int pending;   /* in aio_drain.pending */
-    int listeners; /* who wants to be woken by every completion, solicited or not */
-    int eager;     /* who wants it armed only when there is nothing more, see aio_drain */
+    int listeners; /* objects to be woken by every completion, solicited or not */
+    int eager;     /* objects that want it armed when it is empty only, see aio_drain */
     int unarmed;   /* it is in aio_drain.pending, and was not armed yet */
-    int hands;     /* who may touch the queue; see aio_cq_retire */
+    int hands;     /* AIO_FREE, AIO_DRAINED or AIO_RETIRED */
     uint32_t owed; /* events that were seen to, and are not acknowledged */
     uint32_t events; /* that the drain has taken off the channel, ever */
 };
@@ -172,7 +172,7 @@ struct aio_lane {
 
     uint8_t over;              /* no operation may be posted any more */
     uint8_t attended;          /* their completions wake the loop */
-    uint8_t operations_wanted; /* somebody waits for a number: whoever has none waits behind it */
+    uint8_t operations_wanted; /* a task waits for a number: others wait behind it */
     uint32_t n_operations;     /* READs, WRITEs and atomics that may be under way; 0: none yet */
     uint16_t *operations_free;
     uint32_t n_operations_free;
@@ -246,7 +246,7 @@ struct aio_stream {
     uint8_t heard;     /* set when a word has come */
     uint8_t plain;     /* all that comes is for the protocol's data_received */
     uint8_t waiter;    /* or for a task, which waits */
-    uint8_t stopped;   /* or for nobody any more */
+    uint8_t stopped;   /* or is dropped */
     uint32_t posted;   /* work requests whose completion will come */
 
     uint8_t *send;     /* ring; behind it the payloads of four control messages */

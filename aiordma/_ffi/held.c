@@ -4,11 +4,11 @@
  * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
  * it is in use: it gives up what it looks at, and a later release of the export crashes (CPython
  * 3.11).  A memoryview that is made of another one has no such trouble: both share what they
- * look at.  So the bytes are held by a memoryview of their own, which nobody else has, of which
+ * look at.  So the bytes are held by a memoryview of their own, which no other object has, of which
  * only the address is used, and which is never shown to the collector.  What it looks at stays for
  * as long as it is held.
  *
- * The price: whoever holds a buffer whose own object leads back to the holder is not collected
+ * The price: a holder to which the object of its own buffer leads back is not collected
  * before it lets go.
  */
 #include "fast.h"

@@ -242,8 +242,8 @@ static void untake(Message *message)
 }
 
 /*
- * For who iterates instead, as the interpreter does from 3.12 on, and before while it is traced.  A
- * Wakeup's would park without a look at what is there, and nobody would be told of it.
+ * For a caller that iterates, as the interpreter does from 3.12 on, and before while it is traced.
+ * A Wakeup's would park without a look at what is there, and no object would be told of it.
  */
 static PyObject *parked_next(PyObject *object)
 {
@@ -311,7 +311,7 @@ static void later(Mail *self, uint32_t news)
     handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
                                  (unsigned int)news);
     Py_XDECREF(handle);
-    PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use to anybody */
+    PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use here */
 }
 
 static int mail_news(Mail *self, uint32_t news)
@@ -398,7 +398,7 @@ static PyMethodDef mail_methods[] = {
 
 static PyMemberDef mail_members[] = {
     {"room", T_OBJECT_EX, offsetof(Mail, room), 0,
-     "Called when an operation has ended while somebody waits for room."},
+     "Called when an operation has ended while a task waits for room."},
     {"sge", T_OBJECT_EX, offsetof(Mail, sge), 0, "The class of pieces of registered memory."},
     {"remote", T_OBJECT_EX, offsetof(Mail, remote), 0, "The class of memory of the peer."},
     {"pd", T_OBJECT_EX, offsetof(Mail, pd), 0, "The connection's protection domain."},

@@ -2,10 +2,10 @@
  * Operations: READs, WRITEs and atomics of a connection that are under way.
  *
  * Each has a number, which is the sub-index of its wr_id, and an object that one task waits on. The
- * local memory is in use from the post to the completion, whoever waits, or does no more: a
+ * local memory is in use from the post to the completion, whether or not a task waits: a
  * canceled task leaves its wait, the adapter goes on.
  *
- * An object is used again for its number unless somebody still has it: one may end before it is
+ * An object is used again for its number unless the program still has it: one may end before it is
  * waited for.
  */
 #include "fast.h"
@@ -55,7 +55,7 @@ static PySendResult operation_send(PyObject *object, PyObject *value, PyObject *
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-/* For who iterates instead, as the interpreter does while it is traced. */
+/* For a caller that iterates, as the interpreter does while it is traced. */
 static PyObject *operation_next(PyObject *object)
 {
     PyObject *length, *next = aio_wakeup_next(object);
@@ -115,7 +115,7 @@ static Operation *fresh(Mail *self, uint32_t number)
     }
     operation = (Operation *)self->operations[number];
     if (operation && Py_REFCNT((PyObject *)operation) == 1) {
-        aio_wakeup_forget(&operation->wakeup); /* an error that nobody has waited for */
+        aio_wakeup_forget(&operation->wakeup); /* an error that no task has waited for */
         return operation;
     }
     allocfunc allocate = (allocfunc)PyType_GetSlot(aio_operation_type, Py_tp_alloc);
@@ -243,8 +243,8 @@ static void count_success(struct aio_lane *lane, const Operation *operation)
 }
 
 /*
- * One that has succeeded: the memory is let go, and whoever waits is resumed, even if the memory
- * could not be let go.  0, or -1.
+ * One that has succeeded: the memory is let go, and the task that waits is resumed, even if the
+ * memory could not be let go.  0, or -1.
  */
 static int succeed(Mail *self, uint32_t number)
 {

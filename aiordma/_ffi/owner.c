@@ -351,7 +351,7 @@ static PyMethodDef owner_methods[] = {
     {"_let_go", owner_let_go, METH_VARARGS,
      "One user less; destroys a closed object that was waiting for it.  Any thread."},
     {"_set_rules", owner_rules, METH_VARARGS | METH_STATIC,
-     "Tell the states OPEN, CLOSING and DESTROYING, how to lock and unlock, and who guards "
+     "Tell the states OPEN, CLOSING and DESTROYING, how to lock and unlock, and what guards "
      "against forks."},
     {NULL, NULL, 0, NULL},
 };
@@ -367,7 +367,8 @@ static PyMemberDef owner_members[] = {
     {"_handle", T_OBJECT_EX, offsetof(Owner, handle), 0, "The C object."},
     {"_state", T_OBJECT_EX, offsetof(Owner, state), 0, "Its life."},
     {"_parents", T_OBJECT_EX, offsetof(Owner, parents), 0, "What must not be destroyed before."},
-    {"_ending", T_OBJECT_EX, offsetof(Owner, ending), 0, "Who waits for its end."},
+    {"_ending", T_OBJECT_EX, offsetof(Owner, ending), 0,
+     "A future of its end, if a wait has asked for one."},
     {"_outcome", T_OBJECT_EX, offsetof(Owner, outcome), 0, "Of the destroy."},
     {"_children", T_PYSSIZET, offsetof(Owner, children), 0, "What was made from it, and uses."},
     {NULL, 0, 0, 0, NULL},

@@ -5,9 +5,9 @@
  * news, and nothing else: then their owners are told from here, and no line of Python's runs but
  * the program's.  All else goes the way of verbs/comp_channel.py and loop/pump.py.
  *
- * Whoever is told may poll a queue, and so bring news of others.  So the news are kept in a line of
- * their own, and told in the order in which they came, those of one drain at a time: what comes
- * meanwhile waits for the next turn of the loop.
+ * An owner that is told may poll a queue, and so bring news of others.  So the news are kept in a
+ * line of their own, and told in the order in which they came, those of one drain at a time: what
+ * comes meanwhile waits for the next turn of the loop.
  */
 #include "fast.h"
 
@@ -71,7 +71,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return aio_make(type, args, kwargs, reader_init);
 }
 
-/* own(index, owner): whom to tell of a sink's news; None for nobody. */
+/* own(index, owner): the function to tell of a sink's news; None removes it. */
 static PyObject *reader_own(PyObject *object, PyObject *args)
 {
     Reader *self = (Reader *)object;
@@ -94,7 +94,7 @@ static PyObject *reader_own(PyObject *object, PyObject *args)
         self->owners = larger;
         self->n_owners = count;
     }
-    /* What is news now is nothing to who will have the index next; who takes it over is told. */
+    /* News of an owner that is removed are not for the next one; a change of owner keeps them. */
     for (uint32_t i = self->first; i < self->last && owner == Py_None; i++)
         if ((self->untold[i] & INDEX_MASK) == index)
             self->untold[i] |= INDEX_MASK;
@@ -140,7 +140,7 @@ static void reader_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-/* Tell the owner of a sink; nobody, if it was removed. */
+/* Tell the owner of a sink, unless it was removed. */
 static int tell(Reader *self, uint32_t ready)
 {
     uint32_t index = ready & INDEX_MASK, news = ready >> INDEX_BITS;
@@ -319,7 +319,7 @@ static PyMemberDef reader_members[] = {
 };
 
 static PyGetSetDef reader_getset[] = {
-    {"untold", reader_get_untold, NULL, "How many news nobody was told of yet.", NULL},
+    {"untold", reader_get_untold, NULL, "How many news no owner was told of yet.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

@@ -1,5 +1,5 @@
 /*
- * Messages: the bytes that were received, and who gets their memory back.
+ * Messages: the bytes that were received, and the keeper that gets their memory back.
  *
  * A message lies in a receive slot of a connection, or in memory of its own.  Whose memory it is is
  * told once: at release(), or when the last reference goes, in whatever thread.  Most messages are
@@ -153,14 +153,14 @@ static PyObject *message_detach(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-/* Let go where no error can be raised; `who` is what it is reported of. */
-static void forgotten(Message *self, PyObject *who)
+/* Let go where no error can be raised; it is reported as one of `source`. */
+static void forgotten(Message *self, PyObject *source)
 {
     PyObject *type, *value, *traceback;
 
     PyErr_Fetch(&type, &value, &traceback);
     if (let_go(self))
-        PyErr_WriteUnraisable(who);
+        PyErr_WriteUnraisable(source);
     PyErr_Restore(type, value, traceback);
 }
 
@@ -200,7 +200,7 @@ static void message_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (((Message *)object)->weak)
         PyObject_ClearWeakRefs(object);
-    /* Nobody else has it, and nothing that is told here may get it, not even who reports an error:
+    /* No other object has it, and none that is told here may get it, not even to report an error:
      * a reference that comes and goes would end it once more.  So it need not be brought back to
      * life for its finalizer, which is for those that the collector finds.  Each export has a
      * reference, so that none is left. */

@@ -2,7 +2,7 @@
  * Wakeup: what a task waits on, and is resumed from, without a turn of the loop in between.
  *
  * A future resumes its task by loop.call_soon: one more turn, and in it one more system call that
- * asks the kernel for events.  Whoever drains a completion channel is called by the loop itself,
+ * asks the kernel for events.  The drain of a completion channel is called by the loop itself,
  * with no task running, and may just as well resume the task there and then.  That is all that
  * this type is for; it is waited on by one task at a time, again and again, and nothing is
  * allocated for a wait.
@@ -15,7 +15,7 @@
  *
  * A cancellation is delivered by the loop, as a future's: it comes from other tasks.
  *
- * An Operation (operation.c) ends once, perhaps before anybody waits: then it is DONE, and to wait
+ * An Operation (operation.c) ends once, perhaps before a task waits: then it is DONE, and to wait
  * for it takes no time.
  */
 #include "fast.h"

@@ -29,7 +29,7 @@ _IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
 _FEW = 64
-_sockaddrs: dict[Address, Any] = {}  # a client's connections go to few; nobody changes them
+_sockaddrs: dict[Address, Any] = {}  # a client's connections go to few; they are constant
 
 
 @functools.lru_cache(256)  # a server's, and a client's, connections have few

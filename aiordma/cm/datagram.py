@@ -3,7 +3,7 @@
 Theory of operation
     There is no connection.  The client asks (service id resolution), the server's program answers
     with the number of a queue pair, or refuses, and that is all: the id can then be closed, and
-    what the answer told stays true as long as the queue pair lives.  Nobody is told when it ends,
+    what the answer told stays true as long as the queue pair lives.  No event tells of its end,
     and the server does not learn the client's queue pair before the first datagram.
 
     A datagram queue pair belongs to no peer, so that it is ready to receive and to send once it is
@@ -97,7 +97,7 @@ class Datagrams(Multicast):
             raise
 
     def _answer_service(self, private_data: bytes, qp: QueuePair | None) -> ConnectionEvent:
-        """`accept` for datagrams.  No event follows: nobody confirms the answer."""
+        """`accept` for datagrams.  No event follows: the answer is not confirmed."""
         param, keep = _c_param(private_data, _ANSWER_ROOM, "an answer")
         self._need_datagrams("rdma_accept")
         self._need("rdma_accept", Stage.REQUESTED)

@@ -134,7 +134,7 @@ class EventChannel(Resource):
         self._budget = _BUDGET_OF_A_LISTENER
 
     def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look for events in the loop's next round, once for all who ask before that."""
+        """Look for events in the loop's next round, once for all calls before that."""
         if not self._kicking:
             self._kicking = True
             loop.call_soon(self._kick)
@@ -271,7 +271,7 @@ class EventChannel(Resource):
         self._report(exc)
         for connection_id in self._ids.values():
             connection_id._fail(exc)
-            # Whoever listens to the id learns that nothing will come any more.
+            # The sink of the id learns that nothing will come any more.
             connection_id._on_event(
                 ConnectionEvent(self, EventType.DEVICE_REMOVAL, 0, connection_id)
             )
@@ -344,7 +344,7 @@ class EventChannel(Resource):
         return None if self._pump is None else self._pump.loop
 
     def _in_the_way(self) -> Iterator[Resource]:
-        # Requests that nobody has fetched are refused when the channel ends.
+        # Requests that no reader has fetched are refused when the channel ends.
         unseen = {event.connection_id for event in self._kept if event.listen_id is not None}
         return (child for child in super()._in_the_way() if child not in unseen)
 

@@ -219,7 +219,7 @@ class Identifier(Resource):
     # Events
 
     def _on_event(self, event: ConnectionEvent) -> bool:
-        """Called by the channel for each event of this id; True if somebody took it."""
+        """Called by the channel for each event of this id; True if it was taken."""
         kind = event.type
         if kind is EventType.ESTABLISHED:
             datagram = event.ah_attr is not None
@@ -250,7 +250,7 @@ class Identifier(Resource):
             # It was to go on by itself, and could not.
             waiter[1].set_exception(os_error(-event.status, "rdma_resolve_route"))
         else:
-            # Whatever else arrives, known or not, ends the step: nobody waits for ever.
+            # Whatever else arrives, known or not, ends the step: no wait is for ever.
             waiter[1].set_exception(cm_error(kind.name, event.status, event.private_data))
         return True
 
@@ -366,8 +366,8 @@ class Identifier(Resource):
     def migrate(self, channel: EventChannel) -> None:
         """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).
 
-        Events that the old channel has not read yet move, too.  Those that it has read and that
-        nobody has fetched stay there.  A step under way goes on.
+        Events that the old channel has not read yet move, too.  Those that it has read and no
+        reader has fetched stay there.  A step under way goes on.
 
         Only for ids that do not listen: requests under way would stay behind.
 
@@ -389,8 +389,8 @@ class Identifier(Resource):
             return
         home = self._channel._home
         if home is not None and home.is_running():
-            channel._attach()  # somebody may wait for its next event
-            # The kernel moves unread events without waking who waits for the descriptor.
+            channel._attach()  # a task may wait for its next event
+            # The kernel moves unread events without waking a wait for the descriptor.
             channel._kick_soon(home)
         check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
         old, self._channel = self._channel, channel

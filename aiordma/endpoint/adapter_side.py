@@ -78,7 +78,7 @@ class AdapterSide:
 
     #: Whether the loop is woken by what the peer asks attention for, and by nothing else.
     _quiet = False
-    #: Whether nothing was posted yet, and the completion queue is nobody else's.
+    #: Whether nothing was posted yet, and the completion queue is of this connection alone.
     _unused = False
 
     def __init__(
@@ -159,7 +159,7 @@ class AdapterSide:
         )
 
     def _unexplained_end(self) -> None:
-        """The adapter has ended the connection, and nobody has said why yet; called once."""
+        """The adapter has ended the connection, and the reason is not known yet; called once."""
 
     def _without_reason(self) -> None:
         self._unexplained = None

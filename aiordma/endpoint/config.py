@@ -187,5 +187,5 @@ class ConnectionConfig:
         return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window
 
 
-#: For who says nothing: one for all of them, so that what follows from it is worked out once.
+#: For connections without one: one for all of them, so that what follows is worked out once.
 DEFAULTS = ConnectionConfig()

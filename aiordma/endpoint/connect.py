@@ -188,7 +188,7 @@ async def _one(
             )
         parameter = plan_of(config).parameter()
         course.ask()
-        # Who dials has a limit for all of it.
+        # `dial` has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=data, timeout=None)
         theirs = None
         if not config.raw:

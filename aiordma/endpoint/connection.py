@@ -460,7 +460,7 @@ class Connection(ConnectionCore):
 
         def end() -> None:
             link.close()
-            receiver.drop_all()  # what nobody can take any more
+            receiver.drop_all()  # what no task can take any more
 
         try:
             if not link.closed:

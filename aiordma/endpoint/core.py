@@ -100,7 +100,7 @@ class ConnectionCore:
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
-        # Made for those who ask: most connections have messages only.
+        # Made at first use: most connections have messages only.
         self._own_operations: Operations | None = None
         self._own_one_sided: OneSided | None = None
         self._own_events: EventHub | None = None
@@ -201,7 +201,7 @@ class ConnectionCore:
     def _greeted(self, future: asyncio.Future[None]) -> None:
         self._established = None
         if not future.cancelled():
-            future.exception()  # seen here in case that nobody waits any more
+            future.exception()  # seen here in case that no task waits any more
 
     def _check_loop(self) -> None:
         if self._link.forked:
@@ -289,7 +289,7 @@ class ConnectionCore:
             silent = event.type == EventType.DISCONNECTED and not self.config.raw
             error = cm_error(event.type.name, event.status, event.private_data)
             self._over(vanished_error() if silent else error)
-        # Taken: what nobody takes is kept in the channel, which all connections share.  A step of
+        # Taken: what is not taken is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
         return True
 

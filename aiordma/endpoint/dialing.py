@@ -24,7 +24,7 @@ from aiordma.loop.workers import call_blocking
 __all__ = ["dial", "shared_channel", "warm_up", "way_to"]
 
 T = TypeVar("T")
-_STEP_S = 60.0  # for each step, where nobody has said anything
+_STEP_S = 60.0  # for each step, where the program has set no limit
 _warm = False
 
 

@@ -108,7 +108,7 @@ class Link(AdapterSide):
         self.lands_in_the_open = context.is_iwarp
         #: Called once, while everything is still open.
         self.before_close: Callable[[], object] | None = None
-        #: Called once, when what was posted is flushed and nobody has said why yet.
+        #: Called once, when what was posted is flushed and the reason is not known yet.
         self.on_unexplained: Callable[[], object] = nobody
         self._pool: BufferPool | None = None
         self._outgoing: BufferPool | None = None
@@ -208,7 +208,7 @@ class Link(AdapterSide):
             self._failed(record)
         self._came_back()
 
-    # Who is woken: by default, whoever waits for the peer
+    # Wake-ups: by default for what the peer asks attention for
 
     def listen(self) -> None:
         """Be woken by the completion of own requests, too, until as many `unlisten`."""
@@ -331,7 +331,7 @@ class Link(AdapterSide):
 
     @property
     def pool(self) -> BufferPool:
-        """Buffers for what does not fit into slots; made for the first who asks."""
+        """Buffers for what does not fit into slots; made at first use."""
         if self._pool is None:
             # iWARP writes the answer of a read as if the peer wrote it.
             lands = _LANDS_ON_IWARP if self.lands_in_the_open else Access.LOCAL_WRITE
@@ -349,7 +349,7 @@ class Link(AdapterSide):
 
     @property
     def outgoing(self) -> BufferPool:
-        """Buffers that the peer reads; made for the first who asks."""
+        """Buffers that the peer reads; made at first use."""
         if self._outgoing is None:
             self._outgoing = self._new_pool(Access.REMOTE_READ, self._outgoing_size)
         return self._outgoing
@@ -368,7 +368,7 @@ class Link(AdapterSide):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
-        """Undo one `open_access`; a right that nobody needs any more is off again."""
+        """Undo one `open_access`; a right that no lease needs any more is off again."""
         assert self._open_rights is not None
         changed = self._count_rights(self._open_rights, int(rights), -1)
         if changed and not self.closed and self.failure is None:
@@ -398,7 +398,7 @@ class Link(AdapterSide):
     # End
 
     def end(self) -> None:
-        """Nobody waits for messages any more: what comes back unused is counted, in C, and no more.
+        """No task waits for messages any more: what comes back unused is only counted, in C.
 
         That is each receive; one by one through Python they would be a fifth of all closing.
         """

@@ -2,7 +2,7 @@
 
 Theory of operation
     The listener's ids have an event channel of their own, so that a flood of requests can be left
-    unread without starving anybody.  Each request is moved to the loop's shared channel at once:
+    unread and starves no connection.  Each request is moved to the loop's shared channel at once:
     connections do not depend on their listener.
 
     An asyncio reader fetches requests as they come, so the kernel's backlog never fills; the
@@ -272,7 +272,7 @@ class Listener:
 
     def _handshake_over(self, request: ConnectRequest, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)
-        # A task that is canceled before it runs has answered nobody.
+        # A task that is canceled before it runs has not answered.
         request._refuse_if_open()
 
     async def _handshake(self, request: ConnectRequest) -> None:
@@ -366,7 +366,7 @@ class Listener:
             self.close()
 
     def close(self) -> None:
-        """Stop listening; refuse who waits.  Accepted connections go on.  Idempotent."""
+        """Stop listening; refuse clients that wait.  Accepted connections go on.  Idempotent."""
         if self._closed:
             return
         self._closed = True

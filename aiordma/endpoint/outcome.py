@@ -1,6 +1,6 @@
 """Outcome: whether a connection is over, why, and what its calls then raise.
 
-Everybody who waits for a connection asks this, and not the connection: what is made for the end is
+Every wait of a connection asks this, and not the connection: what is made for the end is
 held by all parts of it, and must not lead back to it.
 """
 

@@ -87,7 +87,7 @@ class Plan:
     ) -> ConnectionParameter:
         """Depths, at most those given, and retries as the configuration says, 0 included.
 
-        Connections share them; so nobody changes them.
+        Connections share them; so they are never changed.
         """
         config = self.config
         depths = (

@@ -147,7 +147,7 @@ class Receiver:
             self._c.want &= ~WANT_ARRIVAL
 
     def _due_soon(self) -> None:
-        """As `on_due`, once those who were woken have had their turn."""
+        """As `on_due`, once the tasks that were woken have had their turn."""
         if self.window.due:
             self._link.loop.call_soon(self.on_due)
 
@@ -409,7 +409,7 @@ class Receiver:
         self._wake_all()
 
     def part(self) -> None:
-        """No frame will come any more; let nothing lead back to who was told of them.
+        """No frame will come any more; let nothing lead back to what was told of them.
 
         A message that the program has kept leads here, and with this to the memory that it is in.
         """

@@ -1,8 +1,9 @@
 """Shutdown: the end of a connection, one path for every cause.
 
-Order: END in the band and its completion, if there is anybody to hear it; disconnection; queue pair
-to the error state; everything posted comes back, or half a second passes; the adapter's objects are
-given back, in the reaper.  Each wait has a bound.  Whatever ends the task, the giving back is done.
+Order: END in the band and its completion, if the peer is there to hear it; disconnection; queue
+pair to the error state; everything posted comes back, or half a second passes; the adapter's
+objects are given back, in the reaper.  Each wait has a bound.  Whatever ends the task, the giving
+back is done.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Shutdown:
         self._config = config
         self._sender = sender
         self._exposer = exposer
-        # Futures for who waits, and not events: of a connection that lives nobody waits for these.
+        # Futures at need, and not events: of a connection that lives no task waits for these.
         self._begun: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
         self._disconnected = False
@@ -91,7 +92,7 @@ class Shutdown:
             self._begun.set_result(None)
 
     def peer_left(self) -> None:
-        """The peer has disconnected: nobody is left to hear a goodbye."""
+        """The peer has disconnected: it will not hear a goodbye."""
         self._disconnected = True
         if self._left is not None and not self._left.done():
             self._left.set_result(None)

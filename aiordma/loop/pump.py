@@ -123,7 +123,7 @@ class FdPump:
             self._readable()
 
     def pause(self) -> None:
-        """Stop reading: whoever fills the descriptor feels the pressure instead of our memory."""
+        """Stop reading: the kernel keeps what comes, instead of our memory."""
         if self._loop is not None and not self._paused:
             self._paused = True
             self._loop.remove_reader(self._fd)

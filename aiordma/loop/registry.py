@@ -67,7 +67,7 @@ def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
     """What the loop's users share.
 
     An attribute of the loop: what is shared knows its loop, so that a table of ours would keep both
-    for ever when nobody closes them.  As an attribute it is garbage together with the loop, and
+    for ever if they are not closed.  As an attribute it is garbage together with the loop, and
     finalizers run and warn.
     """
     entries: dict[Hashable, _Entry] | None = getattr(loop, _ATTRIBUTE, None)
@@ -99,7 +99,7 @@ def acquire(
         if entry is not None:
             entry.users += 1
             return entry.shared, _Release(entry)
-    # Nobody else makes one meanwhile: that is for the loop's thread.
+    # No other thread makes one meanwhile: that is for the loop's.
     entry = _Entry(factory(), key, entries)
     entry.users = 1
     entries[key] = entry

@@ -137,7 +137,7 @@ class _Timers:
         os.close(fd)
 
     def __del__(self) -> None:
-        # The loop was closed before those who had a timer, who have complained.  They may still
+        # The loop was closed before the owners of timers, which have complained.  They may still
         # cancel it: all of them are collected together.
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -157,7 +157,7 @@ def call_later(
     """Call `function` in `loop`, in whose thread this is, in `delay` seconds.
 
     An exception goes to the loop's exception handler.  The function is kept alive until then, or
-    until it is cancelled; it is called in the context of whoever had a timer first.
+    until it is cancelled; it is called in the context in which the loop's first timer was made.
 
     Raises:
         OSError: The limit of open files is reached.

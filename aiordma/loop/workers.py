@@ -249,7 +249,7 @@ async def call_blocking(
 
     Args:
         function: The call.
-        undo: Gives back what `function` made, should nobody be left to take it.
+        undo: Gives back what `function` made, should no task be left to take it.
         timeout: Seconds; None waits as long as the surrounding code does.
         pool: Threads to use instead of the ordinary ones.
 

@@ -3,15 +3,15 @@
 Theory of operation
     Counting only: the memory itself belongs to each connection, in its own protection domain.
 
-    Whether anybody waits is told in a byte of C, `crowded`, too: while it is 0, a slot that becomes
-    free stays where it is, and nobody has to ask.
+    Whether a member waits is told in a byte of C, `crowded`, too: while it is 0, a slot that
+    becomes free stays where it is, without a call.
 
     Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
-    of the guarantees never exceeds the total; so whoever got in can always work, whatever the
-    others do.  What nobody is guaranteed goes to who asks for it.  When that is used up, those
-    who were refused stand in a line, and members above the fair share (the total by the number of
-    members) are told to give slots back as they become free (`could_spare`).  Nobody is told to
-    fall below the fair share, so that slots do not go back and forth.
+    of the guarantees never exceeds the total; so a member can always work, whatever the
+    others do.  Slots that are not guaranteed go to the members that ask for them.  When these are
+    used up, members that were refused stand in a line, and members above the fair share (the total
+    by the number of members) are told to give slots back as they become free (`could_spare`).  No
+    member is told to fall below the fair share, so that slots do not go back and forth.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Share:
 
     @property
     def crowded(self) -> Any:
-        """A `uint8_t *`: not 0 while anybody of the pool waits for slots."""
+        """A `uint8_t *`: not 0 while a member of the pool waits for slots."""
         return self._budget._crowded
 
     def leave(self) -> None:
@@ -152,7 +152,7 @@ class SlotBudget:
             self._serving = self._loop.call_soon(self._serve)
 
     def _serve(self) -> None:
-        """Have those who were refused try again, in the order in which they came."""
+        """Have members that were refused try again, in the order in which they came."""
         self._serving = None
         for function in list(self._waiting):
             # Those behind it are still in the line, so that it cannot take more than is fair.

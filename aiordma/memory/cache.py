@@ -1,15 +1,15 @@
 """RegistrationCache: buffers of callers stay registered, so that using one again costs no syscall.
 
 Theory of operation
-    An entry is found by address, length and rights.  An address says nothing about who owns the
+    An entry is found by address, length and rights.  An address says nothing about the owner of the
     memory: once freed, it is given to the next object, and a registration that is still there
-    would name pages which nobody sees any more.  So every entry holds its buffer's export for as
+    would name pages which no object has any more.  So every entry holds its buffer's export for as
     long as it is registered; Python then can neither free the memory nor move it.
 
     That is the price, too: a cached bytearray or array cannot be resized, an mmap or a received
     message not be closed, and what the program has forgotten lives on, up to the limits.  Weak
     references do not help: what is exported is referenced, and without the export the address may
-    be somebody else's before the weak reference tells.  `drop` gives one buffer back.
+    be another object's before the weak reference tells.  `drop` gives one buffer back.
 
     Entries that are in use are never evicted.  The others leave in the order of their last use, as
     soon as a limit is exceeded.
@@ -46,7 +46,7 @@ class CacheStats:
         misses: Buffers that had to be registered.
         evictions: Entries that a limit has ended.
         entries: Entries now.
-        in_use: Those that somebody has taken.
+        in_use: Those that are taken.
         bytes: Registered bytes now.
     """
 
@@ -153,7 +153,7 @@ class RegistrationCache:
     async def take(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """The region over a buffer, registered now or before; the caller gives it back.
 
-        Whoever takes one buffer at a time with others gets one and the same region.  A large buffer
+        Calls that take one buffer at the same time get one and the same region.  A large buffer
         is registered in a thread (see `MemoryRegion.register`).
 
         Args:
@@ -173,7 +173,7 @@ class RegistrationCache:
             key = (where, view.nbytes, access)
         entry = self._entries.get(key)
         if entry is not None and entry.region is not None and entry.region.closed:
-            self._remove(entry)  # by somebody else, or with its domain
+            self._remove(entry)  # by the program, or with its domain
             entry = None
         if entry is None:
             self._misses += 1
@@ -215,7 +215,7 @@ class RegistrationCache:
         return entry
 
     def _counted(self, key: _Key) -> int:
-        """Bytes that count against the limit: nobody has to go for what cannot stay anyway."""
+        """Bytes that count against the limit: no entry has to go for what cannot stay anyway."""
         return key[1] if key[1] <= self._max_bytes else 0
 
     async def _register(self, entry: _Entry, view: memoryview) -> MemoryRegion:
@@ -234,14 +234,14 @@ class RegistrationCache:
     def _registered(self, task: asyncio.Task[MemoryRegion]) -> None:
         self._registering.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever waits has it; perhaps nobody does any more
+            task.exception()  # a task that waits has it; perhaps none does any more
 
     def _ready(self, entry: _Entry, region: MemoryRegion) -> None:
         entry.region = region
         entry.registering = None
         self._taken[region] = entry
         if not entry.users:
-            self._rest(entry)  # everybody who waited for it was canceled
+            self._rest(entry)  # all tasks that waited for it were canceled
 
     def give(self, region: MemoryRegion) -> None:
         """Give back what `take` returned, once for each time.

@@ -22,7 +22,7 @@ class BufferPool:
 
     Registering costs more than moving the bytes, so that released buffers are kept, up to `keep`
     bytes in all.  The pool knows those that are out, too, so that closing it deregisters them:
-    their bytes stay readable for whoever holds a message, but the adapter is out of it.
+    their bytes stay readable while a message is held, but the adapter is out of it.
 
     Args:
         pd: Protection domain.

@@ -3,7 +3,7 @@
 A value, no handle: making, slicing or losing one opens and closes nothing.  Whether the memory can
 be reached is decided by the owner's adapter at each access.  The checks here are a courtesy to the
 local program: an access that the adapter would refuse costs the whole connection, an exception
-before the post costs nothing.  They protect nobody from a hostile peer.
+before the post costs nothing.  They are no protection from a hostile peer.
 
 What arrives was chosen by the peer, so parsing is total: a value, or ValueError.
 """
@@ -46,7 +46,7 @@ class RemoteRegion:
 
     Comes from the peer, by `from_bytes`.  A value: it can be compared, hashed, copied and kept
     after the peer has withdrawn the memory; an access then fails with `RemoteAccessError`.
-    Whoever is in the same protection domain and knows the key has the rights: treat it as a
+    A peer in the same protection domain that knows the key has the rights: treat it as a
     password of that connection.
 
     A slice names a part of the memory and keeps key and rights.  As with `memoryview`, negative

@@ -1,7 +1,7 @@
 """DatagramPort: the adapter's side of a datagram endpoint.
 
 Theory of operation
-    One queue pair of type UD serves the endpoint, whoever it speaks with.  Three kinds of ids stand
+    One queue pair of type UD serves the endpoint, whatever its peers.  Three kinds of ids stand
     around it:
 
     - the home id, bound to the local address, gives the queue pair its port and its key, and is
@@ -245,7 +245,7 @@ class DatagramPort:
         except OSError as exc:
             self.fail(exc)
             return
-        # Completions from before the reset that arrive late belong to nobody.
+        # Completions from before the reset that arrive late belong to no slot.
         self._completions.table.remove(self._base)
         self._base = self._completions.table.add(self)
         self._send.all_done()

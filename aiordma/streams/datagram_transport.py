@@ -94,7 +94,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     # Set-up, by create_datagram_endpoint
 
     async def _connect(self, address: Address) -> None:
-        """Send to this address alone, and to nobody without it."""
+        """Send to this address alone; `sendto` then needs none."""
         key = key_of(address)
         await self._outbox.destinations.find(key)
         self._default = key

@@ -93,7 +93,7 @@ class Destinations:
         self._known: OrderedDict[Key, Destination] = OrderedDict()
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
         self._closed = False
-        # Who a queue pair is: the service that it answered for, and what its first datagram said.
+        # Peers of queue pairs: the services they answered for, and what first datagrams said.
         self._services: dict[_Source, Address] = {}
         self._sources: OrderedDict[_Source, tuple[DatagramAddress, WCRecord, GRH]] = OrderedDict()
 
@@ -177,7 +177,7 @@ class Destinations:
         try:
             await self._way(destination)
         except Exception as exc:
-            # Whatever it is: nobody waits for ever.
+            # Whatever it is: no wait is for ever.
             destination.task = None
             self._forget(destination)
             error = exc if isinstance(exc, OSError) else OSError(errno.EIO, repr(exc))
@@ -259,11 +259,11 @@ class Destinations:
     # Sources
 
     def source(self, grh: GRH, record: WCRecord) -> DatagramAddress:
-        """Who sent a datagram, from its header and its completion."""
+        """The sender of a datagram, from its header and its completion."""
         source = (grh.sgid, record[7])
         known = self._sources.get(source)
         if known is None:
-            # Anybody can send from ever new queue pairs: their number has a bound.
+            # A peer can send from ever new queue pairs: their number has a bound.
             while len(self._sources) >= self._config.max_sources:
                 self._sources.popitem(last=False)
             host, port = self._services.get(source, (host_of(grh.sgid), 0))
@@ -290,5 +290,5 @@ class Destinations:
 
 
 def _ignore(event: ConnectionEvent) -> bool:
-    """Nobody else reads the events of a question."""
+    """No reader is for the events of a question."""
     return True

@@ -5,7 +5,7 @@ Theory of operation
     called: so a protocol that takes its time does not hold up the peer, and one that raises loses
     nothing but its own connection.
 
-    Who waits in `wait` (our own reader) gets the bytes without the protocol: as long as it waits,
+    A task in `wait` (of our own reader) gets the bytes without the protocol: as long as it waits,
     they are left in the ring for it.  It says how many it wants, and C keeps silent until they are
     there, or until the peer needs room or credits to send more.
 """
@@ -124,7 +124,7 @@ class Incoming:
         """There is more than was taken, or a post has failed."""
         if self._lane.error:
             self._port.check(self._lane.error)
-        # Who does not ask for the rest is given it.
+        # A protocol that does not ask for the rest is given it.
         self._soon()
 
     def part(self) -> None:
@@ -136,7 +136,7 @@ class Incoming:
     # To the protocol
 
     def deliver(self) -> bool:
-        """Give what has come to whoever wants it; whether there is more, for another turn."""
+        """Give what has come to task or protocol; whether there is more, for another turn."""
         more = False
         if not self.waiting or not self._lane.readable:
             more = self._deliver()
@@ -251,7 +251,7 @@ class Incoming:
         What arrives meanwhile is kept from the protocol.
 
         Raises:
-            RuntimeError: Somebody waits already.
+            RuntimeError: A task waits already.
         """
         if self.waiting:
             msg = "another coroutine is already waiting for incoming data"
@@ -267,7 +267,7 @@ class Incoming:
         try:
             await self.wakeup
         except BaseException:
-            # Who was canceled leaves what has come to the protocol.
+            # A canceled task leaves what has come to the protocol.
             self._soon()
             raise
         finally:

@@ -84,7 +84,7 @@ class Plan:
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
         """What rsockets asks for: no reads, and not to be given up for want of a receive.
 
-        Connections share them; so nobody changes them.
+        Connections share them; so they are never changed.
         """
         parameter = self._parameters.get((depth, resources))
         if parameter is None:

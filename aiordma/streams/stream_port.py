@@ -5,8 +5,8 @@ Theory of operation
     the immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A receive is there to
     be used up by a word; it takes no bytes of data.
 
-    A few more receives are posted than are announced: words about buffers and the end are counted
-    by nobody, and used-up receives are posted again by the chain, not one by one.
+    A few more receives are posted than are announced: words about buffers and the end are not
+    counted, and used-up receives are posted again by the chain, not one by one.
 
     Most completions never get here: `attach` gives them to `_ffi/stream.c`, which hands on what is
     not plain.  Its struct (`lane`) counts what is under way.
@@ -317,7 +317,7 @@ class StreamPort(AdapterSide):
         self._regions.append(region)
 
     def forget(self, region: MemoryRegion) -> None:
-        """Somebody else has deregistered it."""
+        """The program has deregistered it."""
         self._regions.remove(region)
 
     # End

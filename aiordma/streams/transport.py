@@ -2,7 +2,7 @@
 
 Theory of operation
     Completions only note what has happened; when the drain that brought them is over, `_process`
-    acts on all of it at once, in the context of whoever made the transport: new bytes go to the
+    acts on all of it at once, in the context that made the transport: new bytes go to the
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
     the loop's same turn, and one that closes or writes never does it in the midst of a drain.
 
@@ -57,7 +57,7 @@ _FAILED = 4  # news of stream.c
 
 
 def _written_late(stream: weakref.ref[RdmaTransport], data: Any, sent: int) -> None:
-    """Somebody has kept the `write` of a stream that is over, and perhaps nothing else of it."""
+    """The program has kept the `write` of a stream that is over, and perhaps nothing else of it."""
     transport = stream()
     if transport is not None:
         transport._write(data, sent)
@@ -115,7 +115,7 @@ class RdmaTransport(TransportBase):
         port.cm_id._sink = self._on_cm_event
         port.start(self._on_word, self._on_sent, self._on_failed)
 
-    # The handshake, by those who connect and accept
+    # The handshake, by a client and a server
 
     def _hello(self) -> bytes:
         return self._machine.hello()
@@ -475,7 +475,7 @@ class RdmaTransport(TransportBase):
             if self._protocol is not None:
                 self._protocol.connection_lost(exc)
         finally:
-            # As asyncio's: who keeps the transport keeps no protocol, nor the TLS behind it.
+            # As asyncio's: a kept transport keeps no protocol, nor the TLS behind it.
             self._protocol = None
             self._in.set_protocol(None)
             self._in.wake()

@@ -4,7 +4,7 @@ All users of a device in one loop share one reader of its descriptor (`DeviceEve
 context belongs to the whole process: with two event loops, whichever reads an event hands it to
 the subscribers of both.
 
-An event about a queue goes to the object of that queue as well, so that whoever waits for its
+An event about a queue goes to the object of that queue as well, so that a task that waits for its
 completions learns that they will not come.  It is found by a number that the C object carries
 (`next_token`, `enroll`), never by its address, which may be another queue's by then.
 
@@ -153,7 +153,7 @@ def _tell(queue: Queue, event: AsyncEvent) -> None:
     try:
         queue._on_async_event(event)
     except BaseException as exc:
-        # The reader serves everybody else on the device.
+        # The reader serves all others on the device.
         if isinstance(exc, ENDS_THE_LOOP):
             throw(asyncio.get_running_loop(), exc)
             return

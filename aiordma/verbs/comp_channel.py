@@ -3,7 +3,7 @@
 Theory of operation
     The channel is drained by one C call per wake-up (`aio_drain` in glue.c, where the order of
     arm, poll and acknowledge is explained).  Its completions come back as an array; ids that the
-    channel's slot table made are dispatched to their waiters, all others belong to callers who
+    channel's slot table made are dispatched to their waiters, all others belong to callers that
     post with ids of their own and go to the CQ's queue.
 
     Dispatch never runs user code and never raises: it completes futures and calls sinks of this
@@ -18,7 +18,7 @@ Theory of operation
     Most completions of connections and streams never become objects: they are taken in C
     (`verbs.sinks`), and Python hears once a wake-up that there is something for the program.
 
-    A CQ that nobody awaits is only reported (`get_cq_event`): its owner polls it.
+    A CQ that no task awaits is only reported (`get_cq_event`): its owner polls it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 
 
 class Sink(Protocol):
-    """Whoever waits for completions."""
+    """What a completion is handed to."""
 
     def __call__(self, record: WCRecord, /) -> None:
         """One has arrived."""
@@ -110,7 +110,7 @@ def _judge(reference: weakref.ref[CompletionChannel], found: list[_Found]) -> No
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
-    """Hand a completion to whoever posted the request; nobody is left for a stale one."""
+    """Hand a completion to the sink of its request; a stale one has none."""
     wr_id = record[0]
     tag = wr_id >> TAG_SHIFT
     if tag == TAG:
@@ -348,7 +348,7 @@ class CompletionChannel(Resource):
         self._waiters.fail(exc)
 
     def _forget_resumed(self) -> None:
-        """Give back the events that an unfinished drain holds; nobody will finish it."""
+        """Give back the events that an unfinished drain holds; no call will finish it."""
         lib.aio_drain_forget(self._drain, ffi.NULL)
 
     def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 An overrun loses completions, and with them whatever waited for them.  So the queue counts what
 could arrive: each queue pair promises the depths that it was made with, and a shared receive queue
 its own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
-the queue, or is refused.  Whoever overruns it all the same (a device may have faults) finds the
-queue, and every queue pair on it, failed.
+the queue, or is refused.  If it overruns all the same (a device may have faults), the program finds
+the queue, and every queue pair on it, failed.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class CompletionQueue(Resource):
         return [self._queue.popleft() for _ in range(min(n, len(self._queue)))]
 
     def poll_count(self, n: int = 256) -> int:
-        """As `poll`, for those who need not know which: how many have succeeded, up to `n`.
+        """As `poll`, where it does not matter which: how many have succeeded, up to `n`.
 
         Cheaper than `poll`, because no `WorkCompletion` is made.  A failed one is not taken:
         those before it are counted, and `poll` returns it.
@@ -316,7 +316,7 @@ class CompletionQueue(Resource):
         """The device says that it has failed: nothing that is awaited here may hang."""
         self._end(error)
         if self.channel is not None and not self.managed and not self.closed:
-            self.channel._notify(self)  # who waits for an event polls, and finds out
+            self.channel._notify(self)  # a task that waits for an event polls, and finds out
         with _promises:
             users = list(self._users.values())
         for reference in users:

@@ -10,7 +10,7 @@ Theory of operation
     has shown that the window is closed, or the window is gone.  A bind that failed, or whose
     completion was never seen, proves nothing: then only `close()` does.
 
-    Whoever closes the region or the queue pair wants the peer out, and so closes the window.
+    To close the region or the queue pair shuts the peer out, and so it closes the window.
 
     A change runs in a task of its own: to cancel the wait for it does not stop it, and what it led
     to has to be noted all the same.
@@ -103,7 +103,7 @@ class MemoryWindow(Resource):
     def rkey(self) -> int:
         """The key for the peer; another one after each bind.
 
-        Can be set, for who posts BIND_MW requests raw: to the key of a bind of type 2 whose
+        Can be set, where BIND_MW requests are posted raw: to the key of a bind of type 2 whose
         completion has come.  `bind()` does that by itself.
 
         Raises:
@@ -171,7 +171,7 @@ class MemoryWindow(Resource):
 
         Type 2: by a LOCAL_INV request on the queue pair of the bind.  Type 1: by a bind of
         nothing.  Returns when no access is possible any more; one that comes too late ends the
-        connection of whoever tried, with `RemoteAccessError` there.
+        connection of the peer, with `RemoteAccessError` there.
 
         Args:
             qp: Carries it out; None for the queue pair of the bind.

@@ -34,9 +34,9 @@ class Sinks:
         budget: How many completions a drain takes at most.
 
     Attributes:
-        ready: Who has news after a drain; C fills it, and `Reader` tells them.
+        ready: The sinks that have news after a drain; C fills it, and `Reader` tells them.
         reader: Tells of it; set before the first `add`.
-        memory: What the drain's pointers lead to; whoever drains keeps this list.
+        memory: What the drain's pointers lead to; the drain's owner keeps this list.
     """
 
     __slots__ = ("_drain", "_sinks", "memory", "reader", "ready")

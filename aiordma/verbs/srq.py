@@ -210,12 +210,12 @@ class SharedReceiveQueue(Resource):
         Waits for a free place first.  Without limit, as a peer need not send.
 
         Raises:
-            ValueError: A receive CQ of a queue pair has no channel, so that nobody can await it.
+            ValueError: A receive CQ of a queue pair has no channel, so that it cannot be awaited.
             CompletionError: The queue pair that took it failed; the subclass names the reason.
             ResourceClosedError: The queue or a region is closed.
             QueueError: The device has reported the queue as failed.
 
-        Cancellation: ends the wait.  The receive stays posted and takes a message, which nobody
+        Cancellation: ends the wait.  The receive stays posted and takes a message, which no task
         sees; its memory stays registered until then.
         """
         self._require()
@@ -339,7 +339,7 @@ class SharedReceiveQueue(Resource):
             self._fail(device_error)
 
     def _fail(self, error: Callable[[], BaseException]) -> None:
-        """Nothing will be received any more: nobody may go on waiting."""
+        """Nothing will be received any more: no task may go on waiting."""
         if self._error is None:
             self._error = error
         self.room.fail(error)

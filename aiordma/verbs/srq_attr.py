@@ -1,4 +1,4 @@
-"""What a shared receive queue is, who takes its receives, and one of them."""
+"""Parts of a shared receive queue: its attributes, its takers, and one receive."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Receive:
         self.future: asyncio.Future[WorkCompletion] | None = None
 
     def tell(self, record: WCRecord) -> None:
-        """It has completed: whoever awaits it gets the completion, or the error."""
+        """It has completed: its future gets the completion, or the error."""
         if self.future is None or self.future.done():
             return
         if record[1] == 0:
