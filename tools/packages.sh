@@ -32,6 +32,7 @@ peers  | cmd:openssl                                        | openssl
 peers  | cmd:socat                                          | socat
 peers  | cmd:curl                                           | curl
 peers  | cmd:strace                                         | strace
+peers  | cmd:python3-dbg                                    | python3-dbg
 qemu   | cmd:qemu-system-x86_64                             | qemu-system-x86
 qemu   | cmd:modprobe                                       | kmod
 qemu   | cmd:busybox                                        | busybox-static

@@ -1,9 +1,13 @@
 """Run pytest under another CPython of this machine: one stage of ``make test`` for each.
 
-Usage: ``tools/pythons.py 3.12 [--guest] -- PYTEST OPTION...``. Without arguments it lists them.
+Usage: ``tools/pythons.py 3.12|debug [--guest] -- PYTEST OPTION...``. Without arguments it lists
+the versions.
 
 The compiled modules are of the stable ABI, so that the ones in the tree serve every version: what
 is installed for another Python is only what the tests need, into ``build/python-3.12``.
+
+``debug`` is a debug build of the version that runs this, whose assertions see references that are
+counted wrong. It takes the packages of this one: modules of a release build run in a debug build.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import fcntl
 import functools
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from checks import ROOT, CheckFailedError, call
@@ -29,6 +35,8 @@ _PROBE = (
     "assert sys.version_info.releaselevel == 'final';"
     "print('%d.%d.%d' % sys.version_info[:3], sys.executable)"
 )
+_DEBUG = "debug"
+_DEBUG_PROBE = "import sys, venv; sys.gettotalrefcount(); print(sys.version_info[:2])"
 
 
 def _candidates(minor: int) -> list[Path]:
@@ -64,12 +72,33 @@ def found() -> dict[str, Path]:
     return others
 
 
+@functools.cache
+def debug() -> Path | None:
+    """A debug build of this version, as Debian's ``python3-dbg`` is; None if there is none."""
+    for name in (f"python3.{sys.version_info.minor}-dbg", "python3-dbg"):
+        path = shutil.which(name)
+        if path is None:
+            continue
+        probe = subprocess.run(
+            [path, "-I", "-c", _DEBUG_PROBE],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=30,
+        )
+        if probe.returncode == 0 and probe.stdout.strip() == str(sys.version_info[:2]):
+            return Path(path)
+    return None
+
+
 def prepare(version: str) -> Path:
     """Make the environment of a version if it is not there, and return its Python.
 
     Raises:
         CheckFailedError: there is no such Python here, or its packages cannot be installed.
     """
+    if version == _DEBUG:
+        return _prepare_debug()
     if version not in found():
         raise CheckFailedError(
             f"there is no CPython {version} here; there is: {', '.join(found())}"
@@ -79,6 +108,21 @@ def prepare(version: str) -> Path:
     with (folder.parent / f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two stages of one version may begin together
         return _install(version, folder)
+
+
+def _prepare_debug() -> Path:
+    path = debug()
+    if path is None:
+        raise CheckFailedError(
+            f"there is no debug build of CPython 3.{sys.version_info.minor} here"
+        )
+    folder = ROOT / "build" / "python-debug"
+    call(path, "-m", "venv", "--clear", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    packages = sysconfig.get_path("purelib")
+    (Path(site) / "aiordma.pth").write_text(f"{packages}\n{ROOT}\n")
+    return python
 
 
 def _install(version: str, folder: Path) -> Path:

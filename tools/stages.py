@@ -162,6 +162,9 @@ _MUCH_C = (
     "sharing_model", "slab", "core_types", "message",
 )  # fmt: skip
 
+#: Those of them that are done soon, although a debug build is three times as slow.
+_DEBUG = ("message_cycles", "core_types", "message", "message_lane", "wakeup_tasks")
+
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
 _VIRTUAL = ("--timeout=7200",)
 UML = ("--engine", "uml")
@@ -210,6 +213,17 @@ STAGES: tuple[Stage, ...] = (
         "address,undefined",
         *(f"tests/unit/test_{name}.py" for name in _MUCH_C),
         limit_s=900,
+    ),
+    Stage(
+        "debug",
+        "unit tests of the C types, with a debug build of CPython",
+        (
+            *(sys.executable, "tools/pythons.py", "debug", "--"),
+            *_options("debug", *(f"tests/unit/test_{name}.py" for name in _DEBUG)),
+        ),
+        limit_s=600,
+        optional="." if pythons.debug() else "a debug build of this CPython (python3-dbg)",
+        env={"PYTHONASYNCIODEBUG": "1"},
     ),
     *_other_pythons("unit", "the unit tests", "tests/unit"),
     Stage(

@@ -29,6 +29,8 @@ FLOORS = ONE_SIDED.with_name("floors.so")
 #: Made of marks.c and instructions.c.
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
+#: Whether large messages are compared with checksums: words of large_peer.py.
+CHECKS = ("checked", "unchecked")
 #: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
 WAYS = ("pump", "reader", "callback", "resume", "wakeup", "future")
 TIMERS = ("bare", "timer")
@@ -200,6 +202,18 @@ def floors() -> list[Job]:
         floor(first, LOOPS[0], TIMERS[0]),
         *(floor(way, loop, timer) for way in others for timer in TIMERS for loop in LOOPS),
     ]
+
+
+def large() -> list[Job]:
+    """Large messages with and without their check."""
+    found = []
+    for check in CHECKS:
+        client, server = (
+            ("python:tests.bench.large_peer", role, "{address}", "{port}", check)
+            for role in ("client", "server")
+        )
+        found.append(Job(f"large {check}", "numbers", client, server, rounds=3))
+    return found
 
 
 #: Both ends spin: what they show is the scheduler.

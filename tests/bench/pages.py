@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from tests.bench import growth_queues, growth_sharing, jobs, sweeps, tables
+from tests.bench import growth_queues, growth_sharing, jobs, large_peer, sweeps, tables
 from tests.bench.goals import CONNECTS, MEMORY, MESSAGES, Outcome, Results, sample
 from tests.bench.growth_registration import SIZES, title
 from tests.bench.machine import Measured
@@ -84,6 +84,20 @@ def swept(curves: Sequence[sweeps.Sweep]) -> Maker:
         return markdown(tuple(head), rows)
 
     return make
+
+
+def large(measured: Measured, _: Sequence[Outcome]) -> str:
+    """Half a round trip of large messages with their check, and without."""
+    head = ("bytes", "checked, us", "not checked, us", "the check, us", "ns a byte")
+    rows: list[Row] = []
+    for size in large_peer.SIZES:
+        checked, not_checked = (
+            median(measured.results, f"large {check}", f"{size} us") for check in jobs.CHECKS
+        )
+        cost = None if checked is None or not_checked is None else checked - not_checked
+        a_byte = None if cost is None else cost * 1000 / size
+        rows.append((f"{size:,}", *(text(n) for n in (checked, not_checked, cost, a_byte))))
+    return markdown(head, rows)
 
 
 def versions(measured: Measured, _: Sequence[Outcome]) -> str:
@@ -269,6 +283,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "latency": swept([sweeps.LATENCY]),
         "sizes": swept(sweeps.OVER_SIZE),
         "depths": swept(sweeps.OVER_DEPTH),
+        "large": large,
         "aiordma": figures([job.name for job in jobs.ours()]),
         "others": figures([job.name for job in jobs.programs()]),
         "spinning": figures([job.name for job in jobs.SPINNING]),

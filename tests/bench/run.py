@@ -36,6 +36,7 @@ def everything() -> list[jobs.Job]:
         *jobs.ours(),
         *jobs.programs(),
         *jobs.floors(),
+        *jobs.large(),
         *jobs.SPINNING,
         *jobs.waits(),
         *sweeps.jobs(),
