@@ -97,7 +97,11 @@ class LibraryMissingError(RdmaError, ImportError):
 
 
 class ForkedError(RdmaError, RuntimeError):
-    """The object was made before `fork()`; its handles belong to the parent process."""
+    """The object was made before `fork()`, and its handles belong to the parent process.
+
+    Also for a new connection or listener, if a parent of this process had used RDMA before
+    `fork()`.
+    """
 
 
 class RdmaOSError(RdmaError, OSError):

@@ -37,6 +37,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
+from aiordma.loop import fork
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
 from aiordma.loop.waiters import Waiters
@@ -73,6 +74,7 @@ class EventChannel(Resource):
 
     Raises:
         ValueError: `max_unread` is less than 1.
+        ForkedError: A process that this one was forked from has made a channel before.
         DeviceNotFoundError: The machine has no RDMA device.
         OSError: The kernel module rdma_ucm is not loaded, or no permission.
     """
@@ -86,6 +88,7 @@ class EventChannel(Resource):
         if max_unread < 1:
             msg = f"max_unread is {max_unread}, less than one event"
             raise ValueError(msg)
+        fork.use_library()
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._event = ffi.new("struct aio_cm_event *")
         self._events = CMEvents(
@@ -385,6 +388,7 @@ class _EventIterator:
 
     def __init__(self, channel: EventChannel) -> None:
         self._channel = channel
+        fork.guard_public(self)
 
     def __aiter__(self) -> Self:
         return self

@@ -216,8 +216,11 @@ class AdapterSide:
         """Keep a region registered until `unpin`, or until the queue pair is gone.
 
         Raises:
+            ForkedError: This process was forked from the connection's.
             ResourceClosedError: The connection is closed.
         """
+        if self.forked:
+            raise fork.forked_error("connection")
         if self.closed:
             raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
         region._retain()

@@ -45,6 +45,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.loop import fork
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
@@ -105,6 +106,7 @@ class ConnectionCore:
         self._own_one_sided: OneSided | None = None
         self._own_events: EventHub | None = None
         link.at_close(self._part)
+        fork.guard_public(self)
         link.on_unexplained = self._sender.hold
         link.cm_id._sink = self._on_cm_event
         link.start(
@@ -205,8 +207,7 @@ class ConnectionCore:
 
     def _check_loop(self) -> None:
         if self._link.forked:
-            msg = "the connection belongs to the parent process; use the spawn start method"
-            raise ForkedError(msg)
+            raise fork.forked_error("connection")
         if asyncio.get_running_loop() is not self._link.loop:
             msg = "the connection belongs to another event loop"
             raise RuntimeError(msg)

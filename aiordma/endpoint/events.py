@@ -17,6 +17,7 @@ from aiordma._ffi import ffi
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.endpoint.link import Link
 from aiordma.errors import DeviceRemovedError
+from aiordma.loop import fork
 from aiordma.loop.empty import NOTHING
 from aiordma.verbs.async_event import AsyncEvent, subscribe
 from aiordma.verbs.enums import AsyncEventType
@@ -106,6 +107,7 @@ class ConnectionEvents:
         self._queue: deque[ConnectionEvent | AsyncEvent] = deque()
         self._ready = asyncio.Event()
         self._closed = False
+        fork.guard_public(self)
 
     def _put(self, event: ConnectionEvent | AsyncEvent) -> None:
         if not self._closed:

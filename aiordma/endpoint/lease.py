@@ -21,7 +21,7 @@ from typing import Any
 
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import register
-from aiordma.loop import background
+from aiordma.loop import background, fork
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -41,8 +41,8 @@ class Lease:
     """
 
     __slots__ = (
-        "_buffer", "_link", "_memory", "_open", "_revoking", "_rights", "_timeout", "_timer",
-        "_waiting", "region",
+        "__weakref__", "_buffer", "_link", "_memory", "_open", "_revoking", "_rights", "_timeout",
+        "_timer", "_waiting", "region",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +63,7 @@ class Lease:
         self._open: MemoryRegion | None = None
         self._revoking: asyncio.Task[None] | None = None
         self._waiting = 0  # calls of `revoke` that will raise what went wrong
+        fork.guard_public(self)
 
     async def __aenter__(self) -> RemoteRegion:
         if self._buffer is None:

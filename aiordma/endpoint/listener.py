@@ -46,7 +46,7 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
-from aiordma.loop import background, registry
+from aiordma.loop import background, fork, registry
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
@@ -135,6 +135,7 @@ class Listener:
         config: ConnectionConfig,
         limits: ListenerLimits,
     ) -> None:
+        self._shared, self._release_shared = shared_channel()
         self.config = config
         self.limits = limits
         self.refused = 0
@@ -157,7 +158,6 @@ class Listener:
         self._manual = False  # the program answers the requests
         self._closed = False
         self._device_removed = False
-        self._shared, self._release_shared = shared_channel()
         self._channel: EventChannel | None = None
         self._cm_ids: list[ConnectionId] = []
         self._going: list[ConnectionId] = []  # closed, perhaps not yet destroyed
@@ -173,6 +173,7 @@ class Listener:
             self._closed = True
             self._give_back()
             raise
+        fork.guard_public(self)
 
     # Where
 

@@ -21,6 +21,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
+from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class ConnectRequest:
         self.sockname: Address | None
         self.peername, self.sockname = cm_id._ends()
         self._source = self.peername[0] if self.peername is not None else ""
+        fork.guard_public(self)
 
     @property
     def private_data(self) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic, Self, TypeVar
 
 from aiordma.errors import ResourceClosedError
+from aiordma.loop import fork
 
 __all__ = ["Steps"]
 
@@ -25,10 +26,11 @@ class Steps(Generic[T]):
             cancels the call.
     """
 
-    __slots__ = ("_call",)
+    __slots__ = ("__weakref__", "_call")
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
         self._call = call
+        fork.guard_public(self)
 
     def __aiter__(self) -> Self:
         return self

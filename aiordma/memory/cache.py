@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from aiordma._ffi import ffi
 from aiordma.errors import ResourceBusyError, ResourceClosedError
-from aiordma.loop import background
+from aiordma.loop import background, fork
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.mr_check import bytes_of
@@ -129,6 +129,7 @@ class RegistrationCache:
         self._bytes = self._kept = 0
         self._hits = self._misses = self._evictions = 0
         self._closed = False
+        fork.guard_public(self)
 
     @property
     def stats(self) -> CacheStats:

@@ -15,6 +15,7 @@ from aiordma.endpoint.dialing import dial, way_to
 from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.wire import asks_again, names_the_kind, parse_refusal
 from aiordma.errors import ConnectionRejectedError
+from aiordma.loop import fork
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
@@ -237,4 +238,6 @@ async def open_connection(
     reader = RdmaStreamReader(limit=limit, loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     transport, _ = await create_connection(lambda: protocol, host, port, **kwds)
-    return reader, RdmaStreamWriter(transport, protocol, reader, loop)
+    writer = RdmaStreamWriter(transport, protocol, reader, loop)
+    fork.guard_public(writer)
+    return reader, writer

@@ -320,6 +320,11 @@ class DatagramPort:
 
     # End
 
+    @property
+    def forked(self) -> bool:
+        """Whether it was made by a process that this one was forked from."""
+        return self._qp_handle is None
+
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         self.closed = True

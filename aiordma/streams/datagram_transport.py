@@ -28,7 +28,7 @@ from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.errors import MessageTooLargeError, plain_error
-from aiordma.loop import background
+from aiordma.loop import background, fork
 from aiordma.loop.running import from_finalizer
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
@@ -90,6 +90,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = loop.create_future()
         port.start(self._on_received, self._outbox.flush, self._on_restarted, self._on_failed)
+        fork.guard(self)
+        fork.guard_public(self)
 
     # Set-up, by create_datagram_endpoint
 
@@ -151,6 +153,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             msg = f"a datagram of {size} bytes is longer than the port's MTU of {self._port.mtu}"
             raise MessageTooLargeError(msg)
         if self._closing:
+            if self._port.forked:
+                raise fork.forked_error(type(self).__name__)
             self._lost += 1
             if self._lost == _WARN_AFTER:
                 _log.warning("sendto() on a closed datagram transport")
@@ -383,6 +387,10 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             self._port.close()
             if not self._over.done():
                 self._over.set_result(None)
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: a `sendto` that was kept refuses, as the others do."""
+        self._closing = True
 
     async def wait_closed(self) -> None:
         """Wait until the adapter holds nothing of the endpoint any more; bounded after the end.

@@ -15,6 +15,7 @@ from typing import Any
 
 from aiordma.arguments import whole
 from aiordma.errors import ConnectionLostError
+from aiordma.loop import fork
 from aiordma.rsocket.iomap import Mapping
 from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_port import StreamPort
@@ -38,7 +39,7 @@ class MappedRegion:
         offset: By which number the peer calls the first byte.
     """
 
-    __slots__ = ("_machine", "_port", "_slot", "offset", "region")
+    __slots__ = ("__weakref__", "_machine", "_port", "_slot", "offset", "region")
 
     def __init__(
         self, port: StreamPort, machine: LaneMachine, region: MemoryRegion, slot: int, offset: int
@@ -48,6 +49,7 @@ class MappedRegion:
         self._slot = slot
         self.region = region
         self.offset = offset
+        fork.guard_public(self)
 
     def close(self) -> None:
         """End the peer's right to write (`riounmap`); idempotent.
@@ -80,12 +82,13 @@ class StreamIomap:
     All of it ends with the connection.
     """
 
-    __slots__ = ("_control", "_machine", "_port")
+    __slots__ = ("__weakref__", "_control", "_machine", "_port")
 
     def __init__(self, port: StreamPort, machine: LaneMachine, control: Callable[[], None]) -> None:
         self._port = port
         self._machine = machine
         self._control = control
+        fork.guard_public(self)
 
     async def map(self, buffer: Any, offset: int | None = None) -> MappedRegion:
         """Let the peer write to memory of this end (`riomap`).

@@ -38,7 +38,7 @@ from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import listen_on
 from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
-from aiordma.loop import background, registry
+from aiordma.loop import background, fork, registry
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
@@ -86,6 +86,7 @@ class RdmaServer(asyncio.AbstractServer):
         tls_timeouts: dict[str, Any],
         limits: ListenerLimits,
     ) -> None:
+        self._shared, self._release_shared = shared_channel()
         self._loop = asyncio.get_running_loop()
         self._factory = protocol_factory
         self._backlog = backlog
@@ -122,8 +123,6 @@ class RdmaServer(asyncio.AbstractServer):
         self._place: socket.socket | None = None  # in whose place it listens
         self.refused = 0
         self.dropped = 0
-        shared, self._release_shared = shared_channel()
-        self._shared = shared
         try:
             self._channel = EventChannel()
         except BaseException:
@@ -140,6 +139,7 @@ class RdmaServer(asyncio.AbstractServer):
             self._closed = True
             self._give_back()
             raise
+        fork.guard_public(self)
 
     # Where
 

@@ -13,6 +13,7 @@ from aiordma.cm.address import Address, check_port, look_up
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.endpoint.listening import choose
+from aiordma.loop import fork
 from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
@@ -163,6 +164,7 @@ async def start_server(
     def connected(reader: Any, writer: Any) -> Any:
         # asyncio makes the writer itself; this one has the same attributes and one method more.
         writer.__class__ = RdmaStreamWriter
+        fork.guard_public(writer)
         return client_connected_cb(reader, writer)
 
     def factory() -> asyncio.StreamReaderProtocol:

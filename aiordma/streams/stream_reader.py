@@ -7,6 +7,7 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.loop import fork
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
@@ -32,6 +33,10 @@ class RdmaStreamReader(asyncio.StreamReader):
     _paused: bool
     _transport: asyncio.Transport
     _waiter: asyncio.Future[None] | None
+
+    def __init__(self, *, limit: int, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(limit=limit, loop=loop)
+        fork.guard_public(self)
 
     def _source(self) -> Incoming | None:
         """Where bytes can be had without the protocol."""

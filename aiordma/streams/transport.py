@@ -38,7 +38,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
-from aiordma.loop import background
+from aiordma.loop import background, fork
 from aiordma.loop.running import from_finalizer
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.outgoing import Outgoing
@@ -63,6 +63,10 @@ def _written_late(stream: weakref.ref[RdmaTransport], data: Any, sent: int) -> N
         transport._write(data, sent)
     elif not isinstance(data, (bytes, bytearray, memoryview)):
         raise _not_bytes(data)
+
+
+def _written_in_a_child(data: Any, sent: int) -> None:
+    raise fork.forked_error("RdmaTransport")
 
 
 def _not_bytes(data: Any) -> TypeError:
@@ -114,6 +118,8 @@ class RdmaTransport(TransportBase):
         port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
         port.start(self._on_word, self._on_sent, self._on_failed)
+        fork.guard(self)
+        fork.guard_public(self)
 
     # The handshake, by a client and a server
 
@@ -513,6 +519,10 @@ class RdmaTransport(TransportBase):
         self._in.lane.rest = functools.partial(_written_late, weakref.ref(self))
 
     # Others
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: a `write` that was kept refuses, as the others do."""
+        self._in.lane.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on."""

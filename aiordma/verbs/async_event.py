@@ -26,7 +26,7 @@ from typing import Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import device_error, os_error
-from aiordma.loop import registry
+from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, throw
 from aiordma.loop.weak_table import WeakTable
@@ -247,6 +247,7 @@ class DeviceEvents:
         self._ready = asyncio.Event()
         self._closed = False
         self._end = subscribe(context, self._on_event, self.close)
+        fork.guard_public(self)
 
     def _on_event(self, event: AsyncEvent) -> None:
         self._queue.append(event)

@@ -37,7 +37,7 @@ from enum import Enum
 from typing import Any, Self
 
 from aiordma._ffi.fast import Owner
-from aiordma.errors import ForkedError, ResourceBusyError, ResourceClosedError
+from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
@@ -99,8 +99,7 @@ class Resource(Owner):
     def _refuse(self) -> None:
         name = type(self).__name__
         if self._state is ResourceState.FORKED:
-            msg = f"this {name} belongs to the parent process; open a new one after fork()"
-            raise ForkedError(msg)
+            raise fork.forked_error(name)
         msg = f"the {name} is closed"
         raise ResourceClosedError(msg)
 
@@ -334,6 +333,7 @@ class Resource(Owner):
             return
         self._state = ResourceState.FORKED
         self._handle = None
+        fork.become_stand_in(self)
         for reference in list(self._made.values()):
             child = reference()
             if child is not None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import aiordma
 from aiordma import DatagramAddress, create_datagram_endpoint
 from tests.device.datagrams import Echo, Recorder, endpoint, where
+from tests.device.forking import in_child, outcome, refusals, silences
 
 pytestmark = pytest.mark.device
 
@@ -236,3 +238,23 @@ async def test_the_example(address: str) -> None:
     )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, output) == (0, b"b'HELLO'\nb'TO EVERYBODY IN THE GROUP'\n")
+
+
+async def test_a06_datagrams_in_a_forked_child(address: str) -> None:
+    async with (
+        endpoint(Echo, local_addr=(address, 0)) as server,
+        endpoint(Recorder, remote_addr=where(server)) as client,
+    ):
+        transport = client.transport
+        bound = transport.sendto
+
+        def child() -> Iterable[str]:
+            yield from refusals(transport, server.transport)
+            yield from silences(transport, server.transport)
+            if (said := outcome(lambda: bound(b"of the child"))) != "ForkedError":
+                yield f"bound before: {said}"
+
+        await in_child(child)
+        transport.sendto(b"of the parent")
+        await client.until(lambda: client.got)
+        assert client.data == [b"of the parent"]

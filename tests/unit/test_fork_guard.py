@@ -250,3 +250,96 @@ def test_who_has_a_lock_may_take_it_again() -> None:
         print("again")
     """)
     assert out == "again"
+
+
+def test_a06_a_public_object_refuses_in_the_child_and_ends_in_silence() -> None:
+    out = run("""
+        class Thing:
+            size = 3
+            def __init__(self):
+                self.log = []
+                self.fast = lambda: self.log.append("fast")
+                fork.guard_public(self)
+            def use(self): self.log.append("used")
+            async def wait(self): self.log.append("waited")
+            @property
+            def name(self): return "x"
+            @property
+            def is_closing(self): return False
+            def close(self): self.log.append("closed")
+            async def wait_closed(self): self.log.append("waited")
+            def __len__(self): return 3
+            def __enter__(self): return self
+            def __exit__(self, *exc): self.log.append("left")
+            def __del__(self): self.log.append("collected")
+
+        class Hiding(Thing):
+            def __init__(self):
+                super().__init__()
+                self.use = lambda: self.log.append("hidden")
+
+        things = [Thing(), Hiding()]
+
+        def check():
+            for thing in things:
+                assert isinstance(thing, Thing)
+                assert "of the parent process" in repr(thing)
+                uses = (
+                    lambda: thing.use(), lambda: thing.wait(), lambda: thing.name,
+                    lambda: thing.size, lambda: len(thing), lambda: thing.__enter__(),
+                )
+                for number, use in enumerate(uses):
+                    try:
+                        use()
+                    except ForkedError as error:
+                        assert type(thing).__name__ in str(error) and "spawn" in str(error)
+                    else:
+                        raise AssertionError(f"not refused: {number}")
+                assert thing.is_closing is True
+                thing.close()
+                thing.__exit__(None, None, None)
+                asyncio.run(thing.wait_closed())
+            logs = [thing.log for thing in things]
+            del thing, uses
+            things.clear()
+            gc.collect()
+            assert logs == [[], []], logs
+            print("checked")
+
+        in_child(check)
+        things[0].use()
+        assert things[0].log == ["used"]
+        fork._public.clear()
+    """)
+    assert out == "checked"
+
+
+def test_a06_a_library_of_the_process_is_refused_in_the_child_of_a_user() -> None:
+    out = run("""
+        def child_of_none():
+            fork.use_library()
+
+        def child_of_a_user():
+            for _ in range(2):
+                try:
+                    fork.use_library()
+                except ForkedError as error:
+                    assert "spawn" in str(error)
+                else:
+                    raise AssertionError("not refused")
+            in_child(child_of_a_user_again)
+            print("refused")
+
+        def child_of_a_user_again():
+            try:
+                fork.use_library()
+            except ForkedError:
+                return
+            raise AssertionError("not refused")
+
+        in_child(child_of_none)
+        fork.use_library()
+        in_child(child_of_a_user)
+        fork.use_library()
+    """)
+    assert out == "refused"
