@@ -92,6 +92,12 @@ EVENT_HINTS = {
     "SRQ_ERR": "no queue pair can receive through the shared receive queue any more",
 }
 
+# Where the wire has no word for the reason: streams, and connections with `raw`.
+DISCONNECTED_HINT = (
+    "its program aborted or ended, or its library found that this side broke the protocol: see its "
+    "log"
+)
+
 # By the class of the exception, where nothing is known that fits the case better.
 CLASS_HINTS = {
     "RdmaError": "the text and `__cause__` tell what has happened; `aiordma doctor` looks for what "

@@ -26,6 +26,7 @@ import socket
 from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
     CLASS_HINTS,
+    DISCONNECTED_HINT,
     ERRNO_HINTS,
     ERRNO_HINTS_ANY,
     EVENT_HINTS,
@@ -493,7 +494,9 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
     if event == "DEVICE_REMOVAL":
         return DeviceRemovedError(errno.ENODEV, "the RDMA device was removed")
     if event in ("DISCONNECTED", "TIMEWAIT_EXIT"):
-        return ConnectionLostError(errno.ECONNRESET, "the connection was closed by the peer")
+        lost = ConnectionLostError(errno.ECONNRESET, "the connection was closed by the peer")
+        lost.hint = DISCONNECTED_HINT
+        return lost
     code, text = _failed_errno(event, status)
     if code == errno.ENODEV:
         code, text, hint = _with_nodes(code, f"{event}: ENODEV: {os.strerror(code)}")

@@ -28,7 +28,12 @@ from typing import Any, Protocol
 
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
-from aiordma.errors import ConnectionLostError, ResourceClosedError, completion_error
+from aiordma.errors import (
+    ConnectionLostError,
+    ProtocolError,
+    ResourceClosedError,
+    completion_error,
+)
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
@@ -178,11 +183,28 @@ class AdapterSide:
         if self.failure is not None:
             return
         _log.debug("queue pair %d: %r", self.qp.num, cause)
+        if isinstance(cause, ProtocolError):
+            # The other side may not be told, or its program not say it.
+            _log.warning(
+                "this side ends the connection with %s: %s", self.peer_name(), cause.args[1]
+            )
         # Its frames would lead back here.
         self.failure = cause.with_traceback(None)
-        self.to_error()
+        if not self._last_word(cause):
+            self.to_error()
         if self._base:
             self._on_failed()
+
+    def peer_name(self) -> str:
+        """Address and port of the peer, for a line in the log."""
+        with contextlib.suppress(OSError, ResourceClosedError):
+            if (address := self.cm_id.destination) is not None:
+                return f"{address[0]} port {address[1]}"
+        return "the peer"
+
+    def _last_word(self, cause: BaseException) -> bool:
+        """Post what tells the peer why; True: the queue pair is left to send it until the end."""
+        return False
 
     def to_error(self) -> None:
         """Queue pair to the error state: what is posted gets flushed."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +30,7 @@ from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
 from aiordma.endpoint.outcome import (
     Outcome,
+    abort_reason,
     aborted_error,
     closed_error,
     ended_error,
@@ -38,7 +40,7 @@ from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.shutdown import Shutdown
-from aiordma.endpoint.wire import FRAME_SIZE, FrameKind, Hello
+from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
     ForkedError,
     ProtocolError,
@@ -53,6 +55,7 @@ from aiordma.verbs.wr import SGE
 
 __all__ = ["ConnectionCore", "ConnectionStats"]
 
+_log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
 
 
@@ -108,6 +111,7 @@ class ConnectionCore:
         link.at_close(self._part)
         fork.guard_public(self)
         link.on_unexplained = self._sender.hold
+        link.last_word = self._last_word
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
@@ -230,7 +234,10 @@ class ConnectionCore:
         elif kind == FrameKind.END:
             self._receiver.end(ended_error)
         elif kind == FrameKind.ABORT:
-            self._over(aborted_error())
+            error = aborted_error(argument)
+            if argument and self._alive:  # once, however many come
+                _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
+            self._over(error)
         elif kind != FrameKind.CREDIT:
             self._link.fail(
                 ProtocolError(errno.EPROTO, f"the peer broke the protocol: message kind {kind}")
@@ -298,10 +305,16 @@ class ConnectionCore:
         assert self._link.failure is not None
         self._over(self._link.failure)
 
-    def _say_aborted(self) -> None:
-        """Tell the peer that there will be no END, if it can be told at once."""
-        if self._liveness is not None and self._outcome.cause is None:
-            self._sender.control(FrameKind.ABORT)
+    def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
+        """Tell the peer that there will be no END, if it can be told at once; whether it can."""
+        if self.config.raw or self._liveness is None or self._outcome.cause is not None:
+            return False
+        self._sender.control(FrameKind.ABORT, reason)
+        return True
+
+    def _last_word(self, cause: BaseException) -> bool:
+        reason = abort_reason(cause)
+        return reason is not None and self._say_aborted(reason)
 
     # End
 

@@ -77,7 +77,7 @@ class Link(AdapterSide):
         "_account", "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
         "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_outgoing_size", "_pool",
         "_pool_size", "_quiet", "_rights", "_slots", "before_close", "budget", "check_large",
-        "control", "lands_in_the_open", "lane", "on_unexplained", "recv", "send",
+        "control", "lands_in_the_open", "lane", "last_word", "on_unexplained", "recv", "send",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,8 @@ class Link(AdapterSide):
         self.before_close: Callable[[], object] | None = None
         #: Called once, when what was posted is flushed and the reason is not known yet.
         self.on_unexplained: Callable[[], object] = nobody
+        #: Called once, with the failure that this side has found; whether the peer was told.
+        self.last_word: Callable[[BaseException], bool] | None = None
         self._pool: BufferPool | None = None
         self._outgoing: BufferPool | None = None
         self._pool_size = config.receive_buffer_size
@@ -235,6 +237,9 @@ class Link(AdapterSide):
     def under_way(self) -> int:
         """Work requests that the adapter has not given back."""
         return self.posted + self.lane.under_way
+
+    def _last_word(self, cause: BaseException) -> bool:
+        return self.last_word is not None and self.last_word(cause)
 
     def _unexplained_end(self) -> None:
         self.on_unexplained()
@@ -428,6 +433,7 @@ class Link(AdapterSide):
         super().close()
         self._on_frame = self._on_sent = self._on_read = self._on_ended = nobody
         self._on_failed = self._on_news = self.on_unexplained = nobody
+        self.last_word = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""

@@ -215,7 +215,7 @@ class Listener:
                 if request.hello is None:
                     reason = RefusalReason.NOT_AIORDMA
             except ProtocolError as exc:
-                _log.debug("refused: %s", exc)
+                _log.info("refused %s: %s", request.peername, exc)
                 reason = RefusalReason.VERSION
         if reason is None:
             reason = self._why_not(request)

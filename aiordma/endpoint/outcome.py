@@ -8,9 +8,47 @@ from __future__ import annotations
 
 import errno
 
-from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
+from aiordma.endpoint.wire import AbortReason
+from aiordma.errors import (
+    CompletionError,
+    ConnectionEndedError,
+    ConnectionLostError,
+    MessageDamagedError,
+    ProtocolError,
+    ResourceClosedError,
+)
 
-__all__ = ["Outcome", "aborted_error", "closed_error", "ended_error", "vanished_error"]
+__all__ = [
+    "Outcome",
+    "abort_reason",
+    "aborted_error",
+    "closed_error",
+    "ended_error",
+    "vanished_error",
+]
+
+_SAID = "the peer ended the connection"
+# What the peer's library says in ABORT, and what the program does about it.
+_ABORTS = {
+    AbortReason.PROGRAM: (
+        "the peer aborted the connection",
+        "its program called abort(), or left `async with` with an exception: see its log",
+    ),
+    AbortReason.PROTOCOL: (
+        f"{_SAID}: it says that this side broke the protocol",
+        "the peer's log has what it found; do both sides run versions of aiordma that fit?",
+    ),
+    AbortReason.TIMEOUT: (
+        f"{_SAID}: it waited too long for this side",
+        "does this side's event loop stand still? See idle_timeout_s and fetch_timeout_s there",
+    ),
+    AbortReason.MEMORY: (f"{_SAID}: it ran out of memory", "see the peer's log"),
+    AbortReason.DAMAGED: (
+        f"{_SAID}: a large message of this side arrived damaged",
+        "does the network reorder packets (docs/surprises.md), or does this program change the "
+        "buffer of a message before `send()` has returned?",
+    ),
+}
 
 
 def closed_error() -> ResourceClosedError:
@@ -23,16 +61,38 @@ def ended_error() -> ConnectionEndedError:
     return ConnectionEndedError("the peer closed the connection")
 
 
-def aborted_error() -> ConnectionLostError:
-    """The peer's program has aborted the connection, and its library said so."""
-    error = ConnectionLostError(errno.ECONNRESET, "the peer aborted the connection")
-    error.hint = "its program called abort(), or left `async with` with an exception: see its log"
+def abort_reason(cause: BaseException) -> AbortReason | None:
+    """What to tell the peer of this cause; None where it cannot be told, or is its own doing."""
+    if isinstance(cause, ProtocolError):
+        return AbortReason.PROTOCOL
+    if isinstance(cause, MessageDamagedError):
+        return AbortReason.DAMAGED
+    if isinstance(cause, MemoryError):
+        return AbortReason.MEMORY
+    if isinstance(cause, TimeoutError) and not isinstance(cause, CompletionError):
+        return AbortReason.TIMEOUT
+    return None
+
+
+def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
+    """The peer has aborted the connection, and said why.
+
+    Args:
+        reason: An `AbortReason`, or the number of one that is not known here.
+    """
+    text, hint = _ABORTS.get(
+        reason,  # type: ignore[call-overload]
+        (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
+    )
+    kind = ProtocolError if reason == AbortReason.PROTOCOL else ConnectionLostError
+    error = kind(errno.EPROTO if kind is ProtocolError else errno.ECONNRESET, text)
+    error.hint = hint
     return error
 
 
 def vanished_error() -> ConnectionLostError:
     """The peer has disconnected, and has said neither END nor why."""
-    text = "the peer disconnected without a word: its process ended, or it found a fault"
+    text = "the peer disconnected without a word: its process ended, or its adapter failed"
     error = ConnectionLostError(errno.ECONNRESET, text)
     error.hint = "did the peer's process end, by a signal perhaps? see its log and its exit status"
     return error

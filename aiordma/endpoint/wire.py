@@ -76,6 +76,16 @@ class FrameKind(IntEnum):
     ABORT = 7
 
 
+class AbortReason(IntEnum):
+    """Why a side aborts a connection: the argument of ABORT."""
+
+    PROGRAM = 0
+    PROTOCOL = 1
+    TIMEOUT = 2
+    MEMORY = 3
+    DAMAGED = 4
+
+
 class RefusalReason(IntEnum):
     """Why a listener refused by itself, without its program having a say."""
 

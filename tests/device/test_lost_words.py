@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 
 import pytest
 
 import aiordma
+from aiordma import ConnectionConfig
+from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from tests.device.meeting import meet
 from tests.device.test_two_processes import peer
@@ -18,7 +21,16 @@ pytestmark = pytest.mark.device
 LIMIT_S = 20
 
 
-async def test_b04_close_abort_and_violation_read_differently(address: str) -> None:
+@pytest.fixture
+def logs(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the library logs as a warning."""
+    caplog.set_level(logging.WARNING, "aiordma")
+    return caplog
+
+
+async def test_b04_close_abort_and_violation_read_differently(
+    address: str, logs: pytest.LogCaptureFixture
+) -> None:
     async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
         client, server = await meet(listener, address)
         await client.send(b"last")
@@ -42,9 +54,33 @@ async def test_b04_close_abort_and_violation_read_differently(address: str) -> N
         client._sender.control(FrameKind.DONE, 77)  # of an exchange that is not open
         with pytest.raises(aiordma.ProtocolError, match="exchange 77"):
             await server.recv()
-        with pytest.raises(aiordma.ConnectionLostError, match="without a word") as caught:
+        with pytest.raises(aiordma.ProtocolError, match="this side broke the protocol") as caught:
             await client.recv()
-        assert caught.value.hint
+        assert "the peer's log" in caught.value.hint
+        await asyncio.gather(client.close(), server.close())
+        text = logs.text.replace(f"port {client.get_extra_info('sockname')[1]}", "port N")
+        assert f"this side ends the connection with {address} port N: the peer" in text
+        assert f"connection with {address} port {listener.port}: the peer ended" in text
+
+
+async def test_b04_a_peer_is_told_why_this_side_gives_it_up(
+    address: str, logs: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that stands still is asked; the reads of large messages stay without an answer."""
+    config = ConnectionConfig(fetch_timeout_s=0.2)
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.listen(address, 0, config=config) as listener,
+    ):
+        client, server = await meet(listener, address)
+        monkeypatch.setattr(Link, "post_read", lambda *_: None)
+        sending = asyncio.create_task(client.send(bytes(100_000)))
+        with pytest.raises(aiordma.ConnectionLostError, match="nothing of a large message"):
+            await server.recv()
+        for call in (lambda: sending, client.recv):
+            with pytest.raises(aiordma.ConnectionLostError, match="waited too long") as caught:
+                await call()
+            assert "fetch_timeout_s" in caught.value.hint
         await asyncio.gather(client.close(), server.close())
 
 

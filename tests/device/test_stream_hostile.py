@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -78,8 +79,11 @@ SINS: dict[str, tuple[Callable[[Peer], None], str]] = {
 
 
 @pytest.mark.parametrize("sin", SINS)
-async def test_a_sin_ends_the_connection_of_the_sinner(scene: Scene, sin: str) -> None:
+async def test_a_sin_ends_the_connection_of_the_sinner(
+    scene: Scene, sin: str, caplog: pytest.LogCaptureFixture
+) -> None:
     commit, words = SINS[sin]
+    caplog.set_level(logging.WARNING, "aiordma")
     peer, victim = await scene.peer()
     try:
         victim.half_open = True
@@ -89,6 +93,9 @@ async def test_a_sin_ends_the_connection_of_the_sinner(scene: Scene, sin: str) -
         peer.close()
     assert isinstance(exc, ProtocolError), exc
     assert words in str(exc)
+    # The protocol of rsockets has no word for it: the log is where both sides' operators look.
+    assert "this side ends the connection with" in caplog.text
+    assert words in caplog.text
 
 
 async def test_messages_without_a_credit(scene: Scene) -> None:

@@ -43,7 +43,7 @@ class FakePort:
         self.sent: list[tuple[bytes, Key]] = []
         self.posted: list[int] = []
         self.slots: dict[int, bytes] = {}
-        self.closed = False
+        self.closed = self.forked = False
         self.receiving = False
 
     def describe(self) -> dict[str, Any]:

@@ -128,6 +128,9 @@ class FakeLink:
 
     # What the message layer calls
 
+    def peer_name(self) -> str:
+        return "the peer"
+
     def expect(self, *, answers: bool) -> None:
         """Nothing is armed here."""
 

@@ -9,12 +9,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from aiordma.endpoint import wire
+from aiordma.endpoint.outcome import abort_reason, aborted_error
 from aiordma.endpoint.wire import (
     FRAME,
     FRAME_SIZE,
     HELLO_SIZE,
     RENDEZVOUS,
     VERSION,
+    AbortReason,
     FrameKind,
     Hello,
     RefusalReason,
@@ -22,7 +24,12 @@ from aiordma.endpoint.wire import (
     refusal,
     seal_refusal,
 )
-from aiordma.errors import ProtocolError
+from aiordma.errors import (
+    MessageDamagedError,
+    ProtocolError,
+    RdmaTimeoutError,
+    completion_error,
+)
 
 REQUEST_ROOM, REPLY_ROOM, REFUSAL_ROOM = 56, 196, 148
 
@@ -272,3 +279,21 @@ def test_a_refusal_without_bytes_is_empty() -> None:
 
 def test_bytes_of_a_foreign_peer_come_as_they_are() -> None:
     assert parse_refusal(delivered(b"no thanks")) == (delivered(b"no thanks"), "")
+
+
+def test_b04_an_abort_says_why() -> None:
+    causes: dict[AbortReason | None, BaseException] = {
+        AbortReason.PROTOCOL: ProtocolError(errno.EPROTO, "x"),
+        AbortReason.TIMEOUT: RdmaTimeoutError(errno.ETIMEDOUT, "x"),
+        AbortReason.MEMORY: MemoryError(),
+        AbortReason.DAMAGED: MessageDamagedError(errno.EBADMSG, "x"),
+        None: completion_error(12, operation="send"),
+    }
+    for reason, cause in causes.items():
+        assert abort_reason(cause) is reason
+    texts = {str(aborted_error(reason)) for reason in AbortReason}
+    assert len(texts) == len(AbortReason)
+    assert isinstance(aborted_error(AbortReason.PROTOCOL), ProtocolError)
+    assert "this side broke the protocol" in str(aborted_error(1))
+    assert "reason 4711" in str(aborted_error(4711))
+    assert all(aborted_error(reason).hint for reason in (*AbortReason, 1 << 63))
