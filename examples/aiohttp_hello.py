@@ -51,4 +51,7 @@ def main(role: str, where: str, port: str = "8080") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

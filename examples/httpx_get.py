@@ -18,4 +18,7 @@ async def main(url: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    try:
+        asyncio.run(main(sys.argv[1]))
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

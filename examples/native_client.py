@@ -69,4 +69,7 @@ async def main(host: str = "10.80.0.1", port: str = "18516") -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

@@ -65,4 +65,7 @@ async def main(role: str, host: str, port: str = "7174") -> None:
                         await pong(conn)
 
 
-asyncio.run(main(*sys.argv[1:]))
+try:
+    asyncio.run(main(*sys.argv[1:]))
+except KeyboardInterrupt:
+    sys.exit(130)  # as shells have it for Ctrl-C

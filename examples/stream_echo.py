@@ -57,9 +57,15 @@ async def ask(host: str, port: int) -> None:
 
 def main(role: str, host: str, port: str = "7000") -> None:
     """Play the part."""
+    if role == "client":
+        asyncio.run(ask(host, int(port)))
+        return
     with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is how a server ends
-        asyncio.run(ask(host, int(port)) if role == "client" else serve(role, host, int(port)))
+        asyncio.run(serve(role, host, int(port)))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

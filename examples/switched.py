@@ -28,5 +28,8 @@ async def main(host: str) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(main(sys.argv[1]))
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(main(sys.argv[1]))
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

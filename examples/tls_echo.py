@@ -41,4 +41,7 @@ async def main(host: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "10.80.0.1"))
+    try:
+        asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "10.80.0.1"))
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells have it for Ctrl-C

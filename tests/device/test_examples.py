@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import json
 import select
 import signal
 import subprocess
@@ -133,6 +134,92 @@ async def test_b08_ctrl_c_ends_the_client_without_a_word(address: str) -> None:
                 assert (out, err, client.returncode) == ("", "", 130)
         finally:
             client.kill()
+
+
+# Runs programs, one after the other, in children that share what is imported, and interrupts each
+# in its loop's second turn, while its first call is under way.
+INTERRUPTED = """
+import asyncio, json, os, runpy, signal, sys, traceback
+import aiohttp, aiordma, aiordma.cm, aiordma.contrib.aiohttp, aiordma.contrib.httpx, httpx, trustme
+
+real = asyncio.Runner.run
+
+def run(self, main, **options):
+    async def soon():
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+        await main
+        sys.exit(99)
+    return real(self, soon(), **options)
+
+asyncio.Runner.run = run
+statuses = []
+for words in json.loads(sys.argv[1]):
+    pid = os.fork()
+    if pid:
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        continue
+    sys.argv = words
+    status = 0
+    try:
+        runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as exc:
+        status = exc.code
+    except BaseException:
+        print(words, file=sys.stderr)
+        traceback.print_exc()
+        status = 98
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
+print(json.dumps(statuses))
+"""
+SERVERS = (
+    ("rping.py", "server", "ADDRESS"),
+    ("native_server.py", "ADDRESS"),
+)
+OTHERS = (
+    ("rping.py", "client", "ADDRESS"),
+    ("native_client.py", "ADDRESS"),
+    ("datagrams.py", "ADDRESS"),
+    ("tls_echo.py", "ADDRESS"),
+    ("switched.py", "ADDRESS"),
+    ("httpx_get.py", "http://ADDRESS:1/"),
+    ("aiohttp_hello.py", "client", "http://ADDRESS:1/"),
+    ("stream_echo.py", "client", "ADDRESS"),
+    ("demo.py", "--address", "ADDRESS"),
+)
+
+
+def command(words: tuple[str, ...], address: str) -> list[str]:
+    name, *rest = words
+    return [str(EXAMPLES / name), *(word.replace("ADDRESS", address) for word in rest)]
+
+
+@pytest.mark.parametrize("words", SERVERS, ids=" ".join)
+def test_b08_ctrl_c_ends_servers_without_a_word(words: tuple[str, ...], address: str) -> None:
+    process = start(*command(words, address))
+    try:
+        assert "listening" in first_line(process)
+        process.send_signal(signal.SIGINT)
+        assert (*process.communicate(timeout=LIMIT_S), process.returncode) == ("", "", 130)
+    finally:
+        process.kill()
+        process.communicate(timeout=LIMIT_S)
+
+
+def test_b08_ctrl_c_ends_examples_without_a_word(address: str) -> None:
+    commands = [command(words, address) for words in OTHERS]
+    process = start("-c", INTERRUPTED, json.dumps(commands))
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert err == ""
+    assert json.loads(out) == [130] * len(OTHERS)
+
+
+def test_b08_each_example_is_interrupted() -> None:
+    known = {words[0] for words in (*SERVERS, *OTHERS)}
+    # Those of the README above; the server of the demo is the demo's; and those of the pages.
+    known |= {"client.py", "server.py", "demo_server.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == known
 
 
 @pytest.mark.parametrize("name", ["client.py", "server.py"])

@@ -114,9 +114,7 @@ class Shell:
             job.send_signal(signal.SIGINT)
         for job in self._jobs:
             _, err = job.communicate(timeout=LIMIT_S)
-            assert job.returncode in (0, -signal.SIGINT), err
-            assert "Warning" not in err
-            assert "Error" not in err.replace("CancelledError", "")
+            assert (job.returncode, err) in ((0, ""), (130, "")), job.args
 
     def kill(self) -> None:
         for job in self._jobs:
