@@ -23,6 +23,7 @@ import asyncio
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
+from typing import Self
 
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.loop import fork
@@ -157,6 +158,16 @@ class Places:
         #: Requests that wait, and clients that have a place.
         self.waiting = 0
         self.open = 0
+
+    @classmethod
+    def of_handshakes(cls, limits: ListenerLimits, pinned: int) -> Self:
+        """Those of clients that pin so many bytes each while they shake hands."""
+        return cls(
+            limits.half_open(pinned),
+            limits.max_half_open_per_source,
+            pressed_s=limits.pressed_handshake_timeout_s,
+            patience_s=limits.max_wait_s,
+        )
 
     def arrive(
         self, source: str, begin: Callable[[Place], None], refuse: Callable[[], None]

@@ -142,12 +142,7 @@ class Listener:
         self.dropped = 0
         pinned = plan_of(config).pinned
         self._ledger = Ledger(limits, pinned)
-        self._places = Places(
-            limits.half_open(pinned),
-            limits.max_half_open_per_source,
-            pressed_s=limits.pressed_handshake_timeout_s,
-            patience_s=limits.max_wait_s,
-        )
+        self._places = Places.of_handshakes(limits, pinned)
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()

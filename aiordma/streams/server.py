@@ -102,12 +102,7 @@ class RdmaServer(asyncio.AbstractServer):
         # On iWARP a little more is pinned.
         pinned = plan_of(config, iwarp=True).pinned
         self._ledger = Ledger(limits, pinned)
-        self._places = Places(
-            limits.half_open(pinned),
-            limits.max_half_open_per_source,
-            pressed_s=limits.pressed_handshake_timeout_s,
-            patience_s=limits.max_wait_s,
-        )
+        self._places = Places.of_handshakes(limits, pinned)
         self._tls_places = Places(
             limits.max_tls_handshakes,
             limits.max_tls_handshakes_per_source,

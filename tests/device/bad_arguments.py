@@ -79,22 +79,21 @@ class Mistakes(list[str]):
 
     def of_call(self, name: str, call: Callable[[Any], Any], wrong: Any) -> None:
         """The call itself raises, before anything is awaited."""
-        try:
+        with self._judged(name, wrong):
             call(wrong)
-        except REFUSED:
-            return
-        except BaseException as exc:
-            self.append(f"{name} of {wrong!r} raised {exc!r}")
-        else:
-            self.append(f"{name} takes {wrong!r}")
 
     async def of_wait(self, name: str, call: Callable[[Any], Any], wrong: Any) -> None:
         """The call raises, or what it returns when it is awaited."""
-        try:
+        with self._judged(name, wrong):
             async with asyncio.timeout(LIMIT_S):
                 answer = call(wrong)
                 if isinstance(answer, Awaitable):
                     await answer
+
+    @contextmanager
+    def _judged(self, name: str, wrong: Any) -> Iterator[None]:
+        try:
+            yield
         except REFUSED:
             return
         except BaseException as exc:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -29,6 +30,16 @@ collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
 def is_uvloop(request: pytest.FixtureRequest) -> bool:
     """Whether the tests run on uvloop."""
     return bool(request.config.getoption("--loop") == "uvloop")
+
+
+@pytest.fixture
+def new_loop(is_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Makes loops of the kind that is under test."""
+    if is_uvloop:
+        import uvloop
+
+        return uvloop.new_event_loop
+    return asyncio.new_event_loop
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def pinned_bytes() -> int:
 
 
 class Flood:
-    """Clients of one address that connect and then say nothing; who is dropped comes again.
+    """Clients of one address that connect and then say nothing; one that is dropped comes again.
 
     Args:
         address: Where the listener is.

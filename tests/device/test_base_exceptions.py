@@ -83,16 +83,6 @@ def running(factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[Runs]:
         loop.close()
 
 
-@pytest.fixture
-def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Makes loops of the kind that is under test."""
-    if request.config.getoption("--loop") == "uvloop":
-        import uvloop
-
-        return uvloop.new_event_loop
-    return asyncio.new_event_loop
-
-
 class Hall:
     """Two message connections, a pair of streams and the loop's own channels."""
 

@@ -201,16 +201,6 @@ def watched() -> Iterator[list[str]]:
         logging.getLogger().removeHandler(handler)
 
 
-@pytest.fixture
-def new_loop(request: pytest.FixtureRequest) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Makes loops of the kind that is under test."""
-    if request.config.getoption("--loop") == "uvloop":
-        import uvloop
-
-        return uvloop.new_event_loop
-    return asyncio.new_event_loop
-
-
 #: Each with what leaves `asyncio.run`; made anew each time, because it keeps what was raised.
 ENDS: dict[Any, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     by_return: contextlib.nullcontext,

@@ -201,14 +201,14 @@ class FakeLink:
             self._on_failed()
 
     def to_error(self) -> None:
-        """What is posted is flushed; nobody looks at flushes."""
+        """What is posted is flushed; no test looks at flushes."""
 
     def sweep(self) -> None:
         while self.landed:
             self.process()
 
     def end(self) -> None:
-        """Nobody looks at flushes anyway."""
+        """No test looks at flushes anyway."""
 
     async def quiesce(self) -> None:
         """Nothing to wait for."""
