@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import mutate
 from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
 BIN = Path(sys.executable).parent
@@ -95,6 +96,12 @@ def check_spelling() -> None:
     call(BIN / "codespell", *repository_files(), cwd=ROOT)
 
 
+def check_mutations() -> None:
+    """Fail if the code has changed and the bugs that are put into it have not."""
+    if wrong := mutate.misfits(mutate.load()):
+        raise CheckFailedError("\n".join(wrong))
+
+
 def fix() -> None:
     """Repair what the tools can repair on their own."""
     commands: tuple[list[str | Path], ...] = (
@@ -129,6 +136,7 @@ def main() -> int:
     checks.run("shell syntax", check_shell)
     checks.run("codespell", check_spelling)
     checks.run("file sizes", check_sizes)
+    checks.run("mutations", check_mutations)
     return checks.finish()
 
 
