@@ -55,6 +55,7 @@ _log = logging.getLogger("aiordma")
 # where many connects are made at once: each event is the next step of one.
 _BUDGET = 8
 _BUDGET_OF_A_LISTENER = 64
+_MOST_TO_CATCH_UP = 1024
 _KINDS = {int(kind): kind for kind in EventType}
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
@@ -147,6 +148,12 @@ class EventChannel(Resource):
         self._kicking = False
         if self._pump is not None and not self.closed:
             self._pump.kick()
+
+    def _catch_up(self) -> None:
+        """Dispatch the events that are there now: a peer is about to be given up as silent."""
+        for _ in range(_MOST_TO_CATCH_UP // self._budget):
+            if self.closed or self._pump is None or not self._pump.kick():
+                return
 
     def _enroll(self, connection_id: Any) -> int:
         token = next(self._tokens)  # of 40 bits at most: aio_cm_token

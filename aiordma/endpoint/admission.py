@@ -8,7 +8,9 @@ Theory of operation
 
     While requests wait, a client that is slow to do its part is a client in the way: after
     `pressed_s` the oldest handshake is ended, of the source that has most of them.  What the server
-    itself still has to do counts for no client: the time begins with `Place.turn`.
+    itself still has to do counts for no client: the time begins with `Place.turn`, and stands still
+    while the loop is late, which it looks for ten times in `pressed_s`.  On a busy machine the
+    clients are as late as the loop is.
 
     A place is free when its memory is, not when it was decided to end the handshake: otherwise a
     flood of clients that are dropped would pin more than there are places.
@@ -78,7 +80,7 @@ class Place:
         self._refuse = refuse
         self._drop: Callable[[], bool] | None = None
         self._dropped = False
-        self._since = places._loop.time()
+        self._since = places._now()
 
     def turn(self, drop: Callable[[], bool]) -> None:
         """From now on the client has to act.
@@ -88,7 +90,7 @@ class Place:
         """
         if self._places is not None:
             self._drop = drop
-            self._since = self._places._loop.time()
+            self._since = self._places._now()
             self._places._press()
 
     def acted(self) -> None:
@@ -155,6 +157,8 @@ class Places:
         self._patience_s = patience_s
         self._sources: OrderedDict[str, _Source] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0  # when it is to come
+        self._late_s = 0.0  # what it came late, in all
         #: Requests that wait, and clients that have a place.
         self.waiting = 0
         self.open = 0
@@ -243,17 +247,26 @@ class Places:
 
     # Under pressure
 
+    def _now(self) -> float:
+        """The time, less that in which the loop was late."""
+        now = self._loop.time()
+        if self._timer is not None and now > self._due:
+            self._late_s += now - self._due
+            self._due = now
+        return now - self._late_s
+
     def _press(self) -> None:
         """End what has had its time while others wait, and look again when the next has."""
+        now = self._now()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self.waiting:
             return
-        now = self._loop.time()
         due = [*self._tire(now), *self._drop_late(now)]
         if due and self.waiting and self._timer is None:
-            self._timer = self._loop.call_at(min(due), self._press)
+            self._due = self._late_s + min(*due, now + self._pressed_s / 10)
+            self._timer = self._loop.call_at(self._due, self._press)
 
     def _tire(self, now: float) -> Iterable[float]:
         for clients in list(self._sources.values()):

@@ -69,9 +69,11 @@ class ConnectionConfig:
         retry_count: Retries without acknowledgement, 0 to 6.  7 is refused: on Soft-RoCE it
             means for ever.
         rnr_retry_count: Retries when the receiver was not ready, 0 to 7; 7 means for ever.
-        connect_timeout_s: Seconds for a connection to be made, names and all addresses included.
-        handshake_timeout_s: Seconds that a listener gives a client to complete the handshake,
-            and a request to be answered by the program.
+        connect_timeout_s: Seconds for a connection to be made, names and all addresses included;
+            the time in which other connects of this loop to the address go first does not count.
+        handshake_timeout_s: Seconds that a listener gives a client to complete the handshake, in
+            which the time does not count that its own loop is late; and a request to be answered by
+            the program.
         close_timeout_s: Seconds that `close()` waits for what was sent to arrive.
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.
         idle_timeout_s: Seconds of silence after which the connection is given up; also the

@@ -12,7 +12,7 @@ from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.dialing import dial, way_to
+from aiordma.endpoint.dialing import dial, limit_of, way_to
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.plan import plan_of
@@ -114,8 +114,9 @@ def connect(
         reuse_address: Share the local address and port with other connections that do so, too.
         happy_eyeballs_delay: Seconds of head start for an address before the next is tried beside
             it; None to try one after the other.
-        timeout: Seconds for all of it; `config.connect_timeout_s` by default, None for no limit
-            of its own.
+        timeout: Seconds for all of it, by the clock; None for no limit of its own.  By default
+            `config.connect_timeout_s`, in which no time counts that the connect waits for its turn,
+            as many connects of a loop to one address do, or that the loop is late.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
@@ -141,11 +142,10 @@ def connect(
     check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
     room = REQUEST_ROOM - (0 if config.raw else HELLO_SIZE)
     private_data = payload_of("private data", private_data, room)
-    limit = config.connect_timeout_s if timeout is ... else timeout
-    check_seconds("timeout", limit)
+    within = limit_of(timeout, config.connect_timeout_s)
 
     async def attempt(address: Address, origin: Address | None, course: Course) -> Connection:
-        return await _one(address, config, private_data, origin, reuse_address, limit, course)
+        return await _one(address, config, private_data, origin, reuse_address, course)
 
     opening = dial(
         host,
@@ -153,7 +153,7 @@ def connect(
         attempt,
         local_addr=local_addr,
         delay=happy_eyeballs_delay,
-        limit=limit,
+        limit=within,
         discard=Connection.abort,
     )
     return Opening(opening, "connect")
@@ -165,7 +165,6 @@ async def _one(
     private_data: bytes,
     local_addr: Address | None,
     reuse_address: bool,
-    limit: float | None,
     course: Course,
 ) -> Connection:
     cm_id, release = await way_to(
@@ -173,7 +172,7 @@ async def _one(
         local_addr,
         reuse_address=reuse_address,
         tos=config.tos,
-        limit=limit,
+        limit=course.limit.seconds,
     )
     link: Link | None = None
     connection: Connection | None = None

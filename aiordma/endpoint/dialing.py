@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Coroutine
+from types import EllipsisType
 from typing import TypeVar
 
+from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
@@ -18,10 +20,10 @@ from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.endpoint.pacing import Course, paced
 from aiordma.errors import AddressError, ConnectTimeoutError
 from aiordma.loop import background, registry
-from aiordma.loop.limit import Limit
+from aiordma.loop.limit import Limit, PatientLimit
 from aiordma.loop.workers import call_blocking
 
-__all__ = ["dial", "shared_channel", "warm_up", "way_to"]
+__all__ = ["dial", "limit_of", "shared_channel", "warm_up", "way_to"]
 
 T = TypeVar("T")
 _STEP_S = 60.0  # for each step, where the program has set no limit
@@ -48,6 +50,22 @@ def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
     return registry.acquire("connection events", EventChannel)
 
 
+def limit_of(timeout: float | EllipsisType | None, usual: float) -> Limit:
+    """The limit of a connect: what the program says is kept to the letter.
+
+    Args:
+        timeout: Seconds, None for no limit, or ... for the usual.
+        usual: Seconds of the settings, in which the program's own hold-ups do not count.
+
+    Raises:
+        TypeError, ValueError: No time.
+    """
+    if timeout is ...:
+        return PatientLimit(usual)
+    check_seconds("timeout", timeout)
+    return Limit(timeout)
+
+
 async def dial(
     host: str,
     port: int,
@@ -55,7 +73,7 @@ async def dial(
     *,
     local_addr: Address | None,
     delay: float | None,
-    limit: float | None,
+    limit: Limit,
     discard: Callable[[T], object],
 ) -> T:
     """The first connection that `attempt` makes to an address of `host`.
@@ -67,7 +85,7 @@ async def dial(
             request goes out; gives back what it took when it fails or is canceled.
         local_addr: Local (address, port) to connect from; "" and 0 for any.
         delay: Seconds of head start for an address; None for one attempt at a time.
-        limit: Seconds for all of it, or None.
+        limit: Of all of it, from `limit_of`.
         discard: For connections that came too late.
 
     Raises:
@@ -76,14 +94,13 @@ async def dial(
 
     Cancellation: what was begun is undone.
     """
-    course = Course()
+    course = Course(limit)
 
     async def one(address: Address) -> T:
         return await paced(address, lambda: attempt(address, origins[address], course), course)
 
-    begun = Limit(limit)
     try:
-        with begun:
+        with limit:
             await warm_up()
             origins = await _ways(host, port, local_addr)
             if len(origins) == 1:
@@ -97,11 +114,10 @@ async def dial(
         finally:
             del error  # it has this frame in its traceback
     except TimeoutError as exc:
-        if not begun.expired or isinstance(exc, ConnectTimeoutError):
+        if not limit.expired or isinstance(exc, ConnectTimeoutError):
             raise
-        raise _too_late(f"no connection to {host} port {port} within {limit} s", course) from (
-            course.refusal or exc
-        )
+        text = f"no connection to {host} port {port} within {limit.seconds} s"
+        raise _too_late(text, course) from (course.refusal or exc)
 
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:

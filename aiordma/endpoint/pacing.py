@@ -9,6 +9,10 @@ Theory of operation
     A peer may let connects wait for each other, or be dead: where none has ended for a while, more
     of them begin.
 
+    What waits for its turn has asked its peer nothing, so that this time is not taken from a
+    connect's limit.  It is bounded all the same: those before it have limits, and begin in ever
+    larger numbers while none of them ends.
+
     A listener that refuses because too many wait asks to be tried again.  That is done here, later
     each time, until the caller's deadline.  `Course` notes what has happened, for the error of that
     moment.
@@ -26,6 +30,7 @@ from typing import Any, TypeVar
 from aiordma.cm.address import Address
 from aiordma.errors import ConnectionRejectedError
 from aiordma.loop import registry
+from aiordma.loop.limit import Limit
 
 __all__ = ["Course", "paced"]
 
@@ -39,6 +44,9 @@ _LONGEST_PAUSE_S = 1.0
 class Course:
     """How far the connects of one call have come.
 
+    Args:
+        limit: Of the call; it stands still while a connect waits for its turn.
+
     Attributes:
         asked: Whether a request has gone to the peer.
         waiting: Connects that were under way when this one had to wait for its turn; 0 if it does
@@ -47,9 +55,10 @@ class Course:
         refusals: How many there were.
     """
 
-    __slots__ = ("_answers", "_pace", "asked", "refusal", "refusals", "waiting")
+    __slots__ = ("_answers", "_pace", "asked", "limit", "refusal", "refusals", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: Limit) -> None:
+        self.limit = limit
         self.asked = False
         self.waiting = 0
         self.refusal: ConnectionRejectedError | None = None
@@ -149,7 +158,11 @@ async def paced(
     try:
         while True:
             course.waiting = pace.under_way
-            await pace.enter()
+            course.limit.hold()
+            try:
+                await pace.enter()
+            finally:
+                course.limit.go_on()
             course.waiting = 0
             try:
                 connection = await attempt()

@@ -22,7 +22,7 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 from aiordma.loop import fork
-from aiordma.loop.limit import Limit
+from aiordma.loop.limit import PatientLimit
 
 if TYPE_CHECKING:
     from aiordma.endpoint.admission import Place
@@ -111,7 +111,7 @@ class ConnectRequest:
         private_data = payload_of("private data", private_data, room)
         self._answer()
         try:
-            with Limit(config.handshake_timeout_s):
+            with PatientLimit(config.handshake_timeout_s):
                 return await self._accept(private_data, config)
         except TimeoutError as exc:
             text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"
@@ -152,7 +152,9 @@ class ConnectRequest:
             return
 
         def drop() -> bool:
-            link.sweep()  # its greeting may be here, and this loop late
+            # Its confirmation and its greeting may be here, and this loop late.
+            self._cm_id.event_channel._catch_up()
+            link.sweep()
             if acted():
                 return False
             _log.info("dropped %s: no greeting in time, and others wait", self.peername)

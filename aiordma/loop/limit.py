@@ -3,6 +3,9 @@
 For what every connection goes through: the one of asyncio has two coroutines and a state machine,
 and takes three times as long.  What it does is the same: the task is canceled at the deadline, and
 the block's CancelledError becomes a TimeoutError, unless somebody else has canceled the task, too.
+
+`PatientLimit` is for what waits for a peer: it counts only the time in which the peer could have
+been heard.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import asyncio
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Limit"]
+__all__ = ["Limit", "PatientLimit"]
+
+_STEPS = 20
 
 
 class Limit:
@@ -21,21 +26,22 @@ class Limit:
         seconds: The time; None for no limit.
 
     Attributes:
+        seconds: The time.
         expired: Whether the time was up first.
 
     Raises:
         TimeoutError: At the end of the block, when the time is up.
     """
 
-    __slots__ = ("_canceling", "_seconds", "_task", "_timer", "expired")
+    __slots__ = ("_canceling", "_task", "_timer", "expired", "seconds")
 
     def __init__(self, seconds: float | None) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._timer: asyncio.Handle | None = None
         self.expired = False
 
     def __enter__(self) -> Self:
-        if self._seconds is not None:
+        if self.seconds is not None:
             loop = asyncio.get_running_loop()
             task = asyncio.current_task(loop)
             if task is None:
@@ -43,11 +49,20 @@ class Limit:
                 raise RuntimeError(msg)
             self._task = task
             self._canceling = task.cancelling()
-            if self._seconds > 0:
-                self._timer = loop.call_later(self._seconds, self._expire)
-            else:
-                self._timer = loop.call_soon(self._expire)  # before anything else gets on
+            self._begin(loop, self.seconds)
         return self
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        if seconds > 0:
+            self._timer = loop.call_later(seconds, self._expire)
+        else:
+            self._timer = loop.call_soon(self._expire)  # before anything else gets on
+
+    def hold(self) -> None:
+        """Nothing: all time counts.  See `PatientLimit`."""
+
+    def go_on(self) -> None:
+        """Nothing."""
 
     def _expire(self) -> None:
         self.expired = True
@@ -69,3 +84,58 @@ class Limit:
             and kind is asyncio.CancelledError
         ):
             raise TimeoutError from error
+
+
+class PatientLimit(Limit):
+    """A limit whose clock stands still while this process itself holds the block up.
+
+    It runs out in steps, a twentieth of the time each, one after the other.  A loop that is late,
+    because a callback takes long or the machine is busy, is late for one step, and so takes no more
+    than that from the block.  Between `hold` and `go_on` no time counts at all.
+
+    Args:
+        seconds: The time, more than 0; None for no limit.
+
+    Attributes:
+        seconds: The time.
+        expired: Whether the time was up first.
+
+    Raises:
+        TimeoutError: At the end of the block, when the time is up.
+    """
+
+    __slots__ = ("_due", "_held", "_left", "_loop", "_rest", "_step")
+
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__(seconds)
+        self._held = 0
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+        self._loop = loop
+        self._left = _STEPS
+        self._step = seconds / _STEPS
+        self._arm(self._step)
+
+    def _arm(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._tick)
+
+    def _tick(self) -> None:
+        self._left -= 1
+        if self._left:
+            self._arm(self._step)
+        else:
+            self._expire()
+
+    def hold(self) -> None:
+        """No time counts until `go_on` was called as often."""
+        self._held += 1
+        if self._held == 1 and self._timer is not None:
+            self._timer.cancel()
+            self._rest = max(0.0, self._due - self._loop.time())
+
+    def go_on(self) -> None:
+        """Undo a `hold`."""
+        self._held -= 1
+        if not self._held and self._timer is not None and not self.expired:
+            self._arm(self._rest)

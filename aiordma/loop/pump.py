@@ -117,10 +117,11 @@ class FdPump:
         if self._loop is not None and not self._paused:
             self._readable()
 
-    def kick(self) -> None:
-        """Drain now, without waiting for the descriptor: the safety net for a lost event."""
+    def kick(self) -> bool:
+        """Drain now, without waiting for the descriptor; whether there may be more."""
         if self._loop is not None and not self._paused:
             self._readable()
+        return self._again is not None
 
     def pause(self) -> None:
         """Stop reading: the kernel keeps what comes, instead of our memory."""

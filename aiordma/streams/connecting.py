@@ -11,7 +11,7 @@ from typing import Any
 
 from aiordma.arguments import check_kind, check_seconds
 from aiordma.cm.address import Address, check_address, check_port
-from aiordma.endpoint.dialing import dial, way_to
+from aiordma.endpoint.dialing import dial, limit_of, way_to
 from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.wire import asks_again, names_the_kind, parse_refusal
 from aiordma.errors import ConnectionRejectedError
@@ -69,8 +69,10 @@ async def create_connection(
             after the other.
         interleave: Of no use: families are tried by turns.
         config: Settings.
-        timeout: Seconds until the connection is there, TLS aside; `config.connect_timeout_s` by
-            default, None for no limit of its own.
+        timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
+            of its own.  By default `config.connect_timeout_s`, in which no time counts that it
+            waits for its turn, as many connects of a loop to one address do, or that the loop is
+            late.
 
     Returns:
         (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.
@@ -123,11 +125,10 @@ async def create_connection(
     elif family:
         local_addr = (_FAMILIES[socket.AddressFamily(family)], 0)
     config = config or DEFAULTS
-    limit = config.connect_timeout_s if timeout is ... else timeout
-    check_seconds("timeout", limit)
+    within = limit_of(timeout, config.connect_timeout_s)
 
     async def attempt(address: Address, origin: Address | None, course: Course) -> RdmaTransport:
-        return await _connect(address, origin, config, limit, course)
+        return await _connect(address, origin, config, course)
 
     transport = await dial(
         host,
@@ -135,7 +136,7 @@ async def create_connection(
         attempt,
         local_addr=local_addr,
         delay=happy_eyeballs_delay,
-        limit=limit,
+        limit=within,
         discard=RdmaTransport._discard,
     )
     try:
@@ -166,11 +167,10 @@ async def _connect(
     address: Address,
     origin: Address | None,
     config: StreamConfig,
-    limit: float | None,
     course: Course,
 ) -> RdmaTransport:
     """A transport whose handshake is done, and which has not begun."""
-    cm_id, release = await way_to(address, origin, tos=config.tos, limit=limit)
+    cm_id, release = await way_to(address, origin, tos=config.tos, limit=course.limit.seconds)
     port: StreamPort | None = None
     transport: RdmaTransport | None = None
     try:

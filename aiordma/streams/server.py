@@ -39,6 +39,7 @@ from aiordma.endpoint.listening import listen_on
 from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import background, fork, registry
+from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
@@ -233,7 +234,7 @@ class RdmaServer(asyncio.AbstractServer):
     async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
         peer = cm_id.destination
         try:
-            async with asyncio.timeout(self._config.handshake_timeout_s):
+            with PatientLimit(self._config.handshake_timeout_s):
                 transport = await self._accept(cm_id, event, place)
         except OSError as exc:
             # The client has gone, or this machine is short of something: its problem only.
@@ -296,7 +297,9 @@ class RdmaServer(asyncio.AbstractServer):
         self, task: asyncio.Task[Any], transport: RdmaTransport, acted: Callable[[], bool]
     ) -> bool:
         """Others wait for the place of a client that does not get on."""
-        transport._port.sweep()  # its answer may be here, and this loop late
+        # Its answer may be here, and this loop late.
+        self._shared._catch_up()
+        transport._port.sweep()
         if acted():
             return False
         _log.info("dropped %s: its handshake takes long, and others wait", transport)
@@ -331,11 +334,8 @@ class RdmaServer(asyncio.AbstractServer):
             assert task is not None
             place.turn(functools.partial(self._drop, task, transport, confirmed))
             try:
-                await cm_id.accept(
-                    parameter,
-                    private_data=transport._hello(),
-                    timeout=self._config.handshake_timeout_s,
-                )
+                # The caller has a limit for all of it.
+                await cm_id.accept(parameter, private_data=transport._hello(), timeout=None)
             except ConnectionLostError as exc:
                 # The client had the answer, and has gone since; its confirmation came after that,
                 # or got lost. With TCP it has been there, and so it has here.

@@ -34,8 +34,10 @@ class StreamConfig:
             means for ever.
         rnr_retry_count: Retries when the peer was not ready, 0 to 7; 7 means for ever, which is
             what rsockets programs use.
-        connect_timeout_s: Seconds for a connection to be made, names and all addresses included.
-        handshake_timeout_s: Seconds that a server gives a client to complete the handshake.
+        connect_timeout_s: Seconds for a connection to be made, names and all addresses included;
+            the time in which other connects of this loop to the address go first does not count.
+        handshake_timeout_s: Seconds that a server gives a client to complete the handshake, in
+            which the time does not count that its own loop is late.
         close_timeout_s: Seconds without progress after which `close()` gives up and what was not
             sent is lost.
         linger_s: Seconds that what the adapter has been given has to arrive after `abort()`, or

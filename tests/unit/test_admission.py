@@ -13,6 +13,7 @@ from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.pacing import Course, paced
 from aiordma.errors import ConnectionRejectedError
+from aiordma.loop.limit import Limit, PatientLimit
 
 ADDRESS = ("192.0.2.1", 7)
 
@@ -132,6 +133,21 @@ async def test_g02_the_oldest_of_the_source_that_holds_most_goes_first(clock: Cl
     assert not first.dropped
     clock.pass_by(50)  # nothing waits any more
     assert count([first, late, *greedy[1:]], "dropped") == 0
+
+
+async def test_g02_time_in_which_the_loop_is_late_counts_for_no_client(clock: Clock) -> None:
+    here = places(most=2)
+    slow = [Client(here, "a") for _ in range(2)]
+    late = Client(here, "b")
+    for _ in range(4):
+        clock.now += 5.0  # and then the loop comes to its timers, or to an event
+        Client(here, "c")
+        clock.pass_by(0.1)
+    assert count(slow, "dropped") == 0
+    assert not late.refused
+    clock.pass_by(0.35)
+    assert slow[0].dropped
+    assert late.place
 
 
 async def test_g02_a_client_that_has_acted_is_not_dropped(clock: Clock) -> None:
@@ -286,15 +302,19 @@ class Server:
         finally:
             self.waiting.remove(answer)
 
-    def connect(self) -> asyncio.Task[str]:
-        course = Course()
+    def connect(self, limit: Limit | None = None) -> asyncio.Task[str]:
+        course = Course(limit or Limit(None))
         self.courses.append(course)
 
         async def attempt() -> str:
             course.ask()
             return await self.attempt()
 
-        return asyncio.create_task(paced(ADDRESS, attempt, course))
+        async def connect() -> str:
+            with course.limit:
+                return await paced(ADDRESS, attempt, course)
+
+        return asyncio.create_task(connect())
 
 
 async def turns(number: int = 10) -> None:
@@ -352,12 +372,81 @@ async def test_c01_connects_that_do_not_end_hold_up_others_for_a_moment_only(
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_c01_the_wait_for_a_turn_is_not_taken_from_a_limit(clock: Clock) -> None:
+    server = Server()
+    count = 3 * pacing._AT_A_TIME
+    patient = [server.connect(PatientLimit(10.0)) for _ in range(count)]
+    strict = server.connect(Limit(10.0))
+    await turns()
+    while server.waiting:
+        assert len(server.waiting) <= pacing._AT_A_TIME
+        clock.pass_by(1.9)
+        for answer in server.waiting[:2]:
+            answer.set_result("here")
+        await turns()
+    assert clock.now > 1010
+    assert await asyncio.gather(*patient) == ["here"] * count
+    with pytest.raises(TimeoutError):
+        await strict
+
+
+async def test_c01_a_peer_that_never_answers_is_given_up_in_bounded_time(clock: Clock) -> None:
+    server = Server()
+    tasks = [server.connect(PatientLimit(10.0)) for _ in range(200)]
+    for _ in range(24):
+        await turns()
+        clock.pass_by(1.0)
+    await turns()
+    assert all(task.done() for task in tasks)
+    for task in tasks:
+        with pytest.raises(TimeoutError):
+            await task
+
+
+async def test_c01_a_loop_that_is_late_takes_little_from_a_limit(clock: Clock) -> None:
+    limit = PatientLimit(10.0)
+    server = Server()
+    task = server.connect(limit)
+    await turns()
+    for _ in range(5):
+        clock.now += 60.0  # and then the loop comes to its timers
+        clock.pass_by(0.0)
+    clock.pass_by(7.0)
+    await turns()
+    assert not task.done()
+    server.waiting[0].set_result("here")
+    assert await task == "here"
+    assert not limit.expired
+
+
+async def test_c01_a_limit_that_is_held_runs_on_where_it_stood(clock: Clock) -> None:
+    limit = PatientLimit(10.0)
+    task = Server().connect(limit)
+    await turns()
+    clock.pass_by(3.3)
+    limit.hold()
+    limit.hold()
+    clock.pass_by(100.0)
+    limit.go_on()
+    clock.pass_by(100.0)
+    limit.go_on()
+    clock.pass_by(6.6)
+    await turns()
+    assert not task.done()
+    clock.pass_by(0.2)
+    with pytest.raises(TimeoutError):
+        await task
+    limit.hold()
+    limit.go_on()  # what ends late changes nothing
+    assert not clock.timers or all(handle.cancelled() for _, handle in clock.timers)
+
+
 async def test_b06_a_listener_that_asks_for_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pacing, "_FIRST_PAUSE_S", 0.001)
     monkeypatch.setattr(pacing, "_LONGEST_PAUSE_S", 0.002)
-    course, tries = Course(), 0
+    course, tries = Course(Limit(None)), 0
 
     async def attempt() -> str:
         nonlocal tries
