@@ -102,6 +102,7 @@ class Stream:
         task = background.start(loop, self._wait, cancel=False)
         assert task is not None, "the loop takes no task any more"
         await asyncio.wait([task])
+        await self._wait()  # longer than its task takes
         self.log.append("delivered")
 
     async def _wait(self) -> None:
