@@ -7,14 +7,21 @@ from typing import Any, ClassVar, Protocol, Self, final
 from weakref import ref
 
 @final
+@final
+class Loan:
+    """Bytes of a message that the library holds."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
 class Message:
     """A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
-    after a `with` block, or when the last reference goes.  A message whose buffer is exported
-    cannot be released; one that outlives its connection stays readable.  A `with` block that an
-    exception ends is left with that exception in any case: if the buffer is exported then, the
-    memory goes back when the last export ends.  `len()` tells the bytes, also after the release.
+    after a `with` block, or when the last reference goes.  A message whose buffer the program has
+    exported cannot be released; one that outlives its connection stays readable.  A `with` block
+    that an exception ends is left with that exception in any case: if the buffer is exported then,
+    the memory goes back when the last export ends.  `len()` tells the bytes, also after the
+    release.
     """
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -40,6 +47,7 @@ class Message:
     def _exports(self) -> int: ...
     _kept: bool
     def _detach(self) -> None: ...
+    def _lend(self, view: memoryview, /) -> Loan: ...
     def release(self) -> None:
         """Give the memory back.  Idempotent.
 

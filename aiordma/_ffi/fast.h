@@ -108,7 +108,8 @@ typedef struct {
     AioBytes bytes;                 /* none in a slot until the program wants them */
     PyObject *imm;
     Py_ssize_t length;
-    Py_ssize_t exports;
+    Py_ssize_t exports; /* to the program */
+    Py_ssize_t loans;   /* to the library, for what goes on behind a canceled call */
     uint32_t slot;
     char in_slot; /* keeper is Mail */
     char kept;    /* counts among those that the program has */

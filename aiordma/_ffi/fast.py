@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 __all__ = [
-    "CMEvents", "Held", "Mail", "Message", "Operation", "Owner", "Parked", "Readable", "Reader",
-    "Registration", "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
+    "CMEvents", "Held", "Loan", "Mail", "Message", "Operation", "Owner", "Parked", "Readable",
+    "Reader", "Registration", "StreamCalls", "Wakeup", "alarm_open", "alarm_set",
 ]  # fmt: skip
 
 try:
     from aiordma._ffi._fast import (
         CMEvents,
         Held,
+        Loan,
         Mail,
         Message,
         Operation,
@@ -30,7 +31,7 @@ except ModuleNotFoundError:
     # Not built.  Then neither is the module that binds the RDMA libraries, so that nothing will
     # ever arrive; but aiordma can be imported, and tells why.
     if not TYPE_CHECKING:
-        alarm_open = alarm_set = CMEvents = Held = None
+        alarm_open = alarm_set = CMEvents = Held = Loan = None
         Mail = Message = Operation = Parked = Readable = Reader = Registration = None
         StreamCalls = Wakeup = None
 

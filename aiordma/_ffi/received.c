@@ -6,18 +6,29 @@
  * released without a view of them ever being made.
  *
  * A message exports its bytes itself, so that each export has a reference to it, and counts them.
+ *
+ * The library holds bytes of a message by a loan: what the adapter reads behind a canceled send is
+ * nothing that the program can end, and must not keep it from releasing the message.
  */
 #include "fast.h"
 
+typedef struct {
+    PyObject_HEAD Message *message;
+    AioBytes bytes;
+} Loan;
+
 PyTypeObject *aio_message_type;
+static PyTypeObject *loan_type;
 static PyObject *name_slot_view;
 
 PyDoc_STRVAR(
     message_doc,
     "A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
-    "after a `with` block, or when the last reference goes.  A message whose buffer is exported\n"
-    "cannot be released; one that outlives its connection stays readable.  A `with` block that an\n"
+    "after a `with` block, or when the last reference goes.  A message whose buffer the program "
+    "has\n"
+    "exported cannot be released; one that outlives its connection stays readable.  A `with` block "
+    "that an\n"
     "exception ends is left with that exception in any case: if the buffer is exported then, the\n"
     "memory goes back when the last export ends.  `len()` tells the bytes, also after the "
     "release.");
@@ -41,6 +52,12 @@ static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (give_back != Py_None)
         self->keeper = Py_NewRef(give_back);
     return 0;
+}
+
+/* Exports and loans. */
+static int is_in_use(const Message *self)
+{
+    return self->exports || self->loans;
 }
 
 static int is_released(const Message *self)
@@ -83,8 +100,8 @@ static int give_back(Message *self)
         return 0;
     self->keeper = NULL;
     if (!self->in_slot) {
-        result = PyObject_CallFunctionObjArgs(keeper, self->exports ? Py_True : Py_False, NULL);
-    } else if (!self->exports && PyThread_get_thread_ident() == mail->thread) {
+        result = PyObject_CallFunctionObjArgs(keeper, is_in_use(self) ? Py_True : Py_False, NULL);
+    } else if (!is_in_use(self) && PyThread_get_thread_ident() == mail->thread) {
         if (self->kept)
             mail->lane->held--;
         code = mail->back(mail->lane, self->slot);
@@ -92,7 +109,7 @@ static int give_back(Message *self)
                       : Py_NewRef(Py_None);
     } else {
         result = PyObject_CallMethod(mail->receiver, "slot_back", "IOO", self->slot,
-                                     self->exports ? (PyObject *)self : Py_None,
+                                     is_in_use(self) ? (PyObject *)self : Py_None,
                                      self->kept ? Py_True : Py_False);
     }
     Py_DECREF(keeper);
@@ -100,11 +117,11 @@ static int give_back(Message *self)
     return result ? 0 : -1;
 }
 
-/* No further look at the bytes; the memory goes back, at once or when the exports have ended. */
+/* No further look at the bytes; the memory goes back, at once or when the last use has ended. */
 static int let_go(Message *self)
 {
     self->over = 1;
-    if (!self->exports)
+    if (!is_in_use(self))
         aio_let_loose(&self->bytes);
     return give_back(self);
 }
@@ -135,7 +152,7 @@ static PyObject *message_detach(PyObject *object, PyObject *unused)
     (void)unused;
     if (!self->keeper)
         Py_RETURN_NONE;
-    if (self->exports) {
+    if (is_in_use(self)) {
         PyErr_SetString(PyExc_BufferError, "an exported message cannot be moved");
         return NULL;
     }
@@ -232,9 +249,71 @@ static void message_releasebuffer(PyObject *object, Py_buffer *view)
     Message *self = (Message *)object;
 
     (void)view;
-    if (!--self->exports && self->over)
+    self->exports--;
+    if (self->over && !is_in_use(self))
         aio_let_loose(&self->bytes);
 }
+
+/* Bytes of the message for the library: like an export, but the message can be released. */
+static PyObject *message_lend(PyObject *object, PyObject *view)
+{
+    Message *self = (Message *)object;
+    AioBytes bytes;
+    Py_buffer seen;
+    Loan *loan;
+
+    if (look(self) || PyObject_GetBuffer(view, &seen, PyBUF_SIMPLE))
+        return NULL;
+    bytes = self->bytes;
+    bytes.start = seen.buf;
+    bytes.length = seen.len;
+    PyBuffer_Release(&seen);
+    if (bytes.start < self->bytes.start ||
+        bytes.start + bytes.length > self->bytes.start + self->bytes.length) {
+        PyErr_SetString(PyExc_ValueError, "no bytes of the message");
+        return NULL;
+    }
+    loan = PyObject_New(Loan, loan_type);
+    if (!loan)
+        return NULL;
+    loan->message = (Message *)Py_NewRef(object);
+    loan->bytes = bytes;
+    self->loans++;
+    return (PyObject *)loan;
+}
+
+static void loan_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    Message *message = ((Loan *)object)->message;
+
+    message->loans--;
+    if (message->over && !is_in_use(message))
+        aio_let_loose(&message->bytes);
+    Py_DECREF(message);
+    release(object);
+    Py_DECREF(type);
+}
+
+static int loan_getbuffer(PyObject *object, Py_buffer *view, int flags)
+{
+    return aio_export(&((Loan *)object)->bytes, object, view, flags);
+}
+
+static PyType_Slot loan_slots[] = {
+    {Py_tp_dealloc, loan_dealloc},
+    {Py_bf_getbuffer, loan_getbuffer},
+    {Py_tp_doc, "Bytes of a message that the library holds."},
+    {0, NULL},
+};
+
+static PyType_Spec loan_spec = {
+    .name = "aiordma._ffi._fast.Loan",
+    .basicsize = sizeof(Loan),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = loan_slots,
+};
 
 static PyObject *message_get_imm(PyObject *object, void *unused)
 {
@@ -253,7 +332,7 @@ static PyObject *message_get_released(PyObject *object, void *unused)
 static PyObject *message_get_exports(PyObject *object, void *unused)
 {
     (void)unused;
-    return PyLong_FromSsize_t(((Message *)object)->exports);
+    return PyLong_FromSsize_t(((Message *)object)->exports + ((Message *)object)->loans);
 }
 
 static PyObject *message_get_kept(PyObject *object, void *unused)
@@ -342,9 +421,12 @@ static PyMethodDef message_methods[] = {
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
     {"release", message_release, METH_NOARGS,
      "Give the memory back.  Idempotent.\n\n"
+     "If a send or write of the message was canceled and still goes on, the memory goes back when\n"
+     "that has ended.\n\n"
      "Raises:\n"
      "    BufferError: A memoryview or array still looks at it; release that first."},
     {"_detach", message_detach, METH_NOARGS, NULL},
+    {"_lend", message_lend, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -393,5 +475,6 @@ int aio_add_message(PyObject *module)
     if (!name_slot_view)
         return -1;
     aio_message_type = aio_add_type(module, &message_spec, NULL);
-    return aio_message_type ? 0 : -1;
+    loan_type = aio_add_type(module, &loan_spec, NULL);
+    return aio_message_type && loan_type ? 0 : -1;
 }

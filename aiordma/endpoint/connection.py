@@ -72,6 +72,7 @@ class Connection(ConnectionCore):
 
         Cancellation: the message was not sent, or, if it was large, may still be received; one of
         more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
+        A `Message` can be released before: its memory goes back when the adapter is done.
         """
         # C refuses in another loop or thread, and then the check says so.
         if imm is None:

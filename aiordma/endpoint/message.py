@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
-from aiordma._ffi.fast import Message
+from aiordma._ffi.fast import Loan, Message
 
-__all__ = ["Message"]
+__all__ = ["Message", "lent"]
+
+
+def lent(view: memoryview) -> memoryview | Loan:
+    """What the library holds while the adapter reads `view`, which may go on behind its caller.
+
+    Bytes of a message are lent to the library: it can be released meanwhile, and its memory goes
+    back when the last loan has ended.
+    """
+    owner = view.obj
+    if isinstance(owner, Message) and not owner._released:
+        return owner._lend(view)
+    return view

@@ -30,6 +30,7 @@ from aiordma._ffi.fast import Operation
 from aiordma.arguments import check_kind, fitting
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.message import lent
 from aiordma.endpoint.operations import Operations
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import FlushedError, NotSupportedError
@@ -224,11 +225,13 @@ class OneSided:
     async def _registered(self, view: memoryview, access: Access) -> AsyncIterator[MemoryRegion]:
         # The peer learns the key of such memory, and could use it as long as that is registered.
         writable = bool(access & Access.REMOTE_WRITE)
-        if self._cache is not None and not writable:
+        memory = lent(view)
+        # A message is released soon, and a cache would keep its memory.
+        if self._cache is not None and not writable and memory is view:
             async with self._cache.get(view, access) as cached:
                 yield cached
             return
-        region = await register(self._link, view, access)
+        region = await register(self._link, memory, access)
         try:
             yield region
         finally:

@@ -44,7 +44,7 @@ from typing import Any
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
-from aiordma.endpoint.message import Message
+from aiordma.endpoint.message import Message, lent
 from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import CHECKSUM, FAILED, RENDEZVOUS, FrameKind
@@ -205,11 +205,11 @@ class Exposer:
         return region
 
     async def _register(self, payload: memoryview) -> MemoryRegion:
-        pd = self._link.pd
+        pd, memory = self._link.pd, lent(payload)
         if payload.nbytes <= INLINE_BYTES:
-            return MemoryRegion(pd, payload, Access.REMOTE_READ)
+            return MemoryRegion(pd, memory, Access.REMOTE_READ)
         return await call_blocking(
-            lambda: MemoryRegion(pd, payload, Access.REMOTE_READ), undo=MemoryRegion.close
+            lambda: MemoryRegion(pd, memory, Access.REMOTE_READ), undo=MemoryRegion.close
         )
 
     def _withdraw(self, number: int, *, keep: bool = True) -> None:

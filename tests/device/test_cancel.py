@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.endpoint import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import are_alive, part
-from tests.device.oracle import settle
+from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
@@ -282,3 +283,65 @@ async def test_memory_of_a_canceled_send_is_free_after_close(address: str) -> No
         await server.close()
         await settle()
         data.append(0)
+
+
+@pytest.mark.parametrize("how", ["release", "block", "view"])
+async def test_a00_a_message_of_a_canceled_send_can_be_released(address: str, how: str) -> None:
+    """The library reads it on behind the program: what arrives is whole, whatever comes next."""
+    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
+    first, second = os.urandom(500_000), os.urandom(500_000)
+    async with (
+        asyncio.timeout(60),
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=config) as source,
+        await listener.accept() as relay,
+        aiordma.connect(address, listener.port, config=config) as onward,
+        await listener.accept() as sink,
+    ):
+        # The peer fetches one large message ahead, and the next only when that was taken.
+        await onward.send(bytes(10_000))
+        sends = [asyncio.create_task(source.send(data)) for data in (first, second)]
+        message = await relay.recv()
+        data: Any = memoryview(message) if how == "view" else message
+        sending = asyncio.create_task(onward.send(data))
+        await until(lambda: len(onward._exposer) == 1)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        if how == "view":
+            with pytest.raises(BufferError):
+                message.release()
+            data.release()
+        if how == "block":
+            with message:
+                pass
+        else:
+            message.release()
+        assert message._released
+        assert message._exports
+        assert bytes(await relay.recv()) == second
+        assert len(await sink.recv()) == 10_000
+        assert bytes(await sink.recv()) == first
+        await until(lambda: not message._exports)
+        await asyncio.gather(*sends)
+
+
+async def test_a00_a_message_that_was_written_can_be_released(address: str) -> None:
+    """At once, although its memory is deregistered by a thread; with a cache, too."""
+    for cache in (0, 1 << 20):
+        config = ConnectionConfig(registration_cache_size=cache)
+        async with (
+            asyncio.timeout(60),
+            aiordma.listen(address, 0, config=config) as listener,
+            aiordma.connect(address, listener.port, config=config) as client,
+            await listener.accept() as server,
+        ):
+            target = bytearray(200_000)
+            for _ in range(5):
+                data = os.urandom(200_000)
+                sending = asyncio.create_task(client.send(data))
+                async with client.expose(target, write=True) as remote:
+                    with await server.recv() as message:
+                        await server.write(remote, message)
+                assert target == data
+                await sending

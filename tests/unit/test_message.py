@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from aiordma.endpoint.message import Message
+from aiordma.endpoint.message import Message, lent
 
 
 class Slot:
@@ -255,3 +255,63 @@ def test_an_error_of_a_message_that_nobody_has_any_more(monkeypatch: pytest.Monk
     for _ in range(100):
         Message(memoryview(b"hello"), None, refuse)
     assert reported == [Message] * 100
+
+
+def test_a00_a_message_that_the_library_holds_can_be_released() -> None:
+    """The program can do nothing about what goes on behind a canceled send."""
+    slot = Slot(b"hello world")
+    with memoryview(slot.message) as mine, mine[6:] as piece:
+        loans = [lent(mine), lent(piece), lent(mine)]
+    assert [bytes(loan) for loan in loans] == [b"hello world", b"world", b"hello world"]
+    assert slot.message._exports == 3
+    with slot.message:
+        pass
+    assert slot.back == [True], "the memory is not to be used again as long as it is held"
+    assert slot.message._released
+    with pytest.raises(ValueError, match="released"):
+        memoryview(slot.message)
+    held = memoryview(loans[1])
+    del loans
+    gc.collect()
+    assert bytes(held) == b"world"
+    with pytest.raises(BufferError):
+        slot.memory.clear()
+    held.release()
+    del held
+    slot.message.release()
+    slot.memory.clear()  # the last loan has let go of it
+    assert slot.message._exports == 0
+
+
+def test_a00_a_view_of_the_program_keeps_a_lent_message() -> None:
+    slot = Slot()
+    mine = memoryview(slot.message)
+    loan = lent(mine)
+    with pytest.raises(BufferError, match="1 exported"):
+        slot.message.release()
+    mine.release()
+    slot.message.release()
+    assert slot.back == [True]
+    assert bytes(loan) == b"hello"
+
+
+def test_a00_a_loan_outlives_its_message() -> None:
+    slot = Slot(b"x" * 100)
+    loan = lent(memoryview(slot.message))
+    del slot.message
+    gc.collect()
+    assert slot.back == []  # it is lent, and so not gone
+    assert bytes(loan) == b"x" * 100
+    del loan
+    assert slot.back == [False]
+
+
+def test_a00_other_buffers_are_not_lent() -> None:
+    view = memoryview(bytearray(5))
+    assert lent(view) is view
+    slot = Slot()
+    with pytest.raises(ValueError, match="no bytes"):
+        slot.message._lend(view)
+    with pytest.raises(TypeError):
+        slot.message._lend(3)  # type: ignore[arg-type]
+    assert slot.message._exports == 0
