@@ -27,6 +27,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, JoinFlags, JoinMask, PortSpace
 from aiordma.cm.identifier import Identifier, Stage
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
 
@@ -218,7 +219,7 @@ class Multicast(Identifier):
             raise ResourceBusyError(errno.EBUSY, msg)
         del self._joined[host]
         self._detach(member)
-        async with asyncio.timeout(timeout):
+        with Limit(timeout, f"leaving the group {host}", "it goes on in its thread"):
             await asyncio.shield(asyncio.wrap_future(self._leave(member)))
 
     def _detach(self, member: _Membership) -> None:

@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, whole
-from aiordma.cm.address import Address, check_port, look_up
+from aiordma.cm.address import Address, check_port
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
@@ -41,11 +41,11 @@ from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import choose, listen_on
+from aiordma.endpoint.listening import choose, listen_on, resolve
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
-from aiordma.errors import ProtocolError, ResourceClosedError, cm_error, plain_error
+from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
 from aiordma.loop import background, fork, registry
 from aiordma.loop.running import from_finalizer
 from aiordma.loop.steps import Steps
@@ -103,13 +103,7 @@ def listen(
 
     async def open_() -> Listener:
         await warm_up()
-        try:
-            async with asyncio.timeout(config.connect_timeout_s):
-                addresses = await look_up(host, port, passive=True)
-        except TimeoutError as exc:
-            text = f"{host} was not resolved within {config.connect_timeout_s} s"
-            hint = "does the name server answer?"
-            raise plain_error(errno.ETIMEDOUT, text, hint) from exc
+        addresses = await resolve(host, port, config.connect_timeout_s)
         addresses = choose(addresses, ipv6_only=ipv6_only)
         return Listener(
             addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS

@@ -11,19 +11,30 @@ import ipaddress
 import logging
 from collections.abc import Callable, Sequence
 
-from aiordma.cm.address import Address
+from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import plain_error
+from aiordma.loop.limit import Limit
 
-__all__ = ["choose", "listen_on"]
+__all__ = ["choose", "listen_on", "resolve"]
 
 _log = logging.getLogger("aiordma")
 _TRIES = 10
 # An address without an RDMA device, and a family that this machine has not.
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:
+    """The local addresses that a name stands for, to listen on.
+
+    Raises:
+        HostNotFoundError: The name does not resolve; TimeoutError: not within `seconds`.
+    """
+    with Limit(seconds, f"resolving {host}", "does the name server answer?"):
+        return await look_up(host, port, passive=True)
 
 
 def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:

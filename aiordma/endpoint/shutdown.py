@@ -154,7 +154,7 @@ class Shutdown:
 
     async def _say_goodbye(self) -> None:
         try:
-            with Limit(self._config.close_timeout_s):
+            with Limit(self._config.close_timeout_s, "the goodbye"):
                 await self._exposer.drained()
                 await self._sender.flush_all()
                 if not self._config.raw:

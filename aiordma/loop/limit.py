@@ -11,8 +11,11 @@ been heard.
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import TracebackType
 from typing import Self
+
+from aiordma.errors import plain_error
 
 __all__ = ["Limit", "PatientLimit"]
 
@@ -24,19 +27,24 @@ class Limit:
 
     Args:
         seconds: The time; None for no limit.
+        what: What the block does, for the text of the error: "joining the group".  Without it the
+            error has no text, for a caller that makes its own of it.
+        hint: What to do about it.
 
     Attributes:
         seconds: The time.
         expired: Whether the time was up first.
 
     Raises:
-        TimeoutError: At the end of the block, when the time is up.
+        TimeoutError: At the end of the block, when the time is up; with `what` an RdmaTimeoutError.
     """
 
-    __slots__ = ("_canceling", "_task", "_timer", "expired", "seconds")
+    __slots__ = ("_canceling", "_hint", "_task", "_timer", "_what", "expired", "seconds")
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
         self.seconds = seconds
+        self._what = what
+        self._hint = hint
         self._timer: asyncio.Handle | None = None
         self.expired = False
 
@@ -83,7 +91,10 @@ class Limit:
             and self._task.uncancel() <= self._canceling
             and kind is asyncio.CancelledError
         ):
-            raise TimeoutError from error
+            if not self._what:
+                raise TimeoutError from error
+            text = f"{self._what} took longer than {self.seconds:g} s"
+            raise plain_error(errno.ETIMEDOUT, text, self._hint) from error
 
 
 class PatientLimit(Limit):
@@ -95,19 +106,21 @@ class PatientLimit(Limit):
 
     Args:
         seconds: The time, more than 0; None for no limit.
+        what: As for `Limit`.
+        hint: As for `Limit`.
 
     Attributes:
         seconds: The time.
         expired: Whether the time was up first.
 
     Raises:
-        TimeoutError: At the end of the block, when the time is up.
+        TimeoutError: As of `Limit`.
     """
 
     __slots__ = ("_due", "_held", "_left", "_loop", "_rest", "_step")
 
-    def __init__(self, seconds: float | None) -> None:
-        super().__init__(seconds)
+    def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
+        super().__init__(seconds, what, hint)
         self._held = 0
 
     def _begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:

@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from aiordma.errors import plain_error
+from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
 
 __all__ = ["WorkerPool", "call_blocking", "connecting", "reaper"]
@@ -262,7 +263,7 @@ async def call_blocking(
     inner = (pool or _blocking).submit(function)
     waiter = asyncio.wrap_future(inner)
     try:
-        async with asyncio.timeout(timeout):
+        with Limit(timeout, "a call in a thread", "it goes on there: look into `dmesg`"):
             return await asyncio.shield(waiter)
     except BaseException:
         if not waiter.done():

@@ -14,6 +14,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.cm.multicast import group_host
 from aiordma.endpoint.dialing import shared_channel, warm_up
+from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 from aiordma.streams.datagram_config import DatagramConfig
 from aiordma.streams.datagram_port import DatagramPort
@@ -75,7 +76,8 @@ async def create_datagram_endpoint(
             has the address.
         NotSupportedError: The device speaks iWARP, which has no datagrams.
         ConnectionRejectedError: Nobody listens at `remote_addr`, or the program refused.
-        ConnectTimeoutError: No answer from there.
+        ConnectTimeoutError: No answer from there; TimeoutError: names, or the device, were not
+            found within twice `config.resolve_timeout_s`.
         OSError: The local port is taken (EADDRINUSE), or out of resources.
 
     Cancellation: what was begun is undone.
@@ -91,9 +93,11 @@ async def create_datagram_endpoint(
         raise TypeError(msg)
     await warm_up()
     look_up = (family, proto, flags)
-    remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
-    local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
-    async with asyncio.timeout(2 * config.resolve_timeout_s):
+    with Limit(2 * config.resolve_timeout_s, "resolving names", "does the name server answer?"):
+        remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
+        local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
+    hint = "is the address one of an RDMA device, does its network answer? See resolve_timeout_s"
+    with Limit(2 * config.resolve_timeout_s, "opening a datagram endpoint", hint):
         host = await _own_host(local, remote, groups, config)
         port = await DatagramPort.open(host, local, config)
     transport = RdmaDatagramTransport(asyncio.get_running_loop(), port, config)

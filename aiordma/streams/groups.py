@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.loop.limit import Limit
 from aiordma.streams.datagram_port import DatagramPort
 
 __all__ = ["Groups"]
+
+_HINT = "an endpoint joins and leaves one group after another; does the network answer the others?"
 
 
 class Groups:
@@ -27,20 +30,25 @@ class Groups:
 
     async def join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
         """Be a member; one that only sends becomes a full one if that is asked for."""
-        async with asyncio.timeout(timeout), self._one:
-            event, only_sends = self._members.get(host, (None, True))
-            if event is not None:
-                if send_only or not only_sends:
-                    return event
-                del self._members[host]
-                await self._port.home.leave_multicast(host, timeout=timeout)
-            event = await self._port.home.join_multicast(host, send_only=send_only, timeout=timeout)
-            self._members[host] = (event, send_only)
-            return event
+        with Limit(timeout, f"joining the group {host}", _HINT):
+            async with self._one:
+                return await self._join(host, send_only=send_only, timeout=timeout)
+
+    async def _join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
+        event, only_sends = self._members.get(host, (None, True))
+        if event is not None:
+            if send_only or not only_sends:
+                return event
+            del self._members[host]
+            await self._port.home.leave_multicast(host, timeout=timeout)
+        event = await self._port.home.join_multicast(host, send_only=send_only, timeout=timeout)
+        self._members[host] = (event, send_only)
+        return event
 
     async def leave(self, host: str, *, timeout: float) -> None:
         """Be no member any more."""
         self._members.pop(host, None)  # from now on nothing of the group is delivered
-        async with asyncio.timeout(timeout), self._one:
-            self._members.pop(host, None)
-            await self._port.home.leave_multicast(host, timeout=timeout)
+        with Limit(timeout, f"leaving the group {host}", _HINT):
+            async with self._one:
+                self._members.pop(host, None)
+                await self._port.home.leave_multicast(host, timeout=timeout)

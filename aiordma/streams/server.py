@@ -234,7 +234,7 @@ class RdmaServer(asyncio.AbstractServer):
     async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
         peer = cm_id.destination
         try:
-            with PatientLimit(self._config.handshake_timeout_s):
+            with PatientLimit(self._config.handshake_timeout_s, "the handshake"):
                 transport = await self._accept(cm_id, event, place)
         except OSError as exc:
             # The client has gone, or this machine is short of something: its problem only.

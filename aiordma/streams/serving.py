@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiordma.arguments import check_kind, whole
-from aiordma.cm.address import Address, check_port, look_up
+from aiordma.cm.address import Address, check_port
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import choose
+from aiordma.endpoint.listening import choose, resolve
 from aiordma.loop import fork
 from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
@@ -72,7 +72,8 @@ async def create_server(
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address.
-        HostNotFoundError: The name does not resolve.
+        HostNotFoundError: The name does not resolve; TimeoutError: not within
+            `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: what was begun is undone.
@@ -109,9 +110,8 @@ async def create_server(
     hosts = [host] if host is None or isinstance(host, str) else list(host)
     await warm_up()
     found: list[Address] = []
-    async with asyncio.timeout(config.connect_timeout_s):
-        for each in hosts:
-            found += await look_up(each or None, number, passive=True)
+    for each in hosts:
+        found += await resolve(each or None, number, config.connect_timeout_s)
     if family:
         v6 = family == socket.AF_INET6
         found = [address for address in found if (":" in address[0]) == v6]

@@ -46,6 +46,7 @@ from aiordma.loop.workers import reaper
 __all__ = ["Resource", "ResourceState"]
 
 _log = logging.getLogger("aiordma")
+_STILL_THERE = "something that was made from it is still open, or its device is slow: it goes on"
 # One lock for all: taken for nanoseconds, at creation and destruction only.
 _lock = threading.RLock()
 
@@ -299,7 +300,7 @@ class Resource(Owner):
         """
         if self._outcome is None or self._ending is not None:
             # By way of the future: what others do at the end they have asked for before.
-            with Limit(timeout):
+            with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
                 await asyncio.shield(asyncio.wrap_future(self._gone))
         elif isinstance(self._outcome, OSError):
             raise self._outcome

@@ -6,6 +6,7 @@ measurement runs nothing is said.
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from aiordma.cli.perf.report import Usage
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.errors import ConnectionEndedError
+from aiordma.errors import ConnectionEndedError, RdmaTimeoutError
 from aiordma.loop.timers import timeout
 
 __all__ = ["CONFIG", "LIMIT_S", "Control", "PerfError", "processor_time"]
@@ -66,13 +67,17 @@ class Control:
             PerfError: The other side has failed, or speaks of something else.
             TimeoutError: Nothing came.
         """
-        async with timeout(self.limit_s if limit_s is None else limit_s):
-            try:
+        seconds = self.limit_s if limit_s is None else limit_s
+        try:
+            async with timeout(seconds):
                 with await self.conn.recv() as message:
                     text = bytes(message)
-            except ConnectionEndedError:
-                msg = "the other side has ended the test"
-                raise PerfError(msg) from None
+        except ConnectionEndedError:
+            msg = "the other side has ended the test"
+            raise PerfError(msg) from None
+        except TimeoutError as exc:
+            msg = f"the other side of the test has said nothing for {seconds:g} s"
+            raise RdmaTimeoutError(errno.ETIMEDOUT, msg) from exc
         try:
             words = json.loads(text)
         except ValueError:

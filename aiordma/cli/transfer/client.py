@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from aiordma.cli.transfer.exchange import Exchange, Progress, TransferError, in_thread
@@ -51,7 +52,8 @@ async def _send(exchange: Exchange, source: Source, size: int, progress: Progres
         # If the connection broke, what the server said before may still be on its way.
         await asyncio.wait([hearing], timeout=exchange.limit_s)
         if not hearing.done():
-            await asyncio.wait_for(sending, exchange.limit_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(sending, exchange.limit_s)
             text = f"the server does not confirm within {exchange.limit_s:g} s"
             raise TransferError(Reason.SYSTEM, text)
         done = await hearing
