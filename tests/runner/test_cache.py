@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import shutil
 import signal
 import stat
@@ -251,3 +253,114 @@ def test_g08_an_entry_from_before_gets_its_hashes(folder: Path) -> None:
     assert _obtain() == entry
     (entry / "linux").write_text("evil")
     _refused("not what it was")
+
+
+@pytest.fixture
+def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder that has two folders of the test's above it."""
+    path = tmp_path / "above" / "parent" / "cache"
+    path.parent.mkdir(parents=True)
+    for each in (path.parent, path.parent.parent):
+        each.chmod(0o755)
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(path))
+    return path
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_g08_what_others_may_replace_is_not_run(deep: Path, level: int) -> None:
+    entry = _obtain()
+    path = deep.parents[level]
+    path.chmod(0o777)
+    _refused(f"{path} may be written to by others")
+    path.chmod(0o1777)  # as /tmp is
+    assert _obtain() == entry
+    path.chmod(0o755)
+    assert _obtain() == entry
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_g08_a_folder_in_one_that_others_may_change_is_not_made(deep: Path, present: bool) -> None:
+    deep.parent.chmod(0o777)
+    if present:
+        deep.mkdir(0o700)
+    _refused("may be written to by others")
+    assert not list(deep.glob("fake-*"))
+
+
+def test_g08_a_group_of_several_may_replace(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = _obtain()
+    deep.parent.chmod(0o775)
+    own = deep.parent.stat().st_gid
+    user = pwd.getpwuid(os.geteuid())
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: user_of(user, own))
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group_of(gid, []))
+    assert _obtain() == entry, "of a user's own group, with a umask of 002"
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group_of(gid, [user.pw_name, "mallory"]))
+    _refused("may be written to by others")
+    monkeypatch.setattr(grp, "getgrgid", lambda gid: group_of(gid, []))
+    if own:
+        monkeypatch.setattr(pwd, "getpwuid", lambda _: user_of(user, own + 1))
+        _refused("may be written to by others")
+
+
+def user_of(user: pwd.struct_passwd, gid: int) -> pwd.struct_passwd:
+    return pwd.struct_passwd((*user[:3], gid, *user[4:]))
+
+
+def group_of(gid: int, members: list[str]) -> grp.struct_group:
+    return grp.struct_group(("group", "x", gid, members))
+
+
+def test_g08_a_link_leads_to_a_private_place_only(
+    deep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = _obtain()
+    link = tmp_path / "link"
+    link.symlink_to(deep.parent)
+    monkeypatch.setenv("AIORDMA_SOFTROCE_CACHE", str(link / "cache"))
+    assert _obtain() == link / "cache" / entry.name
+    deep.parent.chmod(0o777)
+    _refused(f"{deep.parent} may be written to by others")
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_g08_what_another_user_may_replace_is_not_run(
+    deep: Path, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _obtain()
+    path, real = deep.parents[level], Path.lstat
+
+    def lstat(self: Path) -> os.stat_result:
+        found = list(real(self))
+        if self == path:
+            found[stat.ST_UID] = os.geteuid() + 4321
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    _refused(f"{path} belongs to the user with the number {os.geteuid() + 4321}")
+
+
+def test_g08_the_default_folder_is_made_private_and_becomes_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIORDMA_SOFTROCE_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
+    before = os.umask(0)
+    try:
+        entry = _obtain()
+    finally:
+        os.umask(before)
+    for path in (entry.parent, *entry.parent.parents[:2]):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700, path
+    entry.parent.chmod(0o755)  # as versions before have left it
+    cache.log_file("fake")
+    assert stat.S_IMODE(entry.parent.stat().st_mode) == 0o700
+    assert _obtain() == entry
+
+
+def test_g08_a_chosen_folder_stays_readable(folder: Path) -> None:
+    """Several users may run what one of them, or root, has built."""
+    _obtain()
+    folder.chmod(0o755)
+    cache.log_file("fake")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755

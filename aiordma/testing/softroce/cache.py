@@ -2,15 +2,19 @@
 
 They are programs that run with the rights of this user.  So an entry is used only if it, and the
 folder that it lies in, belong to this user or to root, no other user may write to it, and its files
-have the hashes that they had when they were made.
+have the hashes that they had when they were made.  Nor may another user put something else in the
+place of one of the folders above: they belong to this user or to root, too, and where others may
+write, as in /tmp, the sticky bit keeps what is there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import grp
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -82,7 +86,7 @@ def find(kind: str, key: str) -> Path | None:
         entries = [path for path in root().iterdir() if _is_entry(path.name, kind, key)]
         found = max(entries, key=lambda path: path.lstat().st_mtime, default=None)
         if found is not None:
-            _require_private(root())
+            _require_private_folder(root())
             _verify(found)
     except FileNotFoundError:
         return None
@@ -160,12 +164,61 @@ def _is_entry(name: str, kind: str, key: str) -> bool:
 def _folder() -> Path:
     folder = root()
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.mkdir(mode=0o700, exist_ok=True)
-        _require_private(folder)
+        # Not mkdir(parents=True), whose parents are as open as the umask says.
+        for path in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            path.mkdir(mode=0o700, exist_ok=True)
+        _require_private_folder(folder)
+        found = folder.stat()
+        chosen = "AIORDMA_SOFTROCE_CACHE" in os.environ
+        if not chosen and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            folder.chmod(0o700)  # made by a version that left it readable
     except OSError as error:
         raise InfrastructureError(_unusable(error)) from None
     return folder
+
+
+def _require_private_folder(folder: Path) -> None:
+    """Refuse a folder that another user has made, or may change or replace.
+
+    Raises:
+        InfrastructureError: with what to do about it.
+    """
+    _require_private(folder)
+    # The folders above it by name, in which links may lie, and those that the links lead to.
+    above = {*folder.parents, folder.resolve(), *folder.resolve().parents}
+    for path in sorted(above - {folder}):
+        found = path.lstat()
+        if found.st_uid not in (0, os.geteuid()):
+            why = f"belongs to the user with the number {found.st_uid}"
+        elif _others_may_replace(found):
+            mode = f"{stat.S_IMODE(found.st_mode):04o}"
+            why = f"may be written to by others (its mode is {mode}, without the sticky bit)"
+        else:
+            continue
+        raise InfrastructureError(
+            f"{path} {why}, who could replace {folder}, from where kernels are run: take that "
+            "right away, or set AIORDMA_SOFTROCE_CACHE to a folder of your own"
+        )
+
+
+def _others_may_replace(found: os.stat_result) -> bool:
+    """Whether other users may rename what lies in a folder, and put something in its place."""
+    mode = found.st_mode
+    if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
+        return False
+    if mode & 0o002:
+        return True
+    return bool(mode & 0o020) and not _is_own_group(found.st_gid)
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the group of this user, or of root, and has no other member."""
+    try:
+        user = pwd.getpwuid(os.geteuid())
+        members = grp.getgrgid(gid).gr_mem
+    except KeyError:
+        return False
+    return gid in (0, user.pw_gid) and set(members) <= {user.pw_name, "root"}
 
 
 def _require_private(path: Path) -> None:
