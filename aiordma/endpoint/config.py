@@ -78,6 +78,9 @@ class ConnectionConfig:
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.
+        raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is
+            given up, up to a quarter more; None for never, because a peer of reads, writes and
+            atomics alone is never heard.
         stall_timeout_s: Seconds that a send waits for a living peer that takes nothing; None
             waits as long as it lives.
         fetch_timeout_s: Seconds after which the connection is given up if nothing has arrived of a
@@ -108,6 +111,7 @@ class ConnectionConfig:
     close_timeout_s: float = 5.0
     keepalive_s: float = 10.0
     idle_timeout_s: float = 30.0
+    raw_idle_timeout_s: float | None = None
     stall_timeout_s: float | None = None
     fetch_timeout_s: float = 30.0
 
@@ -143,9 +147,9 @@ class ConnectionConfig:
             self,
             (
                 "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-                "idle_timeout_s", "stall_timeout_s", "fetch_timeout_s",
+                "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s", "fetch_timeout_s",
             ),
-            optional=("stall_timeout_s",),
+            optional=("raw_idle_timeout_s", "stall_timeout_s"),
         )  # fmt: skip
         if self.shared_slots is not None:
             self._check_sharing(self.shared_slots)

@@ -198,6 +198,7 @@ async def _one(
         connection._meet(theirs, event.initiator_depth)
         if theirs is None:
             connection.private_data = event.private_data
+            connection._watch()
         else:
             connection._greet()
     except BaseException as exc:

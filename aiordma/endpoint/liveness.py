@@ -5,6 +5,9 @@ connection; so the question goes to the program.  After `keepalive_s` without a 
 PING is sent, one at a time; a peer that stays silent for `idle_timeout_s` is given up.  A dead host
 shows earlier, because the PING itself is not acknowledged.
 
+A peer of a raw connection knows no question.  It is given up when no message of it has come for
+`raw_idle_timeout_s`, if that is set.
+
 Messages, DONE and PONG are signs of life.  CREDIT is none, nor is a PING while this side's own is
 not answered: a peer could send them for ever, although nothing gets through to it.
 """
@@ -33,25 +36,28 @@ class Liveness:
         ping: Sends a PING.
     """
 
-    __slots__ = ("_config", "_link", "_ping", "_pinged", "_receiver", "_silent_since", "_timer")
+    __slots__ = (
+        "_interval", "_limit", "_link", "_ping", "_pinged", "_receiver", "_silent_since", "_timer",
+    )  # fmt: skip
 
     def __init__(
         self, link: Link, receiver: Receiver, config: ConnectionConfig, ping: Callable[[], None]
     ) -> None:
         self._link = link
         self._receiver = receiver
-        self._config = config
         self._ping = ping
-        self._pinged = False
+        self._pinged = config.raw  # never asked
         self._silent_since = now()
         self._timer: Timer | None = None
-        if not config.raw:
+        limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
+        if limit is not None:
+            self._limit = limit
+            # However short the patience, the peer is asked before it is given up.
+            self._interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
             self._arm()
 
     def _arm(self) -> None:
-        # However short the patience, the peer is asked before it is given up.
-        interval = min(self._config.keepalive_s, self._config.idle_timeout_s / 2)
-        self._timer = call_later(self._link.loop, interval, self._tick)
+        self._timer = call_later(self._link.loop, self._interval, self._tick)
 
     def _tick(self) -> None:
         if self._link.closed or self._link.failure is not None:
@@ -63,7 +69,7 @@ class Liveness:
         elif not self._pinged:
             self._pinged = True
             self._ping()
-        elif at - self._silent_since >= self._config.idle_timeout_s:
+        elif at - self._silent_since >= self._limit:
             silent = f"nothing heard from the peer for {at - self._silent_since:.0f} s"
             self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
             return

@@ -195,6 +195,7 @@ class ConnectRequest:
         self._leave()
         if self.hello is None:
             connection.private_data = self._event.private_data
+            connection._watch()
         return connection
 
     def reject(self, private_data: bytes = b"") -> None:

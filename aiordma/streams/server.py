@@ -267,10 +267,28 @@ class RdmaServer(asyncio.AbstractServer):
 
     async def _secure(self, transport: RdmaTransport, protocol: Any, place: Place) -> None:
         """TLS, as soon as there is a place for its handshake."""
-        port, task = transport._port, asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         assert self._tls is not None
-        secure = self._loop.create_future()
+        mine = await self._tls_place(transport, place.source)
+        place.leave()
+        mine.turn(functools.partial(self._drop, task.cancel, transport, _still_shaking))
+        await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
+        mine.leave()
+
+    async def _tls_begins(self, transport: RdmaTransport) -> Place:
+        """A connection goes over to TLS: a place for its handshake, to be left at the end of it.
+
+        Raises:
+            ConnectionLostError: There was none in time.
+        """
+        mine = await self._tls_place(transport, transport._extra["peername"][0])
+        mine.turn(functools.partial(self._drop, transport.abort, transport, _still_shaking))
+        return mine
+
+    async def _tls_place(self, transport: RdmaTransport, source: str) -> Place:
+        port = transport._port
+        secure: asyncio.Future[Place] = self._loop.create_future()
         text = "too many TLS handshakes are under way"
 
         def refuse() -> None:
@@ -286,15 +304,11 @@ class RdmaServer(asyncio.AbstractServer):
             else:
                 secure.set_result(mine)
 
-        self._tls_places.arrive(place.source, begin, refuse)
-        mine: Place = await secure
-        place.leave()
-        mine.turn(functools.partial(self._drop, task, transport, _still_shaking))
-        await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
-        mine.leave()
+        self._tls_places.arrive(source, begin, refuse)
+        return await secure
 
     def _drop(
-        self, task: asyncio.Task[Any], transport: RdmaTransport, acted: Callable[[], bool]
+        self, end: Callable[[], object], transport: RdmaTransport, acted: Callable[[], bool]
     ) -> bool:
         """Others wait for the place of a client that does not get on."""
         # Its answer may be here, and this loop late.
@@ -304,7 +318,8 @@ class RdmaServer(asyncio.AbstractServer):
             return False
         _log.info("dropped %s: its handshake takes long, and others wait", transport)
         self.dropped += 1
-        return task.cancel()
+        end()
+        return True
 
     async def _accept(
         self, cm_id: ConnectionId, event: ConnectionEvent, place: Place
@@ -332,7 +347,7 @@ class RdmaServer(asyncio.AbstractServer):
             confirmed = functools.partial(_is_connected, cm_id)
             task = asyncio.current_task()
             assert task is not None
-            place.turn(functools.partial(self._drop, task, transport, confirmed))
+            place.turn(functools.partial(self._drop, task.cancel, transport, confirmed))
             try:
                 # The caller has a limit for all of it.
                 await cm_id.accept(parameter, private_data=transport._hello(), timeout=None)

@@ -88,7 +88,8 @@ async def start_tls(
 
     Raises:
         TypeError: No `SSLContext`, or no transport that TLS can use.
-        ssl.SSLError, OSError: The handshake failed; the connection is closed.
+        ssl.SSLError, OSError: The handshake failed, or the server had no place for it in time (see
+            `ListenerLimits.max_tls_handshakes`); the connection is closed.
 
     Cancellation: the connection is closed.
     """
@@ -110,14 +111,22 @@ async def start_tls(
     # Not a byte may come between the old protocol and the new one.
     transport.pause_reading()
     transport.set_protocol(ssl_protocol)
-    made = loop.call_soon(ssl_protocol.connection_made, transport)
-    resumed = loop.call_soon(transport.resume_reading)
+    server = getattr(transport, "_server", None) if server_side else None
+    begun: list[asyncio.Handle] = []
+    place = None
     try:
+        if server is not None:
+            place = await server._tls_begins(transport)
+        begun.append(loop.call_soon(ssl_protocol.connection_made, transport))
+        begun.append(loop.call_soon(transport.resume_reading))
         await waiter
         _check_handshake(wrapped)
     except BaseException:
         transport.close()
-        made.cancel()
-        resumed.cancel()
+        for call in begun:
+            call.cancel()
         raise
+    finally:
+        if place is not None:
+            place.leave()
     return wrapped

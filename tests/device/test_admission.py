@@ -165,6 +165,23 @@ async def test_g09_a_program_that_answers_itself_has_the_same_limits(address: st
         await serving
 
 
+async def test_g09_a_silent_raw_client_ends_after_its_bound(address: str) -> None:
+    config = ConnectionConfig(raw=True, raw_idle_timeout_s=0.6)
+    quiet = ConnectionConfig(raw=True)
+    async with (
+        aiordma.listen(address, 0, config=config) as listener,
+        aiordma.connect(address, listener.port, config=quiet) as client,
+        await listener.accept() as server,
+    ):
+        for _ in range(3):
+            await client.send(b"here")
+            (await server.recv()).release()
+        with pytest.raises(ConnectionError, match="nothing heard"):
+            await asyncio.wait_for(server.recv(), 20)
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(client.recv(), 20)
+
+
 # -- streams
 
 
@@ -228,6 +245,50 @@ async def test_g02_newcomers_get_in_while_silent_tls_clients_hang(
         server.close_clients()
         await until(lambda: not server._ledger.connections, 20)
         await until(lambda: not (server._places.open or server._tls_places.open), 20)
+
+
+@pytest.mark.one_loop
+async def test_g02_start_tls_of_a_server_is_a_handshake_with_a_place(
+    address: str, contexts: tuple[ssl.SSLContext, ssl.SSLContext]
+) -> None:
+    """Clients that ask for TLS in the middle, and then hang, hold places for a moment only."""
+    limits = ListenerLimits(
+        max_tls_handshakes=2, max_tls_handshakes_per_source=2, pressed_tls_handshake_timeout_s=0.3
+    )
+    ended: list[BaseException] = []
+
+    async def serve(reader: Any, writer: Any) -> None:
+        try:
+            assert await reader.readline() == b"STARTTLS\n"
+            writer.write(b"go\n")
+            await writer.start_tls(contexts[0])
+            writer.write(await reader.readexactly(3))
+        except OSError as exc:
+            ended.append(exc)
+        writer.close()
+
+    async def ask(name: str | None) -> Any:
+        reader, writer = await aiordma.open_connection(address, server.port, config=SMALL)
+        writer.write(b"STARTTLS\n")
+        assert await reader.readline() == b"go\n"
+        if name is not None:
+            await writer.start_tls(contexts[1], server_hostname=name)
+            writer.write(b"in?")
+            assert await reader.readexactly(3) == b"in?"
+            writer.close()
+            await writer.wait_closed()
+        return writer
+
+    async with await aiordma.start_server(serve, address, 0, config=SMALL, limits=limits) as server:
+        hanging = [await ask(None) for _ in range(4)]
+        await until(lambda: server.dropped == 2, 20)
+        await until(lambda: len(ended) == 2, 20)
+        await ask(NAME)
+        for writer in hanging:
+            writer.transport.abort()
+        await until(lambda: len(ended) == 4, 20)
+        await until(lambda: not (server._tls_places.open or server._tls_places.waiting), 20)
+    assert all(isinstance(error, ConnectionError) for error in ended), ended
 
 
 async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw: bool) -> None:

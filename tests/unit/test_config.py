@@ -28,7 +28,7 @@ RANGES = {
 }
 SECONDS = (
     "connect_timeout_s", "handshake_timeout_s", "close_timeout_s", "keepalive_s",
-    "idle_timeout_s", "stall_timeout_s",
+    "idle_timeout_s", "raw_idle_timeout_s", "stall_timeout_s",
 )  # fmt: skip
 
 
@@ -71,8 +71,9 @@ def test_seconds_are_positive(name: str, value: float) -> None:
         make(**{name: value})
 
 
-def test_only_the_stall_timeout_may_be_off_by_default() -> None:
-    assert {name for name in SECONDS if getattr(make(), name) is None} == {"stall_timeout_s"}
+def test_two_timeouts_are_off_by_default() -> None:
+    off = {name for name in SECONDS if getattr(make(), name) is None}
+    assert off == {"raw_idle_timeout_s", "stall_timeout_s"}
 
 
 def test_it_is_frozen_and_takes_keywords_only() -> None:

@@ -101,6 +101,23 @@ def test_a_quiet_peer_that_answers_is_kept() -> None:
     assert len(side.pings) >= 100
 
 
+def test_g09_a_silent_raw_peer_is_given_up_when_there_is_a_bound_for_it() -> None:
+    patient = Side(answers=False, raw=True)
+    patient.clock.run_until(1e6)
+    assert not patient.failures
+
+    side = Side(answers=False, raw=True, raw_idle_timeout_s=100)
+    for at in range(60, 600, 60):
+        side.receiver.heard = True
+        side.clock.run_until(at)
+    assert not side.failures
+    side.clock.run_until(1000)
+    ((when, cause),) = side.failures
+    assert 480 + 100 <= when <= 480 + 25 + 125
+    assert isinstance(cause, ConnectTimeoutError)
+    assert not side.pings
+
+
 @pytest.mark.parametrize(
     ("keepalive", "idle"),
     [
