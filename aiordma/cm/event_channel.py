@@ -25,6 +25,7 @@ import asyncio
 import errno
 import itertools
 import logging
+import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -56,6 +57,9 @@ _log = logging.getLogger("aiordma")
 _BUDGET = 8
 _BUDGET_OF_A_LISTENER = 64
 _MOST_TO_CATCH_UP = 1024
+# Of these a process recovers; the kernel keeps an event for which there is no memory here.
+_SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE})
+_SHORT_PAUSE_S = 0.5
 _KINDS = {int(kind): kind for kind in EventType}
 _WITH_WAY = frozenset({EventType.ESTABLISHED, EventType.MULTICAST_JOIN})
 
@@ -82,7 +86,8 @@ class EventChannel(Resource):
 
     __slots__ = (
         "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
-        "_max_unread", "_over", "_pump", "_tokens", "_unacked", "_waiters", "dropped_events",
+        "_max_unread", "_over", "_pump", "_short", "_tokens", "_unacked", "_waiters",
+        "dropped_events",
     )  # fmt: skip
 
     def __init__(self, *, max_unread: int = 4096) -> None:
@@ -110,6 +115,7 @@ class EventChannel(Resource):
         self._pump: FdPump | None = None
         self._unacked = 0
         self._kicking = False
+        self._short = False
         self._budget = _BUDGET
         super().__init__(handle)
 
@@ -169,11 +175,29 @@ class EventChannel(Resource):
             if taken is None:
                 return False
             if isinstance(taken, int):
-                raise os_error(taken, "rdma_get_cm_event")
+                if taken not in _SHORTAGES:
+                    raise os_error(taken, "rdma_get_cm_event")
+                self._wait_for_means(taken)
+                return False
+            self._short = False
             self._dispatch(*taken)
             if self._state is not ResourceState.OPEN:
                 return False
         return True
+
+    def _wait_for_means(self, code: int) -> None:
+        """The process is short of something: the events stay in the kernel for a moment."""
+        if not self._short:
+            self._short = True
+            _log.warning(
+                "event channel: no event can be taken (%s); it is tried again every %g s",
+                os.strerror(code),
+                _SHORT_PAUSE_S,
+            )
+        pump = self._pump
+        if pump is not None and pump.loop is not None:
+            pump.pause()
+            pump.loop.call_later(_SHORT_PAUSE_S, pump.resume)
 
     def _dispatch(
         self,

@@ -41,7 +41,7 @@ from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import choose, listen_on, resolve
+from aiordma.endpoint.listening import Shortages, choose, listen_on, resolve
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
@@ -137,6 +137,7 @@ class Listener:
         pinned = plan_of(config).pinned
         self._ledger = Ledger(limits, pinned)
         self._places = Places.of_handshakes(limits, pinned)
+        self._shortages = Shortages()
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
         self._backlog = backlog
         self._loop = asyncio.get_running_loop()

@@ -19,12 +19,27 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.errors import plain_error
 from aiordma.loop.limit import Limit
 
-__all__ = ["choose", "listen_on", "resolve"]
+__all__ = ["Shortages", "choose", "listen_on", "resolve"]
 
 _log = logging.getLogger("aiordma")
 _TRIES = 10
 # An address without an RDMA device, and a family that this machine has not.
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+class Shortages:
+    """Clients that a listener has refused because this process is short of something."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def tell(self, peer: Address | None, error: BaseException) -> None:
+        """Log it, not each time: a shortage meets every client that comes."""
+        if isinstance(error, ConnectionError) or not isinstance(error, (OSError, MemoryError)):
+            return  # the client has left, or the listener is closed
+        self._count += 1
+        if self._count & (self._count - 1) == 0:  # 1, 2, 4, ...
+            _log.warning("refused %s: %s (%d clients so far)", peer, error, self._count)
 
 
 async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:

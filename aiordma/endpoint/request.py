@@ -132,7 +132,8 @@ class ConnectRequest:
             undo.callback(release)
             try:
                 link = await Link.open(self._cm_id, config)
-            except BaseException:
+            except BaseException as exc:
+                self._listener._shortages.tell(self.peername, exc)
                 self._refuse(RefusalReason.RESOURCES)
                 raise
             undo.pop_all()

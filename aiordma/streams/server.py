@@ -35,7 +35,7 @@ from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.admission import Ledger, Place, Places, when_gone
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.limits import ListenerLimits
-from aiordma.endpoint.listening import listen_on
+from aiordma.endpoint.listening import Shortages, listen_on
 from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import background, fork, registry
@@ -103,6 +103,7 @@ class RdmaServer(asyncio.AbstractServer):
         # On iWARP a little more is pinned.
         pinned = plan_of(config, iwarp=True).pinned
         self._ledger = Ledger(limits, pinned)
+        self._shortages = Shortages()
         self._places = Places.of_handshakes(limits, pinned)
         self._tls_places = Places(
             limits.max_tls_handshakes,
@@ -360,7 +361,7 @@ class RdmaServer(asyncio.AbstractServer):
                 place.leave()
             else:
                 place.acted()
-        except BaseException:
+        except BaseException as exc:
             if transport is not None:
                 transport._discard()
             elif port is not None:
@@ -368,6 +369,7 @@ class RdmaServer(asyncio.AbstractServer):
             else:
                 release()
                 give_back()
+                self._shortages.tell(cm_id.destination, exc)
                 self._refuse(cm_id, "out of resources", RefusalReason.RESOURCES)
                 place.leave()
             raise

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import os
+import resource
 import ssl
 import subprocess
 import sys
@@ -355,6 +358,55 @@ async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> No
         note = await silent(address, server.port)
         note.transport.close()
         await note.ended()
+
+
+# -- a process that is short of descriptors
+
+
+KNOCK = """
+import asyncio, sys, aiordma
+async def main():
+    for _ in range(10_000):
+        try:
+            async with aiordma.connect(sys.argv[1], int(sys.argv[2])) as connection:
+                await connection.send(b"in?")
+                (await connection.recv()).release()
+                print("in", flush=True)
+                return
+        except aiordma.ConnectionRejectedError as exc:
+            print("refused" if "resources" in str(exc) else exc, flush=True)
+        await asyncio.sleep(0.2)
+asyncio.run(main())
+"""
+
+
+async def test_g11_a_listener_without_descriptors_neither_spins_nor_goes_deaf(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients are refused, each for itself, for as long as it lasts; and let in afterwards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    loop = asyncio.get_running_loop()
+    async with aiordma.listen(address, 0) as listener, echoing(listener):
+        arguments = ("-c", KNOCK, address, str(listener.port))
+        with running(arguments, stdout=subprocess.PIPE) as (process,):
+            assert process.stdout is not None
+            spare = os.dup(0)
+            os.close(spare)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (spare, hard))
+            try:
+                await until(lambda: caplog.text.count("refused") >= 1, 30)
+                begin, used = loop.time(), time.process_time()
+                await asyncio.sleep(1.5)
+                assert time.process_time() - used < 0.5 * (loop.time() - begin)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            lines = await asyncio.to_thread(process.stdout.read)
+    *refused, last = lines.split()
+    assert last == "in"
+    assert len(refused) > 1
+    assert set(refused) == {"refused"}
+    told = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert 1 <= len(told) <= 2 + math.log2(len(refused)), told
 
 
 # -- many at once

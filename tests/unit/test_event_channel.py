@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -99,6 +100,38 @@ def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
         assert first.cancelled()
         assert second.done(), "it waits, and the event lies there"
         assert await second is event
+        await close(events)
+
+    run(main())
+
+
+def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
+    run: Run, calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_channel, "_SHORT_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        events = channel()
+        pump = cast("Pump", events._pump)
+        tries, again = 0, asyncio.Event()
+        monkeypatch.setattr(pump, "resume", again.set)
+
+        def take() -> int | None:
+            nonlocal tries
+            tries += 1
+            return errno.ENOMEM if tries <= 3 else None
+
+        events._events.next = take  # type: ignore[method-assign]
+        for number in range(1, 4):
+            assert not events._on_readable()
+            assert tries == number
+            assert not pump.reading
+            again.clear()
+            await asyncio.wait_for(again.wait(), LIMIT_S)
+            pump.reading = True
+        assert not events._on_readable()
+        assert pump.reading
+        assert caplog.text.count("no event can be taken") == 1
         await close(events)
 
     run(main())
