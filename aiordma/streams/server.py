@@ -69,7 +69,8 @@ class RdmaServer(asyncio.AbstractServer):
     """A stream server; made by `create_server` and `start_server`.
 
     `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.  While it
-    serves it is kept alive by its loop, as asyncio's is, until `close()`.
+    serves it is kept alive by its loop, as asyncio's is, until `close()`.  An `async with` block
+    that an exception ends, such as a cancellation, closes the connections, too.
 
     Attributes:
         limits: What clients may hold.
@@ -434,7 +435,8 @@ class RdmaServer(asyncio.AbstractServer):
         Raises:
             RuntimeError: The server is closed, or this is awaited already.
 
-        Cancellation: closes the server, and waits for it.
+        Cancellation: closes the server and its clients, as asyncio's does since Python 3.13, and
+        waits for them.
         """
         if self._forever is not None:
             msg = f"server {self!r} is already being awaited on serve_forever()"
@@ -446,6 +448,7 @@ class RdmaServer(asyncio.AbstractServer):
         except asyncio.CancelledError:
             try:
                 self.close()
+                self.close_clients()
                 await self.wait_closed()
             finally:
                 raise
@@ -508,6 +511,9 @@ class RdmaServer(asyncio.AbstractServer):
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
+        if exc_info[0] is not None:
+            # To wait for clients would keep the exception from the program for as long as they like.
+            self.close_clients()
         await self.wait_closed()
 
     def __repr__(self) -> str:

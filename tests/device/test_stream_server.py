@@ -68,6 +68,41 @@ async def test_serve_forever(address: str) -> None:
     await again.wait_closed()
 
 
+async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer each line until the client ends."""
+    while line := await reader.readline():
+        writer.write(line)
+    writer.close()
+
+
+class BugError(Exception):
+    """What a program fails with."""
+
+
+@pytest.mark.parametrize("by", ["serve_forever", "the block"])
+async def test_h01_an_exception_does_not_wait_for_clients(address: str, by: str) -> None:
+    server = await aiordma.start_server(hello, address, 0)
+    reader, writer = await aiordma.open_connection(address, server.port)
+    writer.write(b"hello\n")
+    assert await reader.readline() == b"hello\n"
+
+    async def main() -> None:
+        async with server:
+            if by == "the block":
+                raise BugError
+            await server.serve_forever()
+
+    task = asyncio.create_task(main())
+    await asyncio.sleep(0)
+    task.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(BugError if by == "the block" else asyncio.CancelledError):
+            await task
+        assert await reader.read() == b"", "the client sees an end"
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_a_port_is_taken_while_its_server_is_there(address: str) -> None:
     async with await aiordma.start_server(nobody, address, 0) as server:
         with pytest.raises(OSError, match="Address already in use"):
