@@ -512,7 +512,7 @@ class RdmaServer(asyncio.AbstractServer):
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
         if exc_info[0] is not None:
-            # To wait for clients would keep the exception from the program for as long as they like.
+            # To wait for clients would keep the exception from the program until they go.
             self.close_clients()
         await self.wait_closed()
 

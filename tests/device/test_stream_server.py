@@ -93,8 +93,9 @@ async def test_h01_an_exception_does_not_wait_for_clients(address: str, by: str)
             await server.serve_forever()
 
     task = asyncio.create_task(main())
-    await asyncio.sleep(0)
-    task.cancel()
+    if by == "serve_forever":
+        await until(lambda: server._forever is not None)
+        task.cancel()
     async with asyncio.timeout(20):
         with pytest.raises(BugError if by == "the block" else asyncio.CancelledError):
             await task
