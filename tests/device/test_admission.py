@@ -455,8 +455,12 @@ async def ask_a_stream(address: str, port: int) -> BaseException | None:
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("streams", [False, True], ids=["messages", "streams"])
-async def test_c01_connects_in_one_gather(address: str, is_uvloop: bool, streams: bool) -> None:
+async def test_c01_connects_in_one_gather(
+    address: str, is_uvloop: bool, is_siw: bool, streams: bool
+) -> None:
     """All of default settings, while other programs of the machine are busy."""
+    # Software iWARP has queues for 48 connections of a process, those that are closing included.
+    count = 40 if is_siw and not streams else 200
     loop = asyncio.get_running_loop()
     loop.set_debug(False)  # which would be most of the load
     attempt = ask_a_stream if streams else ask
@@ -465,8 +469,8 @@ async def test_c01_connects_in_one_gather(address: str, is_uvloop: bool, streams
         running(*[("-c", "while True: pass")] * 2),
     ):
         begin = loop.time()
-        errors = await asyncio.gather(*(attempt(address, ports[streams]) for _ in range(200)))
-        print(f"200 connects: {loop.time() - begin:.1f} s")
+        errors = await asyncio.gather(*(attempt(address, ports[streams]) for _ in range(count)))
+        print(f"{count} connects: {loop.time() - begin:.1f} s")
     assert not any(errors), [error for error in errors if error is not None]
 
 
