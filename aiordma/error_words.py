@@ -98,9 +98,12 @@ DISCONNECTED_HINT = (
     "log"
 )
 
+# Of a lost connection with a `__cause__` that has no hint of its own.
+CAUSE_HINT = "`__cause__` has the first failure; the peer's log may tell more"
+
 # By the class of the exception, where nothing is known that fits the case better.
 CLASS_HINTS = {
-    "RdmaError": "the text and `__cause__` tell what has happened; `aiordma doctor` looks for what "
+    "RdmaError": "the text, and `__cause__` if there is one, tell what has happened; `aiordma doctor` looks for what "
     "this machine lacks",
     "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` tells what is missing",
     "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn`",
@@ -130,7 +133,7 @@ CLASS_HINTS = {
     "ConnectionRejectedError": "`private_data` and `status` have what the peer gave as its reason",
     "ConnectTimeoutError": "no answer: is the peer up, is the address right, is UDP port 4791 "
     "(RoCE) open?",
-    "ConnectionLostError": "`__cause__` has the first failure; the peer's log may tell more",
+    "ConnectionLostError": "the peer's log may tell more, and the log of this side",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",
     "ProtocolError": "do both sides run the same kind of program, and versions of aiordma that "

@@ -25,6 +25,7 @@ import socket
 
 from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
+    CAUSE_HINT,
     CLASS_HINTS,
     DISCONNECTED_HINT,
     ERRNO_HINTS,
@@ -72,6 +73,7 @@ __all__ = [
     "cm_error",
     "completion_error",
     "device_error",
+    "lost_error",
     "os_error",
     "plain_error",
     "queue_error",
@@ -436,6 +438,14 @@ def completion_error(
     return _WC_CLASSES.get(name, CompletionError)(
         text, status=status, operation=operation, qp_num=qp_num, vendor_err=vendor_err
     )
+
+
+def lost_error(cause: BaseException) -> ConnectionLostError:
+    """Build the exception for a connection that has ended for this cause, and not by its peer."""
+    error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
+    error.hint = getattr(cause, "hint", "") or CAUSE_HINT
+    error.__cause__ = cause
+    return error
 
 
 def device_error() -> DeviceRemovedError:

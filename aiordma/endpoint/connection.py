@@ -67,6 +67,7 @@ class Connection(ConnectionCore):
             TypeError: No buffer; ValueError: `imm` does not fit.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side.
+            ConnectionEndedError: The peer closed it in good order.
             ConnectionLostError: It broke; `__cause__` tells how.
             TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
 
@@ -179,7 +180,8 @@ class Connection(ConnectionCore):
             BufferError: `into` is read-only.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
-            ConnectionLostError, ResourceClosedError: The connection was over before.
+            ConnectionEndedError, ConnectionLostError, ResourceClosedError: The connection was over
+                before.
 
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
@@ -281,7 +283,7 @@ class Connection(ConnectionCore):
 
         Raises:
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
-            ResourceClosedError, ConnectionLostError: The connection is over.
+            ResourceClosedError, ConnectionEndedError, ConnectionLostError: The connection is over.
 
         Cancellation: the region is destroyed.
         """
@@ -325,7 +327,7 @@ class Connection(ConnectionCore):
             TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
             BufferError: The buffer is read-only, and not only for reading.
             OSError: The memory cannot be registered (when the block is entered).
-            ResourceClosedError, ConnectionLostError: The connection is over.
+            ResourceClosedError, ConnectionEndedError, ConnectionLostError: The connection is over.
 
         Cancellation: of the entry, nothing is exposed; of the exit, the lease ends all the same.
         """
@@ -353,6 +355,7 @@ class Connection(ConnectionCore):
         """Wait until every message sent so far has reached the peer's adapter.
 
         Raises:
+            ConnectionEndedError: The peer closed it.
             ConnectionLostError: It broke first.
 
         Cancellation: ends the wait.

@@ -42,6 +42,7 @@ from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.shutdown import Shutdown
 from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
+    DeviceRemovedError,
     ForkedError,
     ProtocolError,
     ResourceClosedError,
@@ -296,14 +297,21 @@ class ConnectionCore:
         if not self._outcome.closing:
             silent = event.type == EventType.DISCONNECTED and not self.config.raw
             error = cm_error(event.type.name, event.status, event.private_data)
-            self._over(vanished_error() if silent else error)
+            self._gone(vanished_error() if silent else error)
         # Taken: what is not taken is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
         return True
 
     def _on_link_failed(self) -> None:
-        assert self._link.failure is not None
-        self._over(self._link.failure)
+        failure = self._link.failure
+        assert failure is not None
+        self._gone(failure)
+
+    def _gone(self, error: BaseException) -> None:
+        """The adapter has lost the peer; where that has said END before, it was its close."""
+        if self._receiver.ended and not isinstance(error, (ProtocolError, DeviceRemovedError)):
+            error = ended_error()
+        self._over(error)
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
         """Tell the peer that there will be no END, if it can be told at once; whether it can."""

@@ -16,6 +16,7 @@ from aiordma.errors import (
     MessageDamagedError,
     ProtocolError,
     ResourceClosedError,
+    lost_error,
 )
 
 __all__ = [
@@ -28,6 +29,10 @@ __all__ = [
 ]
 
 _SAID = "the peer ended the connection"
+_ENDED_HINT = (
+    "the peer closed in good order: nothing more can be sent to it; recv() still returns what it "
+    "had sent"
+)
 # What the peer's library says in ABORT, and what the program does about it.
 _ABORTS = {
     AbortReason.PROGRAM: (
@@ -122,15 +127,16 @@ class Outcome:
         cause = self.cause
         if cause is None or isinstance(cause, ResourceClosedError):
             return closed_error()
+        if isinstance(cause, ConnectionEndedError):
+            ended = ended_error()
+            ended.hint = _ENDED_HINT
+            return ended
         if isinstance(cause, ConnectionLostError):
             again = type(cause)(*cause.args)
             again.hint = cause.hint
             again.__cause__ = cause.__cause__
             return again
-        error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
-        error.hint = getattr(cause, "hint", "") or error.hint
-        error.__cause__ = cause
-        return error
+        return lost_error(cause)
 
     def reason(self) -> BaseException | None:
         """The exception for the next call, or None while the connection is open."""

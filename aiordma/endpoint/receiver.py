@@ -389,6 +389,12 @@ class Receiver:
                 raise
         return message
 
+    @property
+    def ended(self) -> bool:
+        """Whether the peer has ended its stream, and all of it is here."""
+        whole = all(arrival.message is not None for arrival in self.queue)
+        return self._ended is not None and whole
+
     def end(self, ended: Callable[[], BaseException]) -> None:
         """The peer has ended its stream: after the queued messages `recv` raises `ended()`."""
         self._ended = ended

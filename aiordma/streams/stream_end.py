@@ -10,10 +10,9 @@ giving back is done.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 
-from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
 from aiordma.loop import background
 from aiordma.loop.limit import Limit
 from aiordma.streams.lane import LaneMachine
@@ -30,9 +29,7 @@ def lost(cause: BaseException) -> BaseException:
     """The exception for a program whose connection ended for this cause."""
     if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
         return cause
-    error = ConnectionLostError(errno.ECONNRESET, f"the connection is lost: {cause}")
-    error.__cause__ = cause
-    return error
+    return lost_error(cause)
 
 
 class StreamEnd:

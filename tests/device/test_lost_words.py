@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -61,6 +63,51 @@ async def test_b04_close_abort_and_violation_read_differently(
         text = logs.text.replace(f"port {client.get_extra_info('sockname')[1]}", "port N")
         assert f"this side ends the connection with {address} port N: the peer" in text
         assert f"connection with {address} port {listener.port}: the peer ended" in text
+
+
+@pytest.mark.parametrize("first", ["send", "recv"])
+async def test_b04_every_call_tells_that_the_peer_has_closed(address: str, first: str) -> None:
+    """Whichever comes first, and not that its process ended."""
+    async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        async with server.expose(bytearray(8), read=True, write=True) as region:
+            await server.send(b"last")
+            await server.close()
+        while not client.is_closing:  # the disconnection has been heard
+            await asyncio.sleep(0.001)
+        calls: dict[str, Callable[[], Awaitable[Any]]] = {
+            "send": lambda: client.send(b"x"),
+            "large": lambda: client.send(bytes(100_000)),
+            "flush": client.flush,
+            "read": lambda: client.read(region, bytearray(8)),
+            "write": lambda: client.write(region, b"x"),
+            "register": lambda: client.register(bytearray(8)),
+        }
+        if first == "recv":
+            assert bytes(await client.recv()) == b"last"
+        for _ in range(2):
+            for name, call in calls.items():
+                with pytest.raises(aiordma.ConnectionEndedError, match="peer closed") as caught:
+                    await call()
+                assert "recv() still returns" in caught.value.hint, name
+        if first == "send":
+            assert bytes(await client.recv()) == b"last"
+        with pytest.raises(aiordma.ConnectionEndedError, match="peer closed"):
+            await client.recv()
+        await client.close()
+
+
+async def test_b04_a_request_that_finds_the_peer_closed(address: str) -> None:
+    """Sent while the peer closes: the call is told of the close, or the bytes were lost on it."""
+    async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        closing = asyncio.create_task(server.close())
+        with pytest.raises(aiordma.ConnectionEndedError, match="peer closed"):
+            while True:
+                await client.send(b"x")
+                await client.flush()
+        await closing
+        await client.close()
 
 
 async def test_b04_a_peer_is_told_why_this_side_gives_it_up(
