@@ -92,7 +92,7 @@ EVENT_HINTS = {
     "SRQ_ERR": "no queue pair can receive through the shared receive queue any more",
 }
 
-# Where the wire has no word for the reason: streams, and connections with `raw`.
+# Where the wire has no word for the reason: connections with `raw`.
 DISCONNECTED_HINT = (
     "its program aborted or ended, or its library found that this side broke the protocol: see its "
     "log"
@@ -203,6 +203,9 @@ REJECT_REASONS: dict[int, tuple[str, str]] = {
     6: ("invalid communication id", ""),
     8: ("invalid service id", "nobody listens on that port"),
     10: ("stale connection", "the peer still holds an old connection; try again"),
-    28: ("consumer defined", "the peer's program refused the connection"),
+    28: (
+        "consumer defined",
+        "the peer's program or its library refused; is it another kind of server?",
+    ),
     30: ("duplicate communication id", "try again"),
 }

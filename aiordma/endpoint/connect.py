@@ -16,7 +16,7 @@ from aiordma.endpoint.dialing import dial, limit_of, way_to
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.plan import plan_of
-from aiordma.endpoint.wire import HELLO_SIZE, Hello, asks_again, parse_refusal
+from aiordma.endpoint.wire import HELLO_SIZE, Hello, asks_again, library_words, parse_refusal
 from aiordma.errors import ConnectionRejectedError, ProtocolError
 
 __all__ = ["Opening", "connect"]
@@ -209,8 +209,13 @@ async def _one(
                 link.close()
             cm_id.close()
             release()
-        if isinstance(exc, ConnectionRejectedError) and not config.raw:
-            raise _readable(exc) from None
+        if isinstance(exc, ConnectionRejectedError):
+            if not config.raw:
+                raise _readable(exc) from None
+            if words := library_words(exc.private_data):
+                exc.args = (exc.errno, f"connection refused by the listener: {words}")
+                exc.strerror = exc.args[1]
+                exc.hint = words
         raise
     return connection
 

@@ -225,11 +225,18 @@ def parse_refusal(data: bytes) -> tuple[bytes, str]:
     if stripped.endswith(_END_MARK):
         return stripped[:-1], ""
     # The program's bytes end in the mark or fill the field, so these cannot be taken for them.
-    if stripped[:4] == _REFUSAL_MAGIC and len(stripped) == len(_REFUSAL_MAGIC) + 2:
-        reason = stripped[4]
-        words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
-        return b"", words or f"refused for reason {reason}"
-    return data, ""
+    words = library_words(stripped)
+    return (b"", words) if words else (data, "")
+
+
+def library_words(data: bytes) -> str:
+    """The words of a library that has refused by itself; empty if the data are a program's."""
+    stripped = data.rstrip(b"\0")
+    if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
+        return ""
+    reason = stripped[4]
+    words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
+    return words or f"refused for reason {reason}"
 
 
 def names_the_kind(data: bytes) -> bool:

@@ -181,11 +181,11 @@ class RdmaServer(asyncio.AbstractServer):
             return True
         try:
             if len(event.private_data) < HELLO_SIZE:
-                self._refuse(cm_id, "its private data is too short")
+                self._refuse(cm_id, "its private data is too short", RefusalReason.STREAMS)
                 return True
             Hello.parse(event.private_data)
         except ProtocolError as exc:
-            self._refuse(cm_id, str(exc))
+            self._refuse(cm_id, str(exc), RefusalReason.STREAMS)
             return True
         source = cm_id.destination_address or ""
         full = self._ledger.why_full(source)

@@ -10,6 +10,7 @@ giving back is done.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
@@ -19,7 +20,7 @@ from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
-__all__ = ["StreamEnd", "lost"]
+__all__ = ["StreamEnd", "lost", "vanished"]
 
 _log = logging.getLogger("aiordma")
 _DISCONNECT_S = 1.0
@@ -30,6 +31,17 @@ def lost(cause: BaseException) -> BaseException:
     if isinstance(cause, (ConnectionLostError, ConnectTimeoutError)):
         return cause
     return lost_error(cause)
+
+
+def vanished() -> ConnectionLostError:
+    """The exception for a peer that disconnected, where its end did not come in the band."""
+    text = "the peer disconnected without an end of the stream: its process ended, or it aborted"
+    error = ConnectionLostError(errno.ECONNRESET, text)
+    error.hint = (
+        "did the peer's process end, by a signal perhaps? see its exit status, and its log: its "
+        "library may have found that this side broke the protocol"
+    )
+    return error
 
 
 class StreamEnd:

@@ -36,7 +36,24 @@ class RdmaStreamReader(asyncio.StreamReader):
 
     def __init__(self, *, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=limit, loop=loop)
+        self._after_end: BaseException | None = None
         fork.guard_public(self)
+
+    def set_exception(self, exc: BaseException) -> None:
+        """As `asyncio.StreamReader.set_exception`.
+
+        Args:
+            exc: What reading raises from now on.  Where the peer's end is here already, which
+                makes the bytes complete, only `exception()` tells of it, and so `drain()`.
+        """
+        if self._eof:
+            self._after_end = exc
+        else:
+            super().set_exception(exc)
+
+    def exception(self) -> BaseException | None:
+        """What has ended the connection, or None."""
+        return self._exception or self._after_end
 
     def _source(self) -> Incoming | None:
         """Where bytes can be had without the protocol."""
@@ -205,7 +222,7 @@ class RdmaStreamWriter(asyncio.StreamWriter):
             not isinstance(transport, RdmaTransport)
             or transport._closing
             or transport._protocol_paused
-            or (reader is not None and reader._exception is not None)
+            or (reader is not None and reader.exception() is not None)
         ):
             await super().drain()
 

@@ -43,7 +43,7 @@ from aiordma.loop.running import from_finalizer
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
-from aiordma.streams.stream_end import StreamEnd, lost
+from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.transport_base import TransportBase
 from aiordma.streams.transport_socket import stream_socket
@@ -71,6 +71,13 @@ def _written_in_a_child(data: Any, sent: int) -> None:
 
 def _not_bytes(data: Any) -> TypeError:
     return TypeError(f"data argument must be a bytes-like object, not {type(data).__name__!r}")
+
+
+def _not_taken() -> ConnectionLostError:
+    text = "the peer closed the connection before it took everything"
+    error = ConnectionLostError(errno.ECONNRESET, text)
+    error.hint = "the peer closed in good order; what was written to it since is lost"
+    return error
 
 
 class RdmaTransport(TransportBase):
@@ -114,6 +121,7 @@ class RdmaTransport(TransportBase):
         self._cause: BaseException | None = None
         self._scheduled = False
         self._lost_writes = 0
+        self._written_in_vain = False  # to a peer that was known to have closed
         self._listens_first = False
         port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
@@ -196,7 +204,10 @@ class RdmaTransport(TransportBase):
         # What arrived before the disconnection counts before it.
         self._port.sweep()
         self._end.peer_left()
-        self._note(cm_error(event.type.name, event.status, event.private_data))
+        if event.type == EventType.DISCONNECTED:
+            self._note(vanished())
+        else:
+            self._note(cm_error(event.type.name, event.status, event.private_data))
         return True
 
     def _note(self, cause: BaseException | None) -> None:
@@ -292,8 +303,8 @@ class RdmaTransport(TransportBase):
             return
         if machine.disconnected and self._out.size:
             # The peer reads no more, and there are bytes for it.
-            text = "the peer closed the connection before it took everything"
-            self._force(ConnectionLostError(errno.ECONNRESET, text))
+            if not self._ends_first:
+                self._force(_not_taken())
         elif self._said_goodbye:
             self._finish(None)
         elif self._cause is not None and not machine.disconnected and not self._unread():
@@ -301,6 +312,11 @@ class RdmaTransport(TransportBase):
                 self._force(lost(self._cause))
             else:
                 self._fatal_error(self._cause, "Fatal error on an RDMA stream")
+
+    @property
+    def _ends_first(self) -> bool:
+        """Whether the program is still being given what came before the peer's close."""
+        return not (self._in.eof_given or self._in.paused or self._closing)
 
     def _unread(self) -> bool:
         """Whether what came before the connection broke is still to be taken by the program."""
@@ -364,11 +380,14 @@ class RdmaTransport(TransportBase):
                 _log.warning("write() on a closed transport")
             self._lost_writes += 1
             return
-        if self._machine.disconnected or self._cause is not None:
-            error: BaseException = ConnectionLostError(errno.EPIPE, "the peer has gone")
-            if self._cause is not None and not self._machine.disconnected:
-                error = lost(self._cause)
-            self._fatal_error(error, "Fatal write error on an RDMA stream")
+        if self._machine.disconnected:
+            # As over TCP: the end is told first, and an error to a program that goes on writing.
+            if self._written_in_vain:
+                self._fatal_error(_not_taken(), "Fatal write error on an RDMA stream")
+            self._written_in_vain = not self._ends_first
+            return
+        if self._cause is not None:
+            self._fatal_error(lost(self._cause), "Fatal write error on an RDMA stream")
             return
         if type(data) is not bytes:
             view = ffi.from_buffer(data)

@@ -46,3 +46,23 @@ async def test_b05_a_client_of_streams_at_a_listener_for_messages(address: str) 
             assert "aiordma.connect" in text
         async with aiordma.connect(address, listener.port) as client, await listener.accept():
             await client.send(b"ok")
+
+
+async def test_b05_a_raw_client_is_told_that_the_library_refused(address: str) -> None:
+    """And not the peer's program, which has not been asked."""
+    raw = aiordma.ConnectionConfig(raw=True)
+
+    async def refused(port: int) -> aiordma.ConnectionRejectedError:
+        with pytest.raises(aiordma.ConnectionRejectedError) as caught:
+            await aiordma.connect(address, port, config=raw)
+        assert "program" not in str(caught.value)
+        assert caught.value.hint in str(caught.value)
+        return caught.value
+
+    async with asyncio.timeout(LIMIT_S):
+        async with aiordma.listen(address, 0) as listener:
+            assert "speaks aiordma's message protocol" in str(await refused(listener.port))
+        server = await aiordma.start_server(lambda *_: None, address, 0)
+        assert "it is a server of streams" in str(await refused(server.port))
+        server.close()
+        await server.wait_closed()

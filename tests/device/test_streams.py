@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import errno
 import gc
 import socket
@@ -128,11 +129,45 @@ async def test_writing_to_a_peer_that_has_left(address: str) -> None:
     async with noted(address, server=Stays) as both:
         both.client.transport.close()
         await until(lambda: "eof" in both.server.calls)
-        assert not both.server.transport.is_closing()
         both.server.transport.write(b"too late")
+        assert not both.server.transport.is_closing()
+        both.server.transport.write(b"and too late")
         lost = await both.server.ended()
         assert isinstance(lost, ConnectionResetError)
-        assert lost.errno == errno.EPIPE
+        assert lost.errno == errno.ECONNRESET
+
+
+@pytest.mark.parametrize("size", [4, 100], ids=["line by line", "at once"])
+async def test_j03_an_echo_that_does_not_drain_hears_the_end(address: str, size: int) -> None:
+    """What a peer sent, and its end, come before the loss of what is written to it since.
+
+    With 4 bytes at a time the reader still has lines of the peer when it knows of the end.
+    """
+    echoed: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+
+    async def echo(reader: aiordma.RdmaStreamReader, writer: aiordma.RdmaStreamWriter) -> None:
+        heard = []
+        try:
+            while data := await reader.read(size):
+                heard.append(data)
+                writer.write(data)
+                if data == b"bye\n":
+                    await until(lambda: reader._eof)
+            echoed.set_result(heard)
+        except BaseException as exc:
+            echoed.set_exception(exc)
+        writer.close()
+        with contextlib.suppress(ConnectionResetError):
+            await writer.wait_closed()
+
+    async with asyncio.timeout(20), await aiordma.start_server(echo, address, 0) as server:
+        reader, writer = await aiordma.open_connection(address, server.port)
+        writer.write(b"hi!\n")
+        assert await reader.readexactly(4) == b"hi!\n"
+        writer.write(b"bye\n" * 5)
+        writer.close()
+        await writer.wait_closed()
+        assert b"".join(await echoed) == b"hi!\n" + b"bye\n" * 5
 
 
 async def test_a_peer_that_leaves_before_it_has_all(address: str) -> None:
