@@ -103,8 +103,8 @@ CAUSE_HINT = "`__cause__` has the first failure; the peer's log may tell more"
 
 # By the class of the exception, where nothing is known that fits the case better.
 CLASS_HINTS = {
-    "RdmaError": "the text, and `__cause__` if there is one, tell what has happened; `aiordma doctor` looks for what "
-    "this machine lacks",
+    "RdmaError": "the text, and `__cause__` if there is one, tell what has happened; `aiordma "
+    "doctor` looks for what this machine lacks",
     "LibraryMissingError": "install rdma-core's libraries; `aiordma doctor` tells what is missing",
     "ForkedError": "start processes that use RDMA with multiprocessing's method `spawn`",
     "RdmaOSError": "the call's man page has what the errno means there; the kernel's log (`dmesg`) "

@@ -28,7 +28,7 @@ class RdmaStreamReader(asyncio.StreamReader):
     # What the base class has and its type stub does not tell.
     _buffer: bytearray
     _eof: bool
-    _exception: BaseException | None
+    _exception: Exception | None
     _maybe_resume_transport: Callable[[], None]
     _paused: bool
     _transport: asyncio.Transport
@@ -36,10 +36,10 @@ class RdmaStreamReader(asyncio.StreamReader):
 
     def __init__(self, *, limit: int, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(limit=limit, loop=loop)
-        self._after_end: BaseException | None = None
+        self._after_end: Exception | None = None
         fork.guard_public(self)
 
-    def set_exception(self, exc: BaseException) -> None:
+    def set_exception(self, exc: Exception) -> None:
         """As `asyncio.StreamReader.set_exception`.
 
         Args:
@@ -51,7 +51,7 @@ class RdmaStreamReader(asyncio.StreamReader):
         else:
             super().set_exception(exc)
 
-    def exception(self) -> BaseException | None:
+    def exception(self) -> Exception | None:
         """What has ended the connection, or None."""
         return self._exception or self._after_end
 

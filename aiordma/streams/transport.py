@@ -471,8 +471,8 @@ class RdmaTransport(TransportBase):
         self._take_leave(whole=not waiting)
         self._finish(exc)
 
-    def _give_up(self, exc: BaseException) -> None:
-        """The peer does not move any more: there is nothing to wait for."""
+    def _give_up(self, exc: BaseException | None) -> None:
+        """The peer does not move any more: there is nothing to wait for, or to be said."""
         self._end.hurry(0)
         self._force(exc)
 

@@ -16,6 +16,7 @@ from aiordma import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from tests.device.meeting import meet
+from tests.device.oracle import until
 from tests.device.test_two_processes import peer
 
 pytestmark = pytest.mark.device
@@ -73,8 +74,7 @@ async def test_b04_every_call_tells_that_the_peer_has_closed(address: str, first
         async with server.expose(bytearray(8), read=True, write=True) as region:
             await server.send(b"last")
             await server.close()
-        while not client.is_closing:  # the disconnection has been heard
-            await asyncio.sleep(0.001)
+        await until(lambda: client.is_closing)  # the disconnection has been heard
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "send": lambda: client.send(b"x"),
             "large": lambda: client.send(bytes(100_000)),
@@ -102,10 +102,14 @@ async def test_b04_a_request_that_finds_the_peer_closed(address: str) -> None:
     async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
         client, server = await meet(listener, address)
         closing = asyncio.create_task(server.close())
-        with pytest.raises(aiordma.ConnectionEndedError, match="peer closed"):
+
+        async def go_on() -> None:
             while True:
                 await client.send(b"x")
                 await client.flush()
+
+        with pytest.raises(aiordma.ConnectionEndedError, match="peer closed"):
+            await go_on()
         await closing
         await client.close()
 

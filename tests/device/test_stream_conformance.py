@@ -27,9 +27,3 @@ class TestRdmaTransport(StreamConformance):
         async with await aiordma.create_server(server_factory, address, 0) as server:
             await aiordma.create_connection(client_factory, address, server.port)
             yield
-
-    def vanish(self, transport: asyncio.Transport) -> None:
-        """As `abort()` with a `linger_s` of 0."""
-        assert isinstance(transport, aiordma.RdmaTransport)
-        transport._end.hurry(0)
-        transport.abort()

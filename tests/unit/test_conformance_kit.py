@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import socket
-import struct
 from asyncio import selector_events
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -32,12 +30,6 @@ class Tcp(StreamConformance):
             yield
         finally:
             server.close()
-
-    def vanish(self, transport: asyncio.Transport) -> None:
-        """With nothing to linger for, the kernel sends a reset."""
-        sock = transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        transport.abort()
 
 
 _SOURCE = inspect.getsource(selector_events)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -75,7 +77,19 @@ class Subject:
         raise NotImplementedError("override connection()")
 
     def vanish(self, transport: asyncio.Transport) -> None:
-        """End one side so that the other one is told nothing in good order; default: `abort`."""
+        """End one side so that the other one is told nothing in good order.
+
+        Override it where `abort` tells the other side an end in good order. This one knows what to
+        do with sockets of TCP (SO_LINGER, so that the kernel sends a reset) and with
+        `aiordma.RdmaTransport` (as `StreamConfig(linger_s=0)`); any other transport it aborts.
+        """
+        give_up = getattr(transport, "_give_up", None)
+        if give_up is not None:
+            give_up(None)
+            return
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         transport.abort()
 
 
