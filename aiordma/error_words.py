@@ -121,8 +121,8 @@ CLASS_HINTS = {
     "NotSupportedError": "`aiordma devices` and Context.query_device() tell what a device can do",
     "MessageDamagedError": "does the network reorder packets (`docs/surprises.md`), or does the "
     "sender's program change the buffer of a message before `send()` has returned?",
-    "MessageTooLargeError": "send it in pieces, or raise max_message_size in the configuration of "
-    "the receiving side",
+    "MessageTooLargeError": "send it in pieces, or have the receiving side raise max_message_size "
+    "in its ConnectionConfig",
     "ConnectionFailedError": "is the peer up, is the address right? see `aiordma doctor` on both "
     "sides",
     "HostNotFoundError": "is the name right? `getent hosts NAME` asks the same resolver",

@@ -111,8 +111,7 @@ class Connection(ConnectionCore):
             else:
                 self._outcome.require_open()
                 if size > self._peer_max:
-                    msg = f"the peer takes messages up to {self._peer_max} bytes, this has {size}"
-                    raise MessageTooLargeError(msg)
+                    raise self._too_large(size)
                 try:
                     with Limit(self.config.stall_timeout_s):
                         await self._exposer.send(payload, imm)
@@ -124,6 +123,16 @@ class Connection(ConnectionCore):
             raise
         lane.messages_sent += 1
         lane.bytes_sent += size
+
+    def _too_large(self, size: int) -> MessageTooLargeError:
+        if self.config.raw:
+            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
+        else:
+            text, hint = "the peer", MessageTooLargeError.hint
+        text = f"{text} takes messages up to {self._peer_max} bytes, this has {size} ({hint})"
+        error = MessageTooLargeError(text)
+        error.hint = hint
+        return error
 
     def _stalled(self) -> OSError:
         seconds = self.config.stall_timeout_s

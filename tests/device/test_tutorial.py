@@ -1,0 +1,121 @@
+"""The tutorial's programs and blocks, run as they are printed there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiordma
+from tests.device.meeting import meet, part
+
+pytestmark = pytest.mark.device
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
+LIMIT_S = 60
+
+
+def blocks(heading: str) -> list[str]:
+    """The Python blocks of a section."""
+    section = re.split(r"^## ", PAGE.partition(f"## {heading}\n")[2], maxsplit=1, flags=re.M)[0]
+    return re.findall(r"^```python\n(.*?)^```$", section, re.M | re.S)
+
+
+async def run(block: str, **names: Any) -> dict[str, Any]:
+    """Run a block that awaits, and return the names that it has made."""
+    body = textwrap.indent(f"{block}\nreturn locals()", "    ")
+    scope: dict[str, Any] = {"aiordma": aiordma, "asyncio": asyncio, **names}
+    exec(f"async def block():\n{body}", scope)
+    async with asyncio.timeout(LIMIT_S):
+        made: dict[str, Any] = await scope["block"]()
+    return made
+
+
+@pytest.mark.one_loop
+def test_the_first_program(tmp_path: Path, address: str, is_siw: bool) -> None:
+    (program,) = blocks("One program")
+    path = tmp_path / "echo.py"
+    path.write_text(program.replace("10.80.0.1", address))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", path],
+        capture_output=True, check=False, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    device = "siw0" if is_siw else "rxe0"
+    assert (done.stdout, done.stderr) == (f"b'hello' over {device}\n", "")
+
+
+async def test_its_server_outlives_a_client_that_aborts(address: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(blocks("One program")[0].partition("async def main")[0], scope)
+    async with aiordma.listen(address, 0) as listener:
+        serving = asyncio.create_task(scope["serve"](listener))
+        conn = await aiordma.connect(address, listener.port)
+        await conn.send(b"hello")
+        assert bytes(await conn.recv()) == b"hello"
+        conn.abort()
+        async with asyncio.timeout(LIMIT_S):
+            await serving
+
+
+@pytest.mark.one_loop
+async def test_a_large_message_as_on_the_page(address: str) -> None:
+    sends, configures = blocks("Large messages")
+    async with aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        sending = asyncio.create_task(run(sends, conn=client))
+        with await server.recv() as message:
+            assert len(message) == 50_000_000
+        await sending
+        with pytest.raises(aiordma.MessageTooLargeError, match="max_message_size"):
+            await client.send(bytearray((64 << 20) + 1))
+        await part(client, server)
+    asked: list[aiordma.ConnectionConfig] = []
+
+    def listen(*args: Any, config: aiordma.ConnectionConfig) -> Any:
+        asked.append(config)
+        return aiordma.listen(*args, config=config)
+
+    page: Any = type("Page", (), {"ConnectionConfig": aiordma.ConnectionConfig, "listen": listen})
+    await run(configures, aiordma=page, host=address, port=0)
+    (config,) = asked
+    async with aiordma.listen(address, 0, config=config) as listener:
+        client, server = await meet(listener, address)
+        sending = asyncio.create_task(client.send(bytearray((64 << 20) + 1)))
+        with await server.recv() as message:
+            assert len(message) == (64 << 20) + 1
+        await sending
+        await part(client, server)
+
+
+async def test_memory_that_the_peer_may_use(
+    address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However late the one side is: the lease lasts until the other says that it is done."""
+    opens, uses, registers = blocks("Memory that the peer may use")
+    async with aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        serving = asyncio.create_task(run(opens, conn=server))
+        *first, last = uses.splitlines()
+        made = await run("\n".join(first), conn=client)
+        await client.flush()
+        # The message of the write has been taken, and the memory is still open.
+        while server.stats.messages_received == 0:
+            await asyncio.sleep(0)
+        assert await client.read(made["remote"], bytearray(64)) == 64
+        await run(last, conn=client)
+        table = (await serving)["table"]
+        assert len(table) == 1 << 20
+        assert made["row"] == bytes(64)
+        said = capsys.readouterr().out
+        assert said == "page 7 is written\nthe peer says b'done'\n"
+        async with server.expose(bytearray(b"x" * (1 << 20)), read=True) as region:
+            seen: list[bytes] = []
+            await run(registers, conn=client, remote=region, process=lambda v: seen.append(bytes(v)))
+        assert seen == [b"x" * (1 << 20)]
+        await part(client, server)
