@@ -186,7 +186,7 @@ for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
         "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
     )
 ERRNO_HINTS_ANY: dict[int, str] = {
-    errno.ENETUNREACH: "no route to the network: `ip route get ADDRESS`",
+    errno.ENETUNREACH: "no route to this address: `ip route` lists the routes",
     errno.EHOSTUNREACH: "the neighbor did not answer: is the host up, is the address right?",
     errno.EACCES: "RDMA handles belong to the process and credentials that opened them",
     errno.EMFILE: "too many open files: `ulimit -n`",

@@ -77,6 +77,7 @@ __all__ = [
     "os_error",
     "plain_error",
     "queue_error",
+    "tell_where",
 ]
 
 
@@ -407,6 +408,13 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
     if hint:
         error.hint = hint
     return error
+
+
+def tell_where(error: OSError, host: str, port: int) -> None:
+    """Put the address of a peer or of a listener in front of the text of an error."""
+    text = f"{host} port {port}: {error.strerror or error}"
+    error.args = (error.errno, text, *error.args[2:])
+    error.strerror = text
 
 
 def _with_nodes(code: int, text: str) -> tuple[int, str, str]:

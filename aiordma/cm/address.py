@@ -176,7 +176,8 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
         except socket.gaierror as exc:
-            raise HostNotFoundError(*exc.args) from None
+            code, words = exc.args
+            raise HostNotFoundError(code, f"{host}: {words}") from None
         except RuntimeError as exc:  # of the loop's executor
             raise plain_error(errno.EAGAIN, f"{host} was not looked up: {exc}") from exc
         hosts = (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]) for *_, sa in found)

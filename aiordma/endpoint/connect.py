@@ -136,6 +136,9 @@ def connect(
     check_kind("config", config, ConnectionConfig)
     config = config or DEFAULTS
     check_kind("host", host, str, none=False)
+    if not host:
+        msg = "host is empty: give the name or the address of the peer"
+        raise ValueError(msg)
     check_port(port, lowest=1)
     if local_addr is not None:
         check_address(local_addr)

@@ -18,7 +18,7 @@ from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.endpoint.pacing import Course, paced
-from aiordma.errors import AddressError, ConnectTimeoutError
+from aiordma.errors import AddressError, ConnectTimeoutError, tell_where
 from aiordma.loop import background, registry
 from aiordma.loop.limit import Limit, PatientLimit
 from aiordma.loop.workers import call_blocking
@@ -104,11 +104,15 @@ async def dial(
             await warm_up()
             origins = await _ways(host, port, local_addr)
             if len(origins) == 1:
-                return await one(*origins)
+                try:
+                    return await one(*origins)
+                except OSError as exc:
+                    tell_where(exc, host, port)
+                    raise
             addresses = interleave(list(origins))
             return await race(addresses, one, delay, discard)
     except AllFailedError as exc:
-        error = exc.as_one(host)
+        error = exc.as_one(host, port)
         try:
             raise error from error.__cause__
         finally:

@@ -33,7 +33,7 @@ class AllFailedError(Exception):
         super().__init__(failures)
         self.failures = failures
 
-    def as_one(self, host: str) -> OSError:
+    def as_one(self, host: str, port: int) -> OSError:
         """An error that tells of all of them.
 
         Of the kind of the one that came furthest: a refusal says more than an address that no
@@ -43,7 +43,7 @@ class AllFailedError(Exception):
         if len(errors) == 1:
             return errors[0]
         tried = "; ".join(f"{address[0]}: {_words(error)}" for address, error in self.failures)
-        text = f"no address of {host} could be connected to: {tried}"
+        text = f"no address of {host} could be connected to on port {port}: {tried}"
         one = copy.copy(max(errors, key=_distance))
         one.args = (one.errno, text)
         one.strerror = text

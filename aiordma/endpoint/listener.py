@@ -41,7 +41,7 @@ from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import Shortages, choose, listen_on, resolve
+from aiordma.endpoint.listening import Shortages, choose, listen_on, require_device, resolve
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
@@ -88,7 +88,7 @@ def listen(
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
-            has the address.
+            has the address, as seldom one has an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve; TimeoutError: not within
             `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
@@ -105,6 +105,7 @@ def listen(
         await warm_up()
         addresses = await resolve(host, port, config.connect_timeout_s)
         addresses = choose(addresses, ipv6_only=ipv6_only)
+        addresses = await require_device(addresses, config.connect_timeout_s)
         return Listener(
             addresses, backlog if backlog > 0 else _BACKLOG, config, limits or DEFAULT_LIMITS
         )

@@ -7,24 +7,26 @@ A listener for both families has two ids, of which the IPv6 one takes IPv6 alone
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 from collections.abc import Callable, Sequence
 
-from aiordma.cm.address import Address, look_up
+from aiordma.cm.address import Address, is_loopback, look_up
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.errors import plain_error
+from aiordma.endpoint.dialing import way_to
+from aiordma.errors import plain_error, tell_where
 from aiordma.loop.limit import Limit
 
-__all__ = ["Shortages", "choose", "listen_on", "resolve"]
+__all__ = ["Shortages", "choose", "listen_on", "require_device", "resolve"]
 
 _log = logging.getLogger("aiordma")
 _TRIES = 10
 # An address without an RDMA device, and a family that this machine has not.
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+# What the search for a way to loopback ends with where no device leads there, by device.
+_NO_WAY = (errno.ENODEV, errno.ENOENT, errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 class Shortages:
@@ -71,12 +73,47 @@ def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
         hosts = ", ".join(host for host, _ in addresses)
         text = f"no IPv6 address to listen on: {hosts}"
         raise plain_error(errno.EAFNOSUPPORT, text, "`ip -6 address` lists this machine's")
-    outside = [address for address in chosen if not _is_loopback(address)]
+    outside = [address for address in chosen if not is_loopback(address)]
     return list(dict.fromkeys(outside or chosen))
 
 
-def _is_loopback(address: Address) -> bool:
-    return ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+async def require_device(addresses: Sequence[Address], seconds: float) -> list[Address]:
+    """Those addresses that a device can be reached at; all that are not loopback.
+
+    The kernel lets any program listen on loopback, and connects only where a device leads there.
+    An address that is not loopback is bound to its device, or refused, when it is listened on.
+
+    Args:
+        addresses: From `choose`.
+        seconds: For the search of a way.
+
+    Raises:
+        DeviceNotFoundError: They are loopback, and no device leads there.
+
+    Cancellation: safe.
+    """
+    served: list[Address] = []
+    for host, port in addresses:
+        if is_loopback((host, port)):
+            try:
+                cm_id, release = await way_to((host, port or 1), None, limit=seconds)
+            except OSError as exc:
+                if exc.errno not in _NO_WAY:
+                    raise
+                _log.info("not listening on %s: %s", host, exc)
+                continue
+            cm_id.close()
+            release()
+        served.append((host, port))
+    if not served:
+        host, port = addresses[0]
+        text = f"{host} port {port}: no RDMA device serves this address"
+        hint = (
+            "listen on an address of a device's network interface (`rdma link`, `ip address`), or "
+            'on None or "" for all'
+        )
+        raise plain_error(errno.ENODEV, text, hint)
+    return served
 
 
 def listen_on(
@@ -145,7 +182,9 @@ def _listen(
         cm_id.bind_addr(address)
         if backlog is not None:
             cm_id.listen(backlog)
-    except BaseException:
+    except BaseException as exc:
         cm_id.close()
+        if isinstance(exc, OSError):
+            tell_where(exc, *address)
         raise
     return cm_id

@@ -109,6 +109,9 @@ async def create_connection(
             msg = "You must set server_hostname when using ssl without a host"
             raise ValueError(msg)
         server_hostname = host
+    if not host:
+        msg = "host is empty: give the name or the address of the peer"
+        raise ValueError(msg)
     for name, seconds in (
         ("ssl_handshake_timeout", ssl_handshake_timeout),
         ("ssl_shutdown_timeout", ssl_shutdown_timeout),

@@ -12,7 +12,7 @@ from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port
 from aiordma.endpoint.dialing import warm_up
 from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import choose, resolve
+from aiordma.endpoint.listening import choose, require_device, resolve
 from aiordma.loop import fork
 from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
@@ -71,7 +71,7 @@ async def create_server(
     Raises:
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
-            the address.
+            the address, as seldom one has an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve; TimeoutError: not within
             `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
@@ -120,6 +120,7 @@ async def create_server(
             raise ValueError(msg)
     only_v6 = family == socket.AF_INET6
     addresses = choose(list(dict.fromkeys(found)), ipv6_only=only_v6)
+    addresses = await require_device(addresses, config.connect_timeout_s)
     timeouts: dict[str, Any] = {
         "ssl_handshake_timeout": ssl_handshake_timeout,
         "ssl_shutdown_timeout": ssl_shutdown_timeout,

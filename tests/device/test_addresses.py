@@ -272,7 +272,7 @@ async def test_all_addresses_fail(address: str, known: dict[str, Any], is_siw: b
     with pytest.raises(aiordma.ConnectionRejectedError) as caught:
         await aiordma.connect("all-wrong", 9)
     text = str(caught.value)
-    assert "no address of all-wrong could be connected to" in text
+    assert "no address of all-wrong could be connected to on port " in text
     for part_ in ("192.0.2.1: rdma_resolve_addr: ENETUNREACH", f"{address}: ", f"{ADDRESS_V6}: "):
         assert part_ in text
     assert isinstance(caught.value.__cause__, ExceptionGroup)
@@ -324,3 +324,50 @@ async def test_local_addresses_that_do_not_do(address: str, known: dict[str, Any
             aiordma.connect(address, 7, happy_eyeballs_delay=delay)
     with pytest.raises(ValueError, match="name its interface"):
         await aiordma.connect("fe80::1", 7)
+
+
+# Loopback, and what errors name
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+async def test_loopback_that_no_device_serves_is_refused_at_listen(host: str) -> None:
+    words = r"port \d+: no RDMA device serves this address \(listen on an address of a device"
+    for listening in (
+        aiordma.listen(host, 0),
+        aiordma.listen(host, 7471),
+        aiordma.start_server(lambda reader, writer: None, host, 0),
+    ):
+        with pytest.raises(aiordma.DeviceNotFoundError, match=words) as caught:
+            await listening
+        assert caught.value.errno == errno.ENODEV
+        assert "None or" in caught.value.hint
+
+
+async def test_errors_of_connects_and_listeners_name_host_and_port(address: str) -> None:
+    async def failing(awaitable: Any) -> str:
+        with pytest.raises(OSError, match=" port ") as caught:
+            await awaitable
+        assert caught.value.strerror == caught.value.args[1]
+        return str(caught.value.strerror)
+
+    def serve(host: str, port: int) -> Any:
+        return aiordma.start_server(lambda reader, writer: None, host, port)
+
+    async with aiordma.listen(address, 0) as listener:
+        taken = listener.port
+        for listening in (aiordma.listen(address, taken), serve(address, taken)):
+            assert (await failing(listening)).startswith(f"{address} port {taken}: rdma_")
+    for connect in (aiordma.connect, aiordma.open_connection):
+        for host, words in (
+            (address, "connection rejected"),
+            ("192.0.2.1", "rdma_resolve_addr: ENETUNREACH"),
+            ("127.0.0.1", "rdma_resolve_"),
+        ):
+            text = await failing(connect(host, 9, timeout=20))
+            assert text.startswith(f"{host} port 9: {words}"), text
+            assert text.count(host) == 1 or host == "127.0.0.1", text
+    for listening in (aiordma.listen("192.0.2.1", 9), serve("192.0.2.1", 9)):
+        text = await failing(listening)
+        assert text.startswith("192.0.2.1 port 9: rdma_bind_addr: EADDRNOTAVAIL")
+    with pytest.raises(socket.gaierror, match=r"no-such-host\.invalid"):
+        await aiordma.connect("no-such-host.invalid", 7)

@@ -201,7 +201,7 @@ def test_canceled_at_every_step(run: Run, late: bool, order: list[int | None]) -
 
 def test_one_error_stays_itself() -> None:
     error = refused()
-    assert AllFailedError([(V4[0], error)]).as_one("host") is error
+    assert AllFailedError([(V4[0], error)]).as_one("host", 7) is error
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -215,14 +215,14 @@ def test_all_errors_in_the_kind_of_the_one_that_came_furthest(reverse: bool) -> 
     for count in range(2, 5):
         some = errors[:count][:: -1 if reverse else 1]
         failures = [((f"10.0.0.{i}", 7), error) for i, error in enumerate(some)]
-        one = AllFailedError(failures).as_one("example.org")
+        one = AllFailedError(failures).as_one("example.org", 7)
         furthest = errors[count - 1]
         assert type(one) is type(furthest)
         assert one is not furthest
         assert one.errno == furthest.errno
         for address, error in failures:
             assert f"{address[0]}: {error.strerror}" in str(one)
-        assert "no address of example.org could be connected to" in str(one)
+        assert "no address of example.org could be connected to on port 7: " in str(one)
         assert isinstance(one.__cause__, ExceptionGroup)
         assert list(one.__cause__.exceptions) == some
         if count == 4:
