@@ -10,7 +10,7 @@ import math
 from operator import index
 from typing import Any, TypeVar
 
-__all__ = ["check_kind", "check_seconds", "fitting", "payload_of", "whole"]
+__all__ = ["check_kind", "check_seconds", "fitting", "no_buffer", "payload_of", "whole"]
 
 T = TypeVar("T")
 
@@ -89,8 +89,23 @@ def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> 
         TypeError: It is; or None, where that is none of the values.
     """
     if not isinstance(value, kind) and not (none and value is None):
-        msg = f"{name} has to be a {kind.__name__}, not {value!r}"
+        # Not its repr: a configuration has twenty fields, and bytes may be a key.
+        msg = f"{name} has to be a {kind.__name__}, not {_kind_of(value)}"
         raise TypeError(msg)
+
+
+def no_buffer(name: str, value: Any) -> TypeError:
+    """The exception for a value without a buffer where bytes are sent, and what helps."""
+    remedy = "; encode it, as in text.encode()" if isinstance(value, str) else ""
+    msg = (
+        f"{name} has to be bytes, bytearray, memoryview or another object with the buffer "
+        f"protocol, not {_kind_of(value)}{remedy}"
+    )
+    return TypeError(msg)
+
+
+def _kind_of(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 def payload_of(name: str, value: Any, most: int) -> bytes:
@@ -105,7 +120,10 @@ def payload_of(name: str, value: Any, most: int) -> bytes:
         TypeError: It has no buffer.
         ValueError: It is too long, or not contiguous.
     """
-    view = memoryview(value)  # not bytes(5), which are five zeros
+    try:
+        view = memoryview(value)  # not bytes(5), which are five zeros
+    except TypeError:
+        raise no_buffer(name, value) from None
     if not view.c_contiguous:
         msg = f"{name} has to be contiguous"
         raise ValueError(msg)

@@ -411,7 +411,13 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
 
 
 def tell_where(error: OSError, host: str, port: int) -> None:
-    """Put the address of a peer or of a listener in front of the text of an error."""
+    """Put the address of a peer or of a listener in front of the text of an `error`.
+
+    Args:
+        error: It is changed, and stays what it is.
+        host: Name or address.
+        port: Its port.
+    """
     text = f"{host} port {port}: {error.strerror or error}"
     error.args = (error.errno, text, *error.args[2:])
     error.strerror = text

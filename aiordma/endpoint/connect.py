@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Coroutine, Generator
+from inspect import CORO_CREATED, getcoroutinestate
 from types import EllipsisType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.cm.address import Address, check_address, check_port
@@ -48,6 +49,8 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
 
     def send(self, value: Any) -> Any:
         """Resume it."""
+        if value is not None and getcoroutinestate(self._coroutine) == CORO_CREATED:
+            raise TypeError(self._not_awaited("send()"))
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
@@ -57,6 +60,21 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     def close(self) -> None:
         """End it where it waits, or before it begins."""
         self._coroutine.close()
+
+    if not TYPE_CHECKING:  # for type checkers there are no other attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            # The program takes this for what it has yet to open.
+            raise AttributeError(self._not_awaited(name), name=name, obj=self)
+
+    def _not_awaited(self, what: str) -> str:
+        call = self._coroutine.__name__
+        return (
+            f"{call}() has to be awaited before {what} of its result can be used: write "
+            f"`await {call}(...)` or `async with {call}(...)`"
+        )
 
     # What asyncio shows of a task.
 

@@ -11,7 +11,7 @@ from dataclasses import fields
 from typing import Any, Self
 
 from aiordma._ffi import ffi, lib
-from aiordma.arguments import check_seconds, fitting
+from aiordma.arguments import check_seconds, fitting, no_buffer
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
@@ -87,7 +87,10 @@ class Connection(ConnectionCore):
             imm = fitting("imm", imm, 32)
         self._check_loop()
         lane = self._lane
-        payload = memoryview(buf)
+        try:
+            payload = memoryview(buf)
+        except TypeError:
+            raise no_buffer("a message", buf) from None
         try:
             if not payload.c_contiguous:
                 msg = "a message has to be contiguous"

@@ -26,6 +26,17 @@ from aiordma.loop.timers import Timer, call_later, now
 __all__ = ["Liveness"]
 
 
+def _silent(seconds: float, kind: str) -> ConnectTimeoutError:
+    hint = (
+        "is its event loop blocked, as by time.sleep() or a debugger, has its host stopped, or is "
+        f"the wire cut? {kind}idle_timeout_s of this side's ConnectionConfig is the limit"
+    )
+    text = f"nothing heard from the peer for {seconds:.0f} s ({hint})"
+    error = ConnectTimeoutError(errno.ETIMEDOUT, text)
+    error.hint = hint
+    return error
+
+
 class Liveness:
     """The timer of one connection.
 
@@ -37,7 +48,8 @@ class Liveness:
     """
 
     __slots__ = (
-        "_interval", "_limit", "_link", "_ping", "_pinged", "_receiver", "_silent_since", "_timer",
+        "_interval", "_limit", "_link", "_ping", "_pinged", "_raw", "_receiver", "_silent_since",
+        "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +58,7 @@ class Liveness:
         self._link = link
         self._receiver = receiver
         self._ping = ping
+        self._raw = config.raw
         self._pinged = config.raw  # never asked
         self._silent_since = now()
         self._timer: Timer | None = None
@@ -70,8 +83,7 @@ class Liveness:
             self._pinged = True
             self._ping()
         elif at - self._silent_since >= self._limit:
-            silent = f"nothing heard from the peer for {at - self._silent_since:.0f} s"
-            self._link.fail(ConnectTimeoutError(errno.ETIMEDOUT, silent))
+            self._link.fail(_silent(at - self._silent_since, "raw_" if self._raw else ""))
             return
         self._arm()
 

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiordma._ffi.fast import Operation
-from aiordma.arguments import check_kind, fitting
+from aiordma.arguments import fitting, no_buffer
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import lent
@@ -62,8 +62,20 @@ async def register(link: Link, buffer: Any, access: Access) -> MemoryRegion:
     )
 
 
+def _check_remote(remote: Any) -> None:
+    if not isinstance(remote, RemoteRegion):
+        # Its bytes are not shown: they hold the key.
+        made = "; RemoteRegion.from_bytes() makes one of the bytes that the peer has sent"
+        msg = f"remote has to be a RemoteRegion, not {type(remote).__name__}{made}"
+        raise TypeError(msg)
+
+
 def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
-    with memoryview(buffer) as view:
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise no_buffer("the memory of a one-sided operation", buffer) from None
+    with view:
         if not view.c_contiguous:
             msg = "the memory of a one-sided operation has to be contiguous"
             raise ValueError(msg)
@@ -110,7 +122,7 @@ class OneSided:
 
     async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
         """Fill `into`; the number of bytes."""
-        check_kind("remote", remote, RemoteRegion, none=False)
+        _check_remote(remote)
         local = self._local(into, writable=True)
         try:
             size = len(local)
@@ -139,7 +151,7 @@ class OneSided:
         self, remote: RemoteRegion, data: Any, offset: int, imm: int | None = None
     ) -> int:
         """Write `data`, with the adapter's immediate if given; the number of bytes."""
-        check_kind("remote", remote, RemoteRegion, none=False)
+        _check_remote(remote)
         local = self._local(data, writable=False)
         try:
             size = len(local)
@@ -172,7 +184,7 @@ class OneSided:
     ) -> int:
         """One atomic operation on 8 bytes; their value before it."""
         compare_add, swap = fitting("the value", compare_add, 64), fitting("the value", swap, 64)
-        check_kind("remote", remote, RemoteRegion, none=False)
+        _check_remote(remote)
         where = remote.check(offset, 8, Access.REMOTE_ATOMIC)
         self._outcome.require_open()
         context = self._link.context

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiordma._ffi import CData, ffi
 from aiordma._ffi.fast import Held
-from aiordma.arguments import whole
+from aiordma.arguments import no_buffer, whole
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, ODPGeneralCaps
@@ -58,7 +58,9 @@ def _check_view(view: memoryview, access: Access) -> None:
         msg = "a memory region needs at least one byte"
         raise ValueError(msg)
     if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
-        msg = "the buffer is read-only: register it without write access"
+        msg = (
+            "the buffer is read-only, and not for writing: use a writable one, such as a bytearray"
+        )
         raise BufferError(msg)
 
 
@@ -73,7 +75,11 @@ def check_memory(buffer: Any, access: Access) -> None:
     if isinstance(buffer, Integral):
         whole("the number of bytes", buffer, 1, _MOST_BYTES)
         return
-    with memoryview(buffer) as view:
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise no_buffer("memory to register", buffer) from None
+    with view:
         _check_view(view, access)
 
 

@@ -130,6 +130,23 @@ async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None
         await part(client, server)
 
 
+async def test_what_send_takes_is_told(address: str) -> None:
+    async with aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        refused: list[tuple[Any, str]] = [("x", r"not str; encode it"), ([b"x"], "not list")]
+        for value, words in refused:
+            for imm in (None, 1):
+                with pytest.raises(TypeError, match=f"a message has to be bytes, .*{words}"):
+                    await client.send(value, imm=imm)
+        region = RemoteRegion(0, 8, 0x41424344, Access.REMOTE_READ)
+        with pytest.raises(TypeError, match=r"RemoteRegion\.from_bytes") as caught:
+            await client.read(region.to_bytes(), bytearray(8))
+        assert "ABCD" not in str(caught.value)
+        with pytest.raises(BufferError, match="use a writable one"):
+            client.expose(b"abc", write=True)
+        await part(client, server)
+
+
 async def test_g05_connecting_and_listening(address: str, mistakes: Mistakes) -> None:
     async with aiordma.listen(address, 0, config=SMALL) as listener:
         port = listener.port

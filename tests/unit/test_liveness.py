@@ -92,6 +92,9 @@ def test_a_dead_peer_is_asked_once_and_given_up_in_time() -> None:
     assert 30 <= when <= 40
     assert isinstance(cause, ConnectTimeoutError)
     assert "nothing heard from the peer for" in str(cause)
+    assert "event loop blocked" in cause.hint
+    assert " idle_timeout_s of this side's" in cause.hint
+    assert cause.hint in str(cause)
 
 
 def test_a_quiet_peer_that_answers_is_kept() -> None:

@@ -107,3 +107,23 @@ def test_a05_canceling_its_task_ends_it(run: Run) -> None:
         assert not made
 
     run(main())
+
+
+@pytest.mark.parametrize("name", ["connect", "listen"])
+def test_what_is_used_without_await_says_so(name: str) -> None:
+    opening: Any = CALLS[name]()
+    words = rf"{name}\(\) has to be awaited before "
+    with pytest.raises(TypeError, match=words + r"send\(\)"):
+        opening.send(b"x")
+    for attribute in ("recv", "accept", "port"):
+        with pytest.raises(AttributeError, match=words + attribute):
+            getattr(opening, attribute)
+    assert not hasattr(opening, "_asyncio_future_blocking")
+    opening.close()
+
+
+def test_an_empty_host_is_refused_at_the_call(run: Run) -> None:
+    with pytest.raises(ValueError, match="host is empty"):
+        aiordma.connect("", 7471)
+    with pytest.raises(ValueError, match="host is empty"):
+        run(aiordma.open_connection("", 7471))

@@ -1,0 +1,54 @@
+"""Arguments that are refused: the text says what they have to be, and shows none of their bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import aiordma
+from aiordma import ConnectionConfig, StreamConfig
+from aiordma.arguments import check_kind, payload_of
+from aiordma.endpoint.one_sided import _as_bytes, _check_remote
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr_check import check_memory
+
+
+def test_another_configuration_is_named_by_its_type() -> None:
+    with pytest.raises(TypeError) as caught:
+        aiordma.connect("10.0.0.1", 7, config=StreamConfig())  # type: ignore[arg-type]
+    assert str(caught.value) == "config has to be a ConnectionConfig, not StreamConfig"
+    with pytest.raises(TypeError, match="config has to be a ConnectionConfig, not None"):
+        check_kind("config", None, ConnectionConfig, none=False)
+
+
+def test_the_bytes_of_a_region_are_not_shown() -> None:
+    region = aiordma.RemoteRegion(0x1000, 64, 0x12345678, Access.REMOTE_READ)
+    with pytest.raises(TypeError, match=r"RemoteRegion\.from_bytes") as caught:
+        _check_remote(region.to_bytes())
+    assert "4Vx" not in str(caught.value)
+    assert "b'" not in str(caught.value)
+    _check_remote(region)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("x", r"not str; encode it, as in text\.encode\(\)"),
+        ([1, 2], "not list"),
+        (None, "not None"),
+    ],
+)
+def test_what_is_no_buffer(value: Any, words: str) -> None:
+    for refuses in (
+        lambda: payload_of("private data", value, 36),
+        lambda: _as_bytes(value, writable=False),
+        lambda: check_memory(value, Access.LOCAL_WRITE),
+    ):
+        with pytest.raises(TypeError, match=f"has to be bytes, bytearray, .*{words}"):
+            refuses()
+
+
+def test_memory_that_is_read_only() -> None:
+    with pytest.raises(BufferError, match="use a writable one, such as a bytearray"):
+        check_memory(b"abc", Access.LOCAL_WRITE)
