@@ -200,7 +200,8 @@ class ConnectionId(Resolving, Options, Datagrams):
             TypeError, ValueError: Not a `ConnectionParameter`; more private data than the transport
                 takes.  Nothing was sent, and the id can be used.
             ConnectionRejectedError: The peer said no; `private_data` holds its words.
-            ConnectTimeoutError: UNREACHABLE; TimeoutError: `timeout` passed.
+            ConnectTimeoutError: The event UNREACHABLE.
+            TimeoutError: `timeout` has passed.
             OSError: EINVAL before the route is resolved or without a queue pair (which datagrams
                 do not need here).
 

@@ -65,8 +65,9 @@ class Resolving(Identifier):
 
         Raises:
             ValueError: An address is not numeric, or the limit is negative.
-            AddressError: No route, no neighbor; `ConnectTimeoutError`: no answer in time;
-                `DeviceNotFoundError`: the way there has no RDMA device.
+            AddressError: No route, no neighbor.
+            ConnectTimeoutError: No answer in time.
+            DeviceNotFoundError: The way there has no RDMA device.
 
         Cancellation: ends the wait; close the id then.
         """

@@ -144,10 +144,11 @@ def connect(
         ConnectionRejectedError: Nobody listens there, or the program refused; its bytes are in
             `private_data`.  A listener that refuses because too many wait is tried again.
         ConnectTimeoutError: No answer in time, or no room at a listener where too many wait.
+        RdmaOSError: The system knows no way there (ENETUNREACH), or is short of something.
         ConnectionFailedError: Another reason; the text has a hint.
 
-        Of a name with several addresses that all failed: an error of the kind of the one that came
-        furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
+    Where a name has several addresses and all failed, the error is of the kind of the one that came
+    furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
 
     Cancellation: what was begun is undone.
     """

@@ -44,6 +44,8 @@ class Connection(ConnectionCore):
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
     block it is aborted instead, so that the peer does not take half a conversation for a whole.
+    One that is forgotten lives on, without a `ResourceWarning`, until its event loop ends or it
+    breaks.
 
     Attributes:
         config: Its settings.
@@ -64,7 +66,8 @@ class Connection(ConnectionCore):
         waits until all messages have reached the peer's adapter.
 
         Raises:
-            TypeError: No buffer; ValueError: `imm` does not fit.
+            TypeError: No buffer.
+            ValueError: `imm` does not fit.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side.
             ConnectionEndedError: The peer closed it in good order.
@@ -144,6 +147,8 @@ class Connection(ConnectionCore):
     async def recv(self) -> Message:
         """The next message, in the order in which the peer sent them.
 
+        Several tasks may wait; they are served in the order in which they began to.
+
         Raises:
             ConnectionEndedError: The peer closed in good order; all its messages were received.
             ResourceClosedError: The connection was closed by this side.
@@ -184,11 +189,12 @@ class Connection(ConnectionCore):
             offset: First byte to read, from the start of `remote`.
 
         Returns:
-            Bytes read.  They are not checked as large messages are: over a wire that reorders,
+            Bytes read.  They are not checked as large messages are; over a wire that reorders,
             Soft-RoCE may return before the last of them are there (docs/surprises.md).
 
         Raises:
-            ValueError: Not inside `remote`; PermissionError: `remote` is not for reading.
+            ValueError: Not inside `remote`.
+            PermissionError: `remote` is not for reading.
             BufferError: `into` is read-only.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
@@ -221,7 +227,7 @@ class Connection(ConnectionCore):
                 data have arrived; without it, it learns nothing.
 
         Returns:
-            Bytes written: they have reached the peer's adapter.  Software iWARP says so before the
+            Bytes written.  They have reached the peer's adapter; software iWARP says so before the
             peer has checked the access.
 
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have

@@ -244,7 +244,8 @@ def set_large_message_budget(size: int) -> None:
         size: Bytes; 256 MiB by default.  A listener has a budget of its own besides.
 
     Raises:
-        TypeError: No int; ValueError: less than 1 MiB.
+        TypeError: No int.
+        ValueError: Less than 1 MiB.
     """
     if not isinstance(size, int) or isinstance(size, bool):
         msg = f"a budget is an int, the number of bytes, not {size!r}"

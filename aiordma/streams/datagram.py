@@ -76,8 +76,8 @@ async def create_datagram_endpoint(
             has the address.
         NotSupportedError: The device speaks iWARP, which has no datagrams.
         ConnectionRejectedError: Nobody listens at `remote_addr`, or the program refused.
-        ConnectTimeoutError: No answer from there; TimeoutError: names, or the device, were not
-            found within twice `config.resolve_timeout_s`.
+        ConnectTimeoutError: No answer from there.
+        TimeoutError: Names, or the device, were not found within twice `config.resolve_timeout_s`.
         OSError: The local port is taken (EADDRINUSE), or out of resources.
 
     Cancellation: what was begun is undone.

@@ -142,7 +142,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         Raises:
             TypeError: `data` is not bytes-like, or `addr` no address.
             ValueError: No address, or not the one that the endpoint is connected to.
-            MessageTooLargeError: A ValueError: longer than the port's MTU.
+            MessageTooLargeError: Longer than the port's MTU; it is a ValueError, too.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
@@ -272,7 +272,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         Raises:
             ValueError: Not a multicast address.
             NotSupportedError: An IPv6 group on RoCE v2.
-            MulticastError: The network said no.  TimeoutError: It did not answer.
+            MulticastError: The network said no.
+            TimeoutError: It did not answer.
 
         Cancellation: the group is left again.
         """

@@ -72,8 +72,8 @@ async def create_server(
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
             the address, as seldom one has an address of loopback ("localhost").
-        HostNotFoundError: The name does not resolve; TimeoutError: not within
-            `config.connect_timeout_s`.
+        HostNotFoundError: The name does not resolve.
+        TimeoutError: It does not within `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
     Cancellation: what was begun is undone.

@@ -23,7 +23,7 @@ class StreamConfig:
             more.
         send_depth: Messages of this side that may be on their way, 16 to 16,000.
         iomap_slots: Mappings of its memory that the peer may publish to this side at a time, 0 to
-            128; see `RdmaTransport.iomap`.
+            128; see docs/interop.md.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,

@@ -79,7 +79,7 @@ class RdmaTransportSocket:
 
     @property
     def proto(self) -> int:
-        """`socket.IPPROTO_TCP` or `IPPROTO_UDP`: that of the socket it stands for."""
+        """That of the socket it stands for, `socket.IPPROTO_TCP` or `IPPROTO_UDP`."""
         return _KINDS[self._kind]
 
     def fileno(self) -> int:

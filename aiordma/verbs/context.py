@@ -168,7 +168,7 @@ class Context(Resource):
 
     @property
     def is_software(self) -> bool:
-        """Whether the adapter is a program of the kernel: Soft-RoCE or software iWARP."""
+        """Whether the adapter is a program of the kernel, as Soft-RoCE and software iWARP are."""
         return self.attributes.vendor_id in SOFTWARE_DRIVERS
 
     @property

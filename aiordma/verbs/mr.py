@@ -243,7 +243,7 @@ class MemoryRegion(Resource):
                 same offset within a page.
 
         Returns:
-            A region without a `view`: the processor may not be able to reach the memory.
+            A region without a `view`, because the processor may not be able to reach the memory.
 
         Raises:
             ValueError: A number is out of range.

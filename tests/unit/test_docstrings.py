@@ -117,6 +117,36 @@ def test_a_c_call_names_its_man_page(path: str) -> None:
         assert re.search(r"\w+\(3\)", text_of(function, owner)), f"{path}: {calls}"
 
 
+def sections(function: Any) -> dict[str, list[str]]:
+    """The lines of `Returns:` and `Raises:`, as Sphinx takes them."""
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in (inspect.getdoc(function) or "").splitlines():
+        if line and not line.startswith(" "):
+            lines = found.setdefault(line.rstrip(":"), []) if line.endswith(":") else []
+        elif line:
+            lines.append(line.removeprefix("    "))
+    return found
+
+
+@pytest.mark.parametrize("path", CALLABLES)
+def test_sphinx_does_not_cut_a_docstring_at_a_colon(path: str) -> None:
+    """What stands before the first colon becomes a type, or the name of an exception."""
+    function, owner = CALLABLES[path]
+    if owner is not None and isinstance(getattr(owner, path.rpartition(".")[2], None), property):
+        first = (inspect.getdoc(function) or "").partition("\n")[0]
+        assert ":" not in first, f"{path}: {first}"
+    found = sections(function)
+    for line in found.get("Returns", [])[:1]:
+        assert ":" not in line, f"{path}: {line}"
+    for line in found.get("Raises", []):
+        text = line
+        if not line.startswith(" "):
+            names, _, text = line.partition(": ")
+            assert re.fullmatch(r"[\w.]+(, [\w.]+)*", names), f"{path}: {line}"
+        assert not re.search(r"(Error|Exception)`?: ", text), f"{path}: one line each: {line}"
+
+
 def test_operators_are_the_known_ones() -> None:
     """A new operator has to be looked at: most need words of their own."""
     for path, thing in NAMES.items():
