@@ -2,7 +2,7 @@
 
 Theory of operation
     A handshake costs memory before the client has proved anything, so there are places for so many
-    of them, in total and for each source (an IP address).  A request that finds no place waits in
+    of them, in total and for each source (`source_of`).  A request that finds no place waits in
     the line of its source, where it costs a connection id and nothing else.  A free place goes to
     the sources by turns, so that a source with a long line holds up no other.
 
@@ -30,6 +30,7 @@ from typing import Self
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.loop import fork
 from aiordma.loop.empty import nobody
+from aiordma.memory.byte_budget import fair_share
 
 __all__ = ["Ledger", "Place", "Places", "when_gone"]
 
@@ -62,7 +63,7 @@ class Place:
     """One client on its way in; made by `Places.arrive`.
 
     Attributes:
-        source: The client's IP address.
+        source: That of the client, as `source_of` has it.
     """
 
     __slots__ = ("_begin", "_drop", "_dropped", "_places", "_refuse", "_since", "source")
@@ -112,7 +113,7 @@ class Place:
 
 
 class _Source:
-    """The clients of one address: those that wait, and those that have a place, oldest first."""
+    """The clients of one source: those that wait, and those that have a place, oldest first."""
 
     __slots__ = ("dropped", "line", "open")
 
@@ -179,7 +180,7 @@ class Places:
         """A client asks for a place.
 
         Args:
-            source: Its IP address.
+            source: What `source_of` makes of its address.
             begin: Called with the place when there is one, perhaps at once; `Place.leave` ends it.
             refuse: Called instead if there is none in time.
         """
@@ -312,11 +313,13 @@ class Places:
 
 _lock = fork.new_lock()
 _process_pinned = 0
+_process_sources: Counter[str] = Counter()  # bytes that each pins
 
 
 def _forget() -> None:
     global _process_pinned
     _process_pinned = 0  # a forked child has none of them
+    _process_sources.clear()
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -338,16 +341,29 @@ class Ledger:
         self.connections = 0
 
     def why_full(self, source: str) -> str:
-        """Why one more client of that source cannot be let in; empty if it can."""
+        """Why one more client of that source cannot be let in; empty if it can.
+
+        The first client of a source needs no share, only room.
+        """
         limits = self._limits
         if self.connections >= limits.max_connections:
             return f"there are {self.connections} connections (max_connections)"
         if self._sources[source] >= limits.max_connections_per_source:
             return f"{source} has {self._sources[source]} (max_connections_per_source)"
-        if (self.connections + 1) * self._size > limits.pinned_bytes:
+        most, pinned = limits.pinned_bytes, self.connections * self._size
+        if pinned + self._size > most:
             return f"{self.connections} connections pin {self._size} bytes each (max_pinned_bytes)"
-        if _process_pinned + self._size > limits.process_pinned_bytes:
+        own = self._sources[source] * self._size
+        share = fair_share(most, pinned, own)
+        if own and own + self._size > share:
+            return f"{source} pins {own} bytes, its share is {share} (max_pinned_bytes)"
+        most = limits.process_pinned_bytes
+        if _process_pinned + self._size > most:
             return f"all listeners pin {_process_pinned} bytes (max_process_pinned_bytes)"
+        own = _process_sources[source]
+        share = fair_share(most, _process_pinned, own)
+        if own and own + self._size > share:
+            return f"{source} pins {own} bytes, its share is {share} (max_process_pinned_bytes)"
         return ""
 
     def take(self, source: str) -> Callable[[], None]:
@@ -371,3 +387,6 @@ class Ledger:
             if not self._sources[source]:
                 del self._sources[source]
             _process_pinned += step * self._size
+            _process_sources[source] += step * self._size
+            if not _process_sources[source]:
+                del _process_sources[source]

@@ -15,8 +15,9 @@ class ListenerLimits:
     """What the clients of one listener may hold, in objects, bytes and seconds.
 
     The defaults suit an ordinary server; docs/limits.md has the table of all of them.  A source is
-    an IP address.  A client is half-open from the moment the listener allocates memory for it until
-    the client has confirmed the connection (a stream) or has sent its first message (`Connection`).
+    an IPv4 address or an IPv6 /64.  A client is half-open from the moment the listener allocates
+    memory for it until the client has confirmed the connection (a stream) or has sent its first
+    message (`Connection`).
 
     Attributes:
         max_connections: Connections at a time, half-open ones included.  A request beyond them is
@@ -28,7 +29,8 @@ class ListenerLimits:
         max_half_open_bytes: Bytes that half-open clients pin at a time; one of them is let in
             whatever it needs.
         max_pinned_bytes: Bytes that the slots and rings of all connections of this listener pin at
-            a time; a request beyond them is refused.  None: half of the machine's memory.
+            a time; a request beyond them is refused, and one of a source that pins three quarters
+            of what the others leave.  None: half of the machine's memory.
         max_process_pinned_bytes: Likewise, for all listeners of the process together, when this
             listener lets in one more.  None: half of the machine's memory.
         max_large_message_bytes: Bytes of large messages that the connections of this listener hold

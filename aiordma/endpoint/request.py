@@ -19,6 +19,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.source import source_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 from aiordma.loop import fork
@@ -53,7 +54,7 @@ class ConnectRequest:
         self.peername: Address | None
         self.sockname: Address | None
         self.peername, self.sockname = cm_id._ends()
-        self._source = self.peername[0] if self.peername is not None else ""
+        self._source = source_of(self.peername[0] if self.peername is not None else None)
         fork.guard_public(self)
 
     @property

@@ -29,10 +29,23 @@ from typing import Self
 
 from aiordma.loop import fork
 
-__all__ = ["PROCESS_BUDGET", "Account", "ByteBudget", "set_large_message_budget"]
+__all__ = ["PROCESS_BUDGET", "Account", "ByteBudget", "fair_share", "set_large_message_budget"]
 
 _PROCESS_BYTES = 256 << 20
 _lock = fork.new_lock()
+
+
+def fair_share(total: int, held: int, own: int) -> int:
+    """Bytes of a total that one source may hold: three quarters of what the others leave.
+
+    So no source takes all that is left, however much that is.
+
+    Args:
+        total: Bytes that there are.
+        held: Bytes that all sources hold.
+        own: Of those, bytes that the source holds.
+    """
+    return (total - (held - own)) * 3 // 4
 
 
 class _Waiter:

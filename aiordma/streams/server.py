@@ -36,6 +36,7 @@ from aiordma.endpoint.admission import Ledger, Place, Places, when_gone
 from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listening import Shortages, listen_on
+from aiordma.endpoint.source import source_of
 from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.loop import background, fork, registry
@@ -187,7 +188,7 @@ class RdmaServer(asyncio.AbstractServer):
         except ProtocolError as exc:
             self._refuse(cm_id, str(exc), RefusalReason.STREAMS)
             return True
-        source = cm_id.destination_address or ""
+        source = source_of(cm_id.destination_address)
         full = self._ledger.why_full(source)
         waiting = self._places.waiting + self._places.open
         if full:

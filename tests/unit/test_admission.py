@@ -12,6 +12,7 @@ from aiordma.endpoint import admission, pacing
 from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.pacing import Course, paced
+from aiordma.endpoint.source import source_of
 from aiordma.errors import ConnectionRejectedError
 from aiordma.loop.limit import Limit, PatientLimit
 
@@ -227,7 +228,7 @@ async def test_g02_room_in_the_line_is_made_by_the_source_that_holds_most(clock:
 
 def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
     limits = ListenerLimits(
-        max_connections=5, max_connections_per_source=3, max_pinned_bytes=450,
+        max_connections=5, max_connections_per_source=3, max_pinned_bytes=499,
         max_process_pinned_bytes=100_000,
     )  # fmt: skip
     ledger = Ledger(limits, 100)
@@ -236,7 +237,7 @@ def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
     assert "max_connections_per_source" in ledger.why_full("a")
     assert not ledger.why_full("b")
     undo.append(ledger.take("b"))
-    assert "max_pinned_bytes" in ledger.why_full("b")
+    assert "max_pinned_bytes" in ledger.why_full("c")
     small = Ledger(limits, 1)
     undo += [small.take(str(number)) for number in range(5)]
     assert "max_connections)" in small.why_full("b")
@@ -254,8 +255,46 @@ def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
     assert "max_process_pinned_bytes" in one.why_full("a")
     assert "max_process_pinned_bytes" in other.why_full("c")
     undo.pop()()
-    assert not one.why_full("a")
+    assert not one.why_full("b")
     undo.pop()()
+
+
+@pytest.mark.parametrize("of_process", [False, True])
+def test_g09_a_source_leaves_room_for_others(*, of_process: bool) -> None:
+    """One source after the other takes what it gets, and the next one gets in all the same."""
+    most = {
+        "max_pinned_bytes": 1 << 30 if of_process else 640,
+        "max_process_pinned_bytes": admission._process_pinned + (640 if of_process else 1 << 30),
+    }
+    ledgers = [Ledger(ListenerLimits(**most), 1) for _ in range(1 + of_process)]
+    undo = []
+    for source, share in (("a", 480), ("b", 120), ("c", 30), ("d", 7)):
+        count = 0
+        while not (full := ledgers[count % len(ledgers)].why_full(source)):
+            undo.append(ledgers[count % len(ledgers)].take(source))
+            count += 1
+        assert count == share
+        assert source in full
+        assert f"its share is {share}" in full
+    for give_back in undo:
+        give_back()
+    assert not any(ledger.why_full("a") for ledger in ledgers)
+    assert not admission._process_sources
+
+
+@pytest.mark.parametrize(
+    ("address", "source"),
+    [
+        ("192.0.2.1", "192.0.2.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::1", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64%eth0"),
+        ("::ffff:192.0.2.1", "192.0.2.1"),
+        (None, ""),
+    ],
+)
+def test_g09_a_source_of_ipv6_is_its_network(address: str | None, source: str) -> None:
+    assert source_of(address) == source
 
 
 @pytest.mark.parametrize(
