@@ -70,8 +70,7 @@ class Connection(ConnectionCore):
             ValueError: `imm` does not fit.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side.
-            ConnectionEndedError: The peer closed it in good order.
-            ConnectionLostError: It broke; `__cause__` tells how.
+            ConnectionLostError: It broke, or the peer closed it; `__cause__` tells how it broke.
             TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
 
         Cancellation: the message was not sent, or, if it was large, may still be received; one of
@@ -198,8 +197,7 @@ class Connection(ConnectionCore):
             BufferError: `into` is read-only.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
-            ConnectionEndedError, ConnectionLostError, ResourceClosedError: The connection was over
-                before.
+            ConnectionLostError, ResourceClosedError: The connection was over before.
 
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
@@ -301,7 +299,7 @@ class Connection(ConnectionCore):
 
         Raises:
             OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
-            ResourceClosedError, ConnectionEndedError, ConnectionLostError: The connection is over.
+            ResourceClosedError, ConnectionLostError: The connection is over.
 
         Cancellation: the region is destroyed.
         """
@@ -345,7 +343,7 @@ class Connection(ConnectionCore):
             TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
             BufferError: The buffer is read-only, and not only for reading.
             OSError: The memory cannot be registered (when the block is entered).
-            ResourceClosedError, ConnectionEndedError, ConnectionLostError: The connection is over.
+            ResourceClosedError, ConnectionLostError: The connection is over.
 
         Cancellation: of the entry, nothing is exposed; of the exit, the lease ends all the same.
         """
@@ -373,8 +371,7 @@ class Connection(ConnectionCore):
         """Wait until every message sent so far has reached the peer's adapter.
 
         Raises:
-            ConnectionEndedError: The peer closed it.
-            ConnectionLostError: It broke first.
+            ConnectionLostError: It broke first, or the peer closed it.
 
         Cancellation: ends the wait.
         """

@@ -34,6 +34,7 @@ from aiordma.endpoint.outcome import (
     aborted_error,
     closed_error,
     ended_error,
+    left_error,
     vanished_error,
 )
 from aiordma.endpoint.receiver import Receiver
@@ -310,7 +311,7 @@ class ConnectionCore:
     def _gone(self, error: BaseException) -> None:
         """The adapter has lost the peer; where that has said END before, it was its close."""
         if self._receiver.ended and not isinstance(error, (ProtocolError, DeviceRemovedError)):
-            error = ended_error()
+            error = left_error()
         self._over(error)
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:

@@ -25,11 +25,12 @@ __all__ = [
     "aborted_error",
     "closed_error",
     "ended_error",
+    "left_error",
     "vanished_error",
 ]
 
 _SAID = "the peer ended the connection"
-_ENDED_HINT = (
+_LEFT_HINT = (
     "the peer closed in good order: nothing more can be sent to it; recv() still returns what it "
     "had sent"
 )
@@ -64,6 +65,13 @@ def closed_error() -> ResourceClosedError:
 def ended_error() -> ConnectionEndedError:
     """The peer has closed the connection in good order; a new exception each time."""
     return ConnectionEndedError("the peer closed the connection")
+
+
+def left_error() -> ConnectionLostError:
+    """The same for all calls but recv(): a program that sends expects no end of what it reads."""
+    error = ConnectionLostError(errno.ECONNRESET, "the peer closed the connection")
+    error.hint = _LEFT_HINT
+    return error
 
 
 def abort_reason(cause: BaseException) -> AbortReason | None:
@@ -127,10 +135,6 @@ class Outcome:
         cause = self.cause
         if cause is None or isinstance(cause, ResourceClosedError):
             return closed_error()
-        if isinstance(cause, ConnectionEndedError):
-            ended = ended_error()
-            ended.hint = _ENDED_HINT
-            return ended
         if isinstance(cause, ConnectionLostError):
             again = type(cause)(*cause.args)
             again.hint = cause.hint

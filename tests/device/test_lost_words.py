@@ -87,7 +87,7 @@ async def test_b04_every_call_tells_that_the_peer_has_closed(address: str, first
             assert bytes(await client.recv()) == b"last"
         for _ in range(2):
             for name, call in calls.items():
-                with pytest.raises(aiordma.ConnectionEndedError, match="peer closed") as caught:
+                with pytest.raises(aiordma.ConnectionLostError, match="peer closed") as caught:
                     await call()
                 assert "recv() still returns" in caught.value.hint, name
         if first == "send":
@@ -108,7 +108,7 @@ async def test_b04_a_request_that_finds_the_peer_closed(address: str) -> None:
                 await client.send(b"x")
                 await client.flush()
 
-        with pytest.raises(aiordma.ConnectionEndedError, match="peer closed"):
+        with pytest.raises(aiordma.ConnectionLostError, match="peer closed"):
             await go_on()
         await closing
         await client.close()
