@@ -182,6 +182,7 @@ class StreamCalls:
     other: Callable[[int], object]
     failed: Callable[[BaseException], object]
     rest: Callable[[Any, int], None]
+    elsewhere: Callable[[], None]
     def __init__(
         self, stream: int, write: int, read: int, wakeup: Wakeup, memory: object
     ) -> None: ...

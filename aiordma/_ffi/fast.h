@@ -130,6 +130,8 @@ typedef struct {
     PyObject *other;    /* called with the news that are not plain */
     PyObject *failed;   /* called with what data_received raised */
     PyObject *rest;     /* called with data that were not plain, and how many bytes have gone */
+    PyObject *elsewhere;  /* called in another thread than that of the last write */
+    unsigned long thread; /* of the last write */
 } StreamCalls;
 
 int aio_stream_news(StreamCalls *self, uint32_t news); /* 0, or -1 */

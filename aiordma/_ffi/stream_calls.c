@@ -22,6 +22,7 @@ static int calls_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->read = (uint32_t (*)(struct aio_stream *, void *, size_t))(uintptr_t)read;
     replace((PyObject **)&self->wakeup, Py_NewRef(wakeup));
     replace(&self->memory, Py_NewRef(memory));
+    self->thread = PyThread_get_thread_ident();
     return 0;
 }
 
@@ -43,6 +44,7 @@ static int calls_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->other);
     Py_VISIT(self->failed);
     Py_VISIT(self->rest);
+    Py_VISIT(self->elsewhere);
     return 0;
 }
 
@@ -58,6 +60,7 @@ static int calls_clear(PyObject *object)
     Py_CLEAR(self->other);
     Py_CLEAR(self->failed);
     Py_CLEAR(self->rest);
+    Py_CLEAR(self->elsewhere);
     return 0;
 }
 
@@ -73,12 +76,34 @@ static void calls_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
+/*
+ * The caller is not in the thread of the last write.  Whether it may: 0, or -1.  It may where the
+ * loop has gone over to its thread, or does not run.
+ */
+static int in_new_thread(StreamCalls *self, unsigned long thread)
+{
+    PyObject *elsewhere = Py_XNewRef(self->elsewhere), *allowed;
+
+    if (!elsewhere)
+        return 0;
+    allowed = PyObject_CallNoArgs(elsewhere);
+    Py_DECREF(elsewhere);
+    if (!allowed)
+        return -1;
+    Py_DECREF(allowed);
+    self->thread = thread;
+    return 0;
+}
+
 static PyObject *calls_write(PyObject *object, PyObject *data)
 {
     StreamCalls *self = (StreamCalls *)object;
+    unsigned long thread = PyThread_get_thread_ident();
     PyObject *number, *rest, *result;
     ssize_t sent = 0;
 
+    if (thread != self->thread && in_new_thread(self, thread))
+        return NULL;
     if (PyBytes_CheckExact(data)) {
         Py_ssize_t size = PyBytes_Size(data);
 
@@ -241,6 +266,8 @@ static PyMemberDef calls_members[] = {
     {"other", T_OBJECT, offsetof(StreamCalls, other), 0, "Called with news that are not plain."},
     {"failed", T_OBJECT, offsetof(StreamCalls, failed), 0, "Called with what it raised."},
     {"rest", T_OBJECT, offsetof(StreamCalls, rest), 0, "Called with data that were not plain."},
+    {"elsewhere", T_OBJECT, offsetof(StreamCalls, elsewhere), 0,
+     "Called where write is called in another thread; raises if it may not be."},
     {NULL, 0, 0, 0, NULL},
 };
 

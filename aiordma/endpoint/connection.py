@@ -28,7 +28,7 @@ from aiordma.errors import (
     plain_error,
 )
 from aiordma.loop.limit import Limit
-from aiordma.loop.running import from_finalizer
+from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
 from aiordma.verbs.mr import MemoryRegion
@@ -403,7 +403,12 @@ class Connection(ConnectionCore):
             raise
 
     def abort(self) -> None:
-        """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it."""
+        """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it.
+
+        Raises:
+            RuntimeError: The connection's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._link.loop, "connection")
         self._outcome.closing = self._lane.over = True
         if not self._shutdown.hurry() and self._outcome.cause is None:
             self._say_aborted()

@@ -50,6 +50,7 @@ from aiordma.errors import (
     cm_error,
 )
 from aiordma.loop import fork
+from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
@@ -214,9 +215,7 @@ class ConnectionCore:
     def _check_loop(self) -> None:
         if self._link.forked:
             raise fork.forked_error("connection")
-        if asyncio.get_running_loop() is not self._link.loop:
-            msg = "the connection belongs to another event loop"
-            raise RuntimeError(msg)
+        check_loop(self._link.loop, "connection")
 
     # From the parts
 

@@ -47,7 +47,7 @@ from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello, RefusalReason
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
 from aiordma.loop import background, fork, registry
-from aiordma.loop.running import from_finalizer
+from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.waiters import Waiters
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
@@ -283,6 +283,7 @@ class Listener:
     # To the program
 
     async def _wait(self, queue: deque[Any]) -> Any:
+        check_loop(self._loop, "listener")
         while not queue:
             if self._device_removed:
                 raise cm_error(EventType.DEVICE_REMOVAL.name, 0)
@@ -306,7 +307,8 @@ class Listener:
         Raises:
             ResourceClosedError: The listener was closed.
             DeviceRemovedError: The RDMA devices of all its addresses were removed.
-            RuntimeError: `requests()` was called: the program answers the requests itself.
+            RuntimeError: `requests()` was called: the program answers the requests itself; or this
+                is not the listener's event loop.
 
         Cancellation: no connection is lost.
         """
@@ -334,7 +336,11 @@ class Listener:
         One that is not answered within `config.handshake_timeout_s` is refused.  From this call
         on nothing is accepted unseen; a connection that was accepted before it, and not yet
         taken by `accept()`, is dropped.
+
+        Raises:
+            RuntimeError: The listener's event loop runs in another thread.
         """
+        check_thread(self._loop, "listener")
         self._manual = True
         self._places.close()
         for task in list(self._handshakes):
@@ -358,7 +364,12 @@ class Listener:
             self.close()
 
     def close(self) -> None:
-        """Stop listening; refuse clients that wait.  Accepted connections go on.  Idempotent."""
+        """Stop listening; refuse clients that wait.  Accepted connections go on.  Idempotent.
+
+        Raises:
+            RuntimeError: The listener's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "listener")
         if self._closed:
             return
         self._closed = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["from_finalizer", "running_loop"]
+__all__ = ["check_loop", "check_thread", "from_finalizer", "running_loop"]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -14,6 +14,35 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
+
+
+def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
+    """Refuse a coroutine of an object, `what`, that does not run in the object's loop.
+
+    Raises:
+        RuntimeError: It runs in another loop.
+    """
+    if running_loop() is not loop:
+        raise _foreign(what)
+
+
+def check_thread(loop: asyncio.AbstractEventLoop, what: str) -> None:
+    """Refuse a plain call while the object's loop runs, but not around this call.
+
+    Where the loop stands still a program may close what it has left, from wherever it is.
+
+    Raises:
+        RuntimeError: The loop runs in another thread.
+    """
+    if loop.is_running() and running_loop() is not loop:
+        raise _foreign(what)
+
+
+def _foreign(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"the {what} belongs to another event loop (out of a thread, use its "
+        "loop.call_soon_threadsafe or asyncio.run_coroutine_threadsafe)"
+    )
 
 
 def from_finalizer(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

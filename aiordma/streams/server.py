@@ -42,7 +42,7 @@ from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolErro
 from aiordma.loop import background, fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
-from aiordma.loop.running import from_finalizer
+from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
 from aiordma.streams.stream_config import StreamConfig
@@ -389,12 +389,22 @@ class RdmaServer(asyncio.AbstractServer):
         self._wake()
 
     def close_clients(self) -> None:
-        """Close all connections: what they have written is still sent."""
+        """Close all connections: what they have written is still sent.
+
+        Raises:
+            RuntimeError: The server's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "server")
         for transport in list(self._clients):
             transport.close()
 
     def abort_clients(self) -> None:
-        """End all connections at once."""
+        """End all connections at once.
+
+        Raises:
+            RuntimeError: The server's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "server")
         for transport in list(self._clients):
             transport.abort()
 
@@ -457,7 +467,12 @@ class RdmaServer(asyncio.AbstractServer):
             self._forever = None
 
     def close(self) -> None:
-        """Accept no more; connections that are there go on.  Idempotent."""
+        """Accept no more; connections that are there go on.  Idempotent.
+
+        Raises:
+            RuntimeError: The server's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "server")
         if self._closed:
             return
         self._closed = True

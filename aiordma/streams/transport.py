@@ -39,7 +39,7 @@ from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.loop import background, fork
-from aiordma.loop.running import from_finalizer
+from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_config import StreamConfig
@@ -102,6 +102,7 @@ class RdmaTransport(TransportBase):
         calls = self._in.lane
         calls.run, calls.other, calls.failed = self._context.run, self._on_news, self._push_failed
         calls.rest = self._write
+        calls.elsewhere = functools.partial(check_thread, loop, "stream")
         if type(self).write is RdmaTransport.write:
             self.write = calls.write  # type: ignore[assignment]  # a call of Python less
         self._watch = Watch(
@@ -355,7 +356,7 @@ class RdmaTransport(TransportBase):
 
         Raises:
             TypeError: `data` is not bytes-like.
-            RuntimeError: After `write_eof()`.
+            RuntimeError: After `write_eof()`; or the stream's event loop runs in another thread.
         """
         if self._over:
             self._write(data, 0)
@@ -407,6 +408,7 @@ class RdmaTransport(TransportBase):
 
     def write_eof(self) -> None:
         """Say that nothing more will be sent, once what waits is; receiving goes on."""
+        check_thread(self._loop, "stream")
         if self._closing or self._eof_sent:
             return
         self._eof_sent = True
@@ -422,7 +424,11 @@ class RdmaTransport(TransportBase):
 
         `connection_lost` follows when the adapter has been given everything; or with an error when
         nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
+        check_thread(self._loop, "stream")
         if self._closing:
             return
         self._closing = self._in.stopped = True
@@ -440,7 +446,11 @@ class RdmaTransport(TransportBase):
 
         What the adapter has been given still arrives, for `linger_s` at most, and then the peer
         sees the end of the stream; or, if something was lost, that the connection is broken.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
+        check_thread(self._loop, "stream")
         self._force(None)
 
     def _fatal_error(
