@@ -407,7 +407,11 @@ class RdmaTransport(TransportBase):
         )
 
     def write_eof(self) -> None:
-        """Say that nothing more will be sent, once what waits is; receiving goes on."""
+        """Say that nothing more will be sent, once what waits is; receiving goes on.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
+        """
         check_thread(self._loop, "stream")
         if self._closing or self._eof_sent:
             return
