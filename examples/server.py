@@ -9,7 +9,7 @@ import aiordma
 
 async def echo(conn: aiordma.Connection) -> None:
     """Send back what one client sends, until it closes."""
-    with contextlib.suppress(ConnectionError):  # a client that breaks off harms no other
+    with contextlib.suppress(aiordma.RdmaError):  # whatever a client does harms no other
         async with conn:
             async for message in conn:
                 await conn.send(message)

@@ -333,7 +333,9 @@ class Listener:
 
         Raises DeviceRemovedError when the RDMA devices of all its addresses were removed.
 
-        One that is not answered within `config.handshake_timeout_s` is refused.  From this call
+        One that is not answered within `config.handshake_timeout_s` is refused.  A client may be
+        gone when it is answered: `accept()` raises an RdmaError then, which is no reason to end.
+        From this call
         on nothing is accepted unseen; a connection that was accepted before it, and not yet
         taken by `accept()`, is dropped.
 

@@ -47,8 +47,8 @@ from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
 from aiordma.endpoint.receiver import Arrival, Receiver
 from aiordma.endpoint.sender import Sender
-from aiordma.endpoint.wire import CHECKSUM, FAILED, RENDEZVOUS, FrameKind
-from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError, plain_error
+from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind
+from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError
 from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
@@ -227,22 +227,17 @@ class Exposer:
         self._wake_drainers()
 
     def on_done(self, number: int, flags: int) -> None:
-        """The peer has read a message, or could not."""
+        """The peer has read a message."""
         exposure = self._exposures.get(number)
-        if exposure is None:
+        if exposure is None or flags:
+            why = "not open" if exposure is None else f"flags {flags:#x}"
             self._link.fail(
-                ProtocolError(errno.EPROTO, f"the peer answered exchange {number}: not open")
+                ProtocolError(errno.EPROTO, f"the peer answered exchange {number}: {why}")
             )
             return
         self._withdraw(number)
-        done = exposure.done
-        if done.done():
-            return
-        if flags & FAILED:
-            done.set_exception(plain_error(errno.ENOBUFS, "the peer has no memory for the message"))
-            done.exception()  # a canceled sender does not come for it
-        else:
-            done.set_result(None)
+        if not exposure.done.done():
+            exposure.done.set_result(None)
 
     def fail(self, failure: Any) -> None:
         """The connection is over."""

@@ -57,7 +57,6 @@ RENDEZVOUS = struct.Struct("!QII")
 CHECKSUM = struct.Struct("!I")
 
 HAS_IMM = 0x01
-FAILED = 0x02
 
 _MAX_REFUSAL = 148
 _END_MARK = b"\x80"
@@ -181,6 +180,8 @@ class Hello:
             raise _protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
         if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
             raise _protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
+        if kib < 1:
+            raise _protocol_error("handshake of a peer that takes no messages")
         return cls(
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),

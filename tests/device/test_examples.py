@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import aiordma
+from aiordma import ConnectionConfig
+from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -104,6 +106,47 @@ def test_a_client_that_breaks_off_harms_no_other(
     out, err = start("-c", BREAKS_OFF, address, "18515").communicate(timeout=LIMIT_S)
     assert (out, err) == ("", "")
     finish(start(str(EXAMPLES / "client.py"), address))
+    assert server.poll() is None
+
+
+# What a peer that speaks the wire protocol itself says of its limits, and sends.
+PEERS = {
+    "takes nothing": (Hello(64, 8, 64, 0), 100),
+    "sends more than it takes": (Hello(64, 8, 4096, 1), 2000),
+    "answers with a flag": (Hello(64, 8, 64, 1), 100),
+}
+
+
+async def misbehave(address: str, how: str) -> None:
+    """Send a message that cannot be sent back; the server ends that connection."""
+    hello, size = PEERS[how]
+    config = ConnectionConfig(raw=True, slot_size=4096, recv_depth=64, send_depth=16)
+    if not hello.max_message_kib:
+        with pytest.raises(aiordma.ConnectionRejectedError):
+            await aiordma.connect(address, 18515, config=config, private_data=hello.pack(56))
+        return
+    raw = await aiordma.connect(address, 18515, config=config, private_data=hello.pack(56))
+    await raw.send(FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0))
+    await raw.send(FRAME.pack(FrameKind.DATA, 0, 0, 0, size) + bytes(size))
+    with pytest.raises(ConnectionError):
+        while True:
+            answer = bytes(await raw.recv())
+            if answer[0] == FrameKind.RENDEZVOUS:
+                number = RENDEZVOUS.unpack_from(answer, 16)[2]
+                await raw.send(FRAME.pack(FrameKind.DONE, 2, 0, 0, number))
+            if answer[0] in (FrameKind.END, FrameKind.ABORT):
+                raw.abort()
+    raw.abort()
+
+
+async def test_g03_a_client_that_breaks_the_protocol_harms_no_other(
+    server: subprocess.Popen[str], address: str
+) -> None:
+    async with asyncio.timeout(LIMIT_S), aiordma.connect(address, 18515) as bystander:
+        for how in PEERS:
+            await misbehave(address, how)
+            await bystander.send(how.encode())
+            assert bytes(await bystander.recv()) == how.encode()
     assert server.poll() is None
 
 

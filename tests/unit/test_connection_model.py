@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.wire import FAILED, FRAME, HAS_IMM, RENDEZVOUS, FrameKind
+from aiordma.endpoint.wire import FRAME, HAS_IMM, RENDEZVOUS, FrameKind
 from aiordma.errors import (
     ConnectionEndedError,
     ConnectionLostError,
@@ -335,17 +335,17 @@ def test_more_large_messages_than_the_window_are_a_violation(run: Run) -> None:
     run(main())
 
 
-def test_a_peer_that_cannot_take_a_large_message_fails_that_send_only(run: Run) -> None:
+def test_g03_a_flag_at_a_done_ends_the_connection(run: Run) -> None:
     async def main() -> None:
         wire = await opened()
         big = asyncio.create_task(wire.ends[0].send(bytes(1000)))
         await settle()
         wire.links[1].inbound.clear()
         wire.links[0].unacked.append(next(iter(wire.links[0].busy)))
-        wire.links[0].inject(FRAME.pack(FrameKind.DONE, FAILED, 0, 0, 1))
-        with pytest.raises(OSError, match="no memory for the message"):
+        wire.links[0].inject(FRAME.pack(FrameKind.DONE, 2, 0, 0, 1))
+        with pytest.raises(ProtocolError, match="flags 0x2"):
             await big
-        assert wire.links[0].failure is None
+        assert isinstance(wire.links[0].failure, ProtocolError)
         await wire.lose()
 
     run(main())
@@ -374,7 +374,7 @@ FRAMES = st.builds(
         FRAME.pack(kind, flags, credits, 0, argument) + body
     ),
     st.integers(0, 8),
-    st.sampled_from([0, HAS_IMM, FAILED, 0xFF]),
+    st.sampled_from([0, HAS_IMM, 2, 0xFF]),
     st.sampled_from([0, 1, 0xFFFF]),
     st.sampled_from([0, 1, 16, 48, 100, (1 << 64) - 1]),
     st.sampled_from([b"", b"x", b"x" * 16, b"x" * 48, RENDEZVOUS.pack(1 << 32, 1, 1)]),
