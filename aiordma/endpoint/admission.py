@@ -22,12 +22,14 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
 from aiordma.endpoint.limits import ListenerLimits
+from aiordma.errors import plain_error
 from aiordma.loop import fork
 from aiordma.loop.empty import nobody
 from aiordma.memory.byte_budget import fair_share
@@ -367,8 +369,15 @@ class Ledger:
         return ""
 
     def take(self, source: str) -> Callable[[], None]:
-        """Count a connection in; what is returned counts it out, once, in any thread."""
-        self._count(source, 1)
+        """Count a connection in; what is returned counts it out, once, in any thread.
+
+        Raises:
+            OSError: ENOBUFS, it cannot be let in.
+        """
+        with _lock:  # asked and counted at once, beside listeners in other threads
+            if full := self.why_full(source):
+                raise plain_error(errno.ENOBUFS, f"no more connections: {full}")
+            self._count(source, 1)
         left = [source]
 
         def give_back() -> None:

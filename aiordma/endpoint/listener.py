@@ -226,7 +226,7 @@ class Listener:
     def _why_not(self, request: ConnectRequest) -> RefusalReason | None:
         full = self._ledger.why_full(request._source)
         if full:
-            _log.warning("refused %s: %s", request.peername, full)
+            self._shortages.full(request.peername, full)
             return RefusalReason.FULL
         waiting = len(self._pending) + len(self._ready) + self._places.waiting + self._places.open
         if waiting >= self._backlog and not self._places.make_room(request._source):

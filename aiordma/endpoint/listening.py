@@ -29,19 +29,36 @@ _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _NO_WAY = (errno.ENODEV, errno.ENOENT, errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
+def is_worth_a_line(count: int) -> bool:
+    """Whether the one of this number is to be logged, of those that repeat: 1, 2, 4, 8, ..."""
+    return count & (count - 1) == 0
+
+
 class Shortages:
-    """Clients that a listener has refused because this process is short of something."""
+    """Clients that a listener has refused because it is short of something, limits included.
+
+    Not each is logged: a shortage meets every client that comes.
+    """
 
     def __init__(self) -> None:
-        self._count = 0
+        self._short = self._full = 0
 
     def tell(self, peer: Address | None, error: BaseException) -> None:
-        """Log it, not each time: a shortage meets every client that comes."""
+        """This process has no memory or descriptor for the client."""
         if isinstance(error, ConnectionError) or not isinstance(error, (OSError, MemoryError)):
             return  # the client has left, or the listener is closed
-        self._count += 1
-        if self._count & (self._count - 1) == 0:  # 1, 2, 4, ...
-            _log.warning("refused %s: %s (%d clients so far)", peer, error, self._count)
+        self._short += 1
+        _warn(peer, error, self._short)
+
+    def full(self, peer: Address | None, why: str) -> None:
+        """The limits of the listener allow no further client."""
+        self._full += 1
+        _warn(peer, why, self._full)
+
+
+def _warn(peer: Address | None, why: object, count: int) -> None:
+    if is_worth_a_line(count):
+        _log.warning("refused %s: %s (%d clients so far)", peer, why, count)
 
 
 async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:

@@ -120,14 +120,14 @@ class ConnectRequest:
 
     async def _open(self, config: ConnectionConfig) -> Link:
         """What the adapter holds for the connection, counted until it is gone."""
-        full = self._listener._ledger.why_full(self._source)
-        if full:
+        try:
+            give_back = self._listener._ledger.take(self._source)
+        except OSError:
             self._listener.refused += 1
             self._refuse(RefusalReason.FULL)
-            raise OSError(errno.ENOBUFS, f"no more connections: {full}")
+            raise
         with contextlib.ExitStack() as undo:
             undo.callback(self._leave)
-            give_back = self._listener._ledger.take(self._source)
             undo.callback(give_back)
             _, release = shared_channel()
             undo.callback(release)

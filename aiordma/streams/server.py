@@ -192,6 +192,7 @@ class RdmaServer(asyncio.AbstractServer):
         full = self._ledger.why_full(source)
         waiting = self._places.waiting + self._places.open
         if full:
+            self._shortages.full(cm_id.destination, full)
             self._refuse(cm_id, full, RefusalReason.FULL)
         elif self._closed or (waiting >= self._backlog and not self._places.make_room(source)):
             self._refuse(cm_id, "too many are waiting", RefusalReason.BUSY)
@@ -328,7 +329,13 @@ class RdmaServer(asyncio.AbstractServer):
         self, cm_id: ConnectionId, event: ConnectionEvent, place: Place
     ) -> RdmaTransport:
         self._unanswered.discard(cm_id)
-        give_back = self._ledger.take(place.source)
+        try:
+            give_back = self._ledger.take(place.source)
+        except OSError as exc:  # of those that came together, others were first
+            self._shortages.full(cm_id.destination, str(exc))
+            self._refuse(cm_id, str(exc), RefusalReason.FULL)
+            place.leave()
+            raise
         _, release = shared_channel()
         port: StreamPort | None = None
         transport: RdmaTransport | None = None

@@ -360,6 +360,26 @@ async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> No
         await note.ended()
 
 
+@pytest.mark.parametrize("name", ["max_connections", "max_connections_per_source"])
+async def test_g09_clients_that_come_together_pass_no_limit(address: str, name: str) -> None:
+    """All of them find room when they arrive, before the first is counted."""
+    limits = ListenerLimits(**{name: 2})
+    async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
+        came = await asyncio.gather(
+            *(silent(address, server.port) for _ in range(12)), return_exceptions=True
+        )
+        notes = [each for each in came if isinstance(each, Note)]
+        assert len(notes) == server._ledger.connections == 2
+        assert server.refused == 10
+        for each in came:
+            if not isinstance(each, Note):
+                assert isinstance(each, aiordma.ConnectionRejectedError)
+                assert "all connections" in str(each)
+        for note in notes:
+            note.transport.close()
+            await note.ended()
+
+
 # -- a process that is short of descriptors
 
 

@@ -117,6 +117,17 @@ PEERS = {
 }
 
 
+async def answer_with_flags(raw: aiordma.Connection) -> None:
+    """Until the connection ends."""
+    while True:
+        answer = bytes(await raw.recv())
+        if answer[0] == FrameKind.RENDEZVOUS:
+            number = RENDEZVOUS.unpack_from(answer, 16)[2]
+            await raw.send(FRAME.pack(FrameKind.DONE, 2, 0, 0, number))
+        if answer[0] in (FrameKind.END, FrameKind.ABORT):
+            raw.abort()
+
+
 async def misbehave(address: str, how: str) -> None:
     """Send a message that cannot be sent back; the server ends that connection."""
     hello, size = PEERS[how]
@@ -129,13 +140,7 @@ async def misbehave(address: str, how: str) -> None:
     await raw.send(FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0))
     await raw.send(FRAME.pack(FrameKind.DATA, 0, 0, 0, size) + bytes(size))
     with pytest.raises(ConnectionError):
-        while True:
-            answer = bytes(await raw.recv())
-            if answer[0] == FrameKind.RENDEZVOUS:
-                number = RENDEZVOUS.unpack_from(answer, 16)[2]
-                await raw.send(FRAME.pack(FrameKind.DONE, 2, 0, 0, number))
-            if answer[0] in (FrameKind.END, FrameKind.ABORT):
-                raw.abort()
+        await answer_with_flags(raw)
     raw.abort()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from aiordma.endpoint import admission, pacing
 from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.limits import ListenerLimits
+from aiordma.endpoint.listening import Shortages
 from aiordma.endpoint.pacing import Course, paced
 from aiordma.endpoint.source import source_of
-from aiordma.errors import ConnectionRejectedError
+from aiordma.errors import ConnectionRejectedError, RdmaError
 from aiordma.loop.limit import Limit, PatientLimit
 
 ADDRESS = ("192.0.2.1", 7)
@@ -246,6 +248,30 @@ def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
         each()  # once is enough
     assert ledger.connections == small.connections == 0
     assert not ledger._sources
+
+
+def test_g09_a_full_ledger_counts_nothing_more() -> None:
+    limits = ListenerLimits(max_connections=2)
+    ledger = Ledger(limits, 100)
+    before = admission._process_pinned
+    undo = [ledger.take("a"), ledger.take("b")]
+    with pytest.raises(RdmaError, match="max_connections") as full:
+        ledger.take("c")
+    assert isinstance(full.value, OSError)
+    assert full.value.errno == errno.ENOBUFS
+    assert ledger.connections == 2
+    for each in undo:
+        each()
+    assert (ledger.connections, admission._process_pinned) == (0, before)
+
+
+def test_g02_of_refusals_by_a_limit_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    shortages = Shortages()
+    for _ in range(100):
+        shortages.full(("192.0.2.1", 5), "there are 7 connections (max_connections)")
+    shortages.tell(None, MemoryError("none"))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [int(line.split("(")[-1].split()[0]) for line in lines] == [1, 2, 4, 8, 16, 32, 64, 1]
 
 
 def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
