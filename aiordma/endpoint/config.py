@@ -85,6 +85,9 @@ class ConnectionConfig:
             waits as long as it lives.
         fetch_timeout_s: Seconds after which the connection is given up if nothing has arrived of a
             large message that is being read, in pieces of up to 1 MiB.
+        pressed_fetch_rate: Bytes per second at which a large message has to arrive, on average over
+            three seconds and but for 1 MiB, while messages of another source wait for memory of the
+            budget (docs/limits.md); otherwise the connection is given up.
     """
 
     raw: bool = False
@@ -114,6 +117,7 @@ class ConnectionConfig:
     raw_idle_timeout_s: float | None = None
     stall_timeout_s: float | None = None
     fetch_timeout_s: float = 30.0
+    pressed_fetch_rate: int = 1 << 20
 
     def __post_init__(self) -> None:
         for name in ("raw", "shared_queues"):
@@ -128,6 +132,7 @@ class ConnectionConfig:
                 ("rendezvous_window", 1, 255),
                 ("max_message_size", 1024, (1 << 32) * 1024 - 1),
                 ("receive_buffer_size", 1, 1 << 50),
+                ("pressed_fetch_rate", 1, 1 << 50),
                 ("responder_resources", 1, 255),
                 ("initiator_depth", 1, 255),
                 ("one_sided_depth", 1, 4096),

@@ -23,6 +23,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
+from aiordma.endpoint.source import source_of
 from aiordma.errors import os_error
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
@@ -347,7 +348,7 @@ class Link(AdapterSide):
     def account(self) -> Account:
         """What the connection holds of the budget; made for the first large message."""
         if self._account is None:
-            self._account = Account(self.budget)
+            self._account = Account(self.budget, source_of(self.cm_id.destination_address))
             if self.closed:
                 self._account.close()
         return self._account

@@ -11,6 +11,7 @@ Theory of operation
     next for `recv()`, or what is fetched ahead leaves room; and in both cases only with a share of
     the budgets (`memory.byte_budget`).  Once it is being read something has to arrive every so
     often, or the connection is given up: what is posted behind a read that hangs would wait, too.
+    While another source waits for the memory, it has to arrive at a minimum rate.
 
     What is to be read is the caller's buffer itself, registered for this one message, and no byte
     is copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that
@@ -54,6 +55,7 @@ from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.byte_budget import AHEAD
 from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -63,6 +65,10 @@ __all__ = ["Exposer", "Fetcher"]
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
+# Looks at the rate, each this many seconds after the one before, before it counts: a loop that is
+# late looks seldom, and takes what has arrived in between.
+_LOOK_S = 1.0
+_LOOKS = 3
 
 
 async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
@@ -255,12 +261,22 @@ def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
         alive._check_progress()
 
 
+class _Share:
+    """What a message holds of the budgets."""
+
+    __slots__ = ("part", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.part = AHEAD
+
+
 class _Fetch:
     """One large message that is being read."""
 
     __slots__ = (
         "arrival", "checksum", "imm", "length", "number", "pending", "read", "remote", "room",
-        "wanted",
+        "share", "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -280,6 +296,7 @@ class _Fetch:
         self.checksum = checksum
         self.pending = 0
         self.wanted = False  # whether `recv()` waited for it when it was begun
+        self.share = _Share(self.room)
         self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -296,9 +313,9 @@ class Fetcher:
     """
 
     __slots__ = (
-        "__weakref__", "_checked", "_config", "_fetches", "_held", "_link", "_numbers", "_progress",
-        "_reading", "_reads", "_receiver", "_sender", "_slots", "_stopped", "_tasks", "_timer",
-        "_untaken", "_waiting",
+        "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_held", "_link", "_looks",
+        "_numbers", "_progress", "_reading", "_reads", "_receiver", "_sender", "_slots", "_stopped",
+        "_tasks", "_timer", "_untaken", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -322,12 +339,14 @@ class Fetcher:
         self._fetches: list[int] = []  # at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
-        # Of those before them, which are fetched or being fetched and not taken by the program:
-        # bytes of the buffer, and whether `recv()` waited.  The message would lead back to this.
-        self._untaken: deque[tuple[int, bool]] = deque()
+        # Of those before them, which are fetched or being fetched and not taken by the program.  A
+        # message would lead back to this.
+        self._untaken: deque[_Share] = deque()
         self._held = 0  # bytes of their buffers
         self._reading = 0  # pieces that are being read
         self._progress = 0.0  # when one was last complete, or the first began
+        self._looks = 0  # at the rate, while another source has waited
+        self._arrived = 0  # bytes since the first of these
         self._timer: Timer | None = None
         self._stopped = False
         receiver.on_wanted = self._wanted
@@ -379,7 +398,7 @@ class Fetcher:
                     return
                 fetch.wanted = True
             self._waiting.popleft()
-            self._untaken.append((fetch.room, fetch.wanted))
+            self._untaken.append(fetch.share)
             self._held += fetch.room
             task = background.start(self._link.loop, functools.partial(self._run, fetch))
             if task is not None:
@@ -400,7 +419,7 @@ class Fetcher:
 
     async def _fetch(self, fetch: _Fetch) -> None:
         if fetch.wanted:
-            await self._link.account.take(fetch.room)
+            fetch.share.part = await self._link.account.take(fetch.room)
         region = await self._link.pool.take(fetch.length)
         self._link.pin(region)
         copy = self._link.lands_in_the_open
@@ -439,6 +458,7 @@ class Fetcher:
             offset += size
         self._piece_done(fetch)
         await fetch.read
+        self._looks = 0  # it held its share for long enough to be read
 
     def on_read(self, number: int) -> None:
         """One RDMA read has completed."""
@@ -449,6 +469,7 @@ class Fetcher:
         self._progress = now()
         self._reads.release()
         if fetch is not None:
+            self._arrived += min(_READ_CHUNK, fetch.length)
             self._piece_done(fetch)
 
     def _piece_done(self, fetch: _Fetch) -> None:
@@ -458,9 +479,9 @@ class Fetcher:
 
     def taken(self) -> None:
         """The program took a large message out of the queue: room to fetch another ahead."""
-        room, wanted = self._untaken.popleft()
-        self._held -= room
-        self._link.account.give(room, wanted=wanted)
+        share = self._untaken.popleft()
+        self._held -= share.room
+        self._link.account.give(share.room, share.part)
         self._admit()
 
     # Progress
@@ -470,7 +491,7 @@ class Fetcher:
             self._progress = now()
         self._reading += 1
         if self._timer is None:
-            self._set_timer(self._config.fetch_timeout_s)
+            self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
 
     def _set_timer(self, seconds: float) -> None:
         # Weak: a connection that its program forgets is collected at once.
@@ -480,13 +501,35 @@ class Fetcher:
     def _check_progress(self) -> None:
         self._timer = None
         if not self._reading or self._stopped or self._link.failure is not None:
+            self._looks = 0
             return
         seconds = self._config.fetch_timeout_s
         left = self._progress + seconds - now()
-        if left > 0:
-            self._set_timer(left)
-            return
-        text = f"nothing of a large message has arrived for {seconds} s"
+        if left <= 0:
+            self._give_up(f"nothing of a large message has arrived for {seconds} s")
+        elif self._is_too_slow():
+            rate = self._config.pressed_fetch_rate
+            self._give_up(f"a large message arrives at less than {rate} bytes per second")
+        else:
+            self._set_timer(min(_LOOK_S, left))
+
+    def _is_too_slow(self) -> bool:
+        """Whether it takes too long for other sources, which wait for the memory."""
+        if not self._link.account.is_pressed():
+            self._looks = 0
+            return False
+        self._looks += 1
+        if self._looks > _LOOKS:
+            # A piece may have arrived all but its end.
+            least = _LOOKS * _LOOK_S * self._config.pressed_fetch_rate - _READ_CHUNK
+            if self._arrived < max(least, 1):
+                return True
+            self._looks = 1
+        if self._looks == 1:
+            self._arrived = 0
+        return False
+
+    def _give_up(self, text: str) -> None:
         self._link.fail(RdmaTimeoutError(errno.ETIMEDOUT, text))
 
     # End

@@ -6,15 +6,20 @@ Theory of operation
     its listener, and that of the process.  The share is held until the program has taken the
     message.
 
-    One half is for what is fetched before the program asks for it, and for buffers that stay
-    registered in between: it is taken if it is free, and nothing waits for it.  The other half is
-    for messages that `recv()` waits for.  These wait for their share in one line, first come, first
-    served; a connection whose listener has used up its budget keeps no connection of another from
-    its turn.  As they are taken when they have arrived, and have to arrive in time, the line
-    always moves on, whatever is held in the first half.
+    A budget has three parts.  One half, AHEAD, is for what is fetched before the program asks for
+    it, and for buffers that stay registered in between: it is taken if it is free.  The other half
+    is for messages that `recv()` waits for: a quarter of it, SMALL, for those of at most 1 MiB, and
+    the rest, LARGE, for any.  As these are taken when they have arrived, and have to arrive in
+    time, the line always moves on, whatever is held in the first half.
 
-    A message that is larger than the half is fetched when no other is: the program has set the
-    limit of its size.
+    Of AHEAD and of SMALL a source gets `fair_share`, so that another source always finds room.  The
+    line for LARGE is served by sources in turn, and in each source in the order of asking; while
+    sources wait, another one gets no more than its `fair_share`.  What waits is granted any part
+    that becomes free.  A connection whose listener has used up its budget keeps no connection of
+    another from its turn.
+
+    A message that is larger than LARGE is fetched when no other of this part is: the program has
+    set the limit of its size.
 
     Counting only: nothing is allocated here.  Loops in several threads share the process's budget.
 """
@@ -24,14 +29,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Self
 
 from aiordma.loop import fork
 
-__all__ = ["PROCESS_BUDGET", "Account", "ByteBudget", "fair_share", "set_large_message_budget"]
+__all__ = [
+    "AHEAD",
+    "LARGE",
+    "PROCESS_BUDGET",
+    "SMALL",
+    "Account",
+    "ByteBudget",
+    "fair_share",
+    "set_large_message_budget",
+]
+
+AHEAD, SMALL, LARGE = range(3)  # the parts of a budget
 
 _PROCESS_BYTES = 256 << 20
+_SMALL_BYTES = 1 << 20  # of a message that SMALL has room for
 _lock = fork.new_lock()
 
 
@@ -51,15 +68,17 @@ def fair_share(total: int, held: int, own: int) -> int:
 class _Waiter:
     """A fetch that waits for its share."""
 
-    __slots__ = ("budget", "future", "granted", "loop", "size", "thread")
+    __slots__ = ("budget", "future", "loop", "part", "short", "size", "source", "thread")
 
-    def __init__(self, budget: ByteBudget, size: int) -> None:
+    def __init__(self, budget: ByteBudget, size: int, source: str) -> None:
         self.budget = budget
         self.size = size
+        self.source = source
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.future: asyncio.Future[None] = self.loop.create_future()
-        self.granted = False
+        self.part: int | None = None  # of which it has got its share
+        self.short: ByteBudget | None = None  # what it waits for
 
     def wake(self) -> None:
         """Resume it, in whatever thread this is."""
@@ -83,66 +102,79 @@ class ByteBudget:
 
     Attributes:
         total: Bytes.
-        ahead: Bytes of the first half that are held.
-        wanted: Bytes of the second half that are held.
     """
 
-    __slots__ = ("_line", "_parent", "ahead", "total", "wanted")
+    __slots__ = ("_chain", "_held", "_line", "_own", "total")
 
     def __init__(self, total: int, parent: Self | None = None) -> None:
         self.total = total
-        self.ahead = 0
-        self.wanted = 0
-        self._parent = parent
-        # One for all budgets that have a parent in common.
-        self._line: deque[_Waiter] = deque() if parent is None else parent._line
+        self._held = [0, 0, 0]
+        self._own: tuple[dict[str, int], ...] = ({}, {}, {})  # of these, those of each source
+        self._chain: tuple[ByteBudget, ...] = (self,) if parent is None else (self, *parent._chain)
+        # Those that wait, of each source, the source that is next first; one for all budgets that
+        # have a parent in common.
+        self._line: OrderedDict[str, deque[_Waiter]]
+        self._line = OrderedDict() if parent is None else parent._line
 
-    def _chain(self) -> list[ByteBudget]:
-        return [self] if self._parent is None else [self, *self._parent._chain()]
+    @property
+    def ahead(self) -> int:
+        """Bytes of the first half that are held."""
+        return self._held[AHEAD]
 
-    def _try(self, size: int, part: int) -> bool:
-        chain = self._chain()
+    @property
+    def wanted(self) -> int:
+        """Bytes of the second half that are held."""
+        return self._held[SMALL] + self._held[LARGE]
+
+    def try_ahead(self, size: int, source: str) -> bool:
+        """Take a share of AHEAD, if there is one."""
+        return self._try(size, source, 2)
+
+    def try_keep(self, size: int, source: str) -> bool:
+        """Take a share of AHEAD for a buffer that stays registered, if there is plenty."""
+        return self._try(size, source, 4)
+
+    def _try(self, size: int, source: str, divisor: int) -> bool:
         with _lock:
-            if any(budget.ahead + size > budget.total // part for budget in chain):
-                return False
-            for budget in chain:
-                budget.ahead += size
+            for budget in self._chain:
+                if not budget._has(AHEAD, size, source, budget.total // divisor):
+                    return False
+            self._count(AHEAD, size, source)
         return True
 
-    def try_ahead(self, size: int) -> bool:
-        """Take a share for a message that `recv()` does not wait for yet, if there is one."""
-        return self._try(size, 2)
-
-    def try_keep(self, size: int) -> bool:
-        """Take a share for a buffer that stays registered, if there is plenty."""
-        return self._try(size, 4)
-
-    async def take(self, size: int) -> None:
+    async def take(self, size: int, source: str) -> int:
         """Take a share for a message that `recv()` waits for; waits in line.
+
+        Returns the part that it is a share of.
 
         Cancellation: nothing was taken.
         """
-        waiter = _Waiter(self, size)
+        waiter = _Waiter(self, size, source)
         with _lock:
-            self._line.append(waiter)
+            self._line.setdefault(source, deque()).append(waiter)
             woken = self._serve()
         _wake(woken)
         try:
             await waiter.future
         except BaseException:
             with _lock:
-                if waiter.granted:
-                    woken = self._return(0, size)
+                if waiter.part is None:
+                    self._leave_line(waiter)
                 else:
-                    self._line.remove(waiter)
-                    woken = self._serve()
+                    self._count(waiter.part, -size, source)
+                woken = self._serve()
             _wake(woken)
             raise
+        assert waiter.part is not None
+        return waiter.part
 
-    def give(self, ahead: int, wanted: int) -> None:
-        """Give bytes of each half back."""
+    def give(self, sizes: tuple[int, ...], source: str) -> None:
+        """Give bytes of each part back."""
         with _lock:
-            woken = self._return(ahead, wanted)
+            for part, size in enumerate(sizes):
+                if size:
+                    self._count(part, -size, source)
+            woken = self._serve()
         _wake(woken)
 
     def resize(self, total: int) -> None:
@@ -152,37 +184,102 @@ class ByteBudget:
             woken = self._serve()
         _wake(woken)
 
+    def presses(self, source: str) -> bool:
+        """Whether something of another source waits for bytes of this budget, or of a parent."""
+        with _lock:
+            return any(
+                waiter.short in self._chain
+                for other, line in self._line.items()
+                if other != source
+                for waiter in line
+            )
+
     # With the lock
 
-    def _return(self, ahead: int, wanted: int) -> list[_Waiter]:
-        for budget in self._chain():
-            budget.ahead -= ahead
-            budget.wanted -= wanted
-        return self._serve() if wanted else []
+    def _count(self, part: int, size: int, source: str) -> None:
+        for budget in self._chain:
+            budget._held[part] += size
+            own = budget._own[part]
+            left = own.get(source, 0) + size
+            if left:
+                own[source] = left
+            else:
+                del own[source]
+
+    def _leave_line(self, waiter: _Waiter) -> None:
+        line = self._line[waiter.source]
+        line.remove(waiter)
+        if not line:
+            del self._line[waiter.source]
 
     def _serve(self) -> list[_Waiter]:
-        """Grant what fits, in order; those to be resumed."""
-        full: set[ByteBudget] = set()
-        left: list[_Waiter] = []
-        woken = []
-        for waiter in self._line:
-            chain = waiter.budget._chain()
-            short = next((b for b in chain if b in full or not b._fits(waiter.size)), None)
-            if short is not None:
-                full.add(short)  # whatever needs it has to wait behind this one
-                left.append(waiter)
-                continue
-            for budget in chain:
-                budget.wanted += waiter.size
-            waiter.granted = True
-            woken.append(waiter)
-        if woken:
-            self._line.clear()
-            self._line.extend(left)
+        """Grant what fits, by sources in turn; those to be resumed."""
+        woken: list[_Waiter] = []
+        served = True
+        while served:
+            served = False
+            full: set[ByteBudget] = set()  # whatever needs it has to wait behind another
+            for source in list(self._line):
+                waiter = self._next(source, full)
+                if waiter is None:
+                    continue
+                assert waiter.part is not None
+                self._leave_line(waiter)
+                waiter.budget._count(waiter.part, waiter.size, source)
+                if waiter.part == LARGE and source in self._line:
+                    self._line.move_to_end(source)  # the others' turn
+                woken.append(waiter)
+                served = True
         return woken
 
-    def _fits(self, size: int) -> bool:
-        return not self.wanted or self.wanted + size <= self.total - self.total // 2
+    def _next(self, source: str, full: set[ByteBudget]) -> _Waiter | None:
+        """The first of a source that gets a share now, with its part set."""
+        behind = set(full)
+        for waiter in self._line[source]:
+            chain = waiter.budget._chain
+            for part in (AHEAD, SMALL):
+                if all(budget._has(part, waiter.size, source) for budget in chain):
+                    waiter.part = part
+                    return waiter
+            waiter.short = next((b for b in chain if b in behind), None)
+            if waiter.short is None:
+                waiter.short = next((b for b in chain if b._is_more_than_fair(waiter)), None)
+                if waiter.short is None:
+                    waiter.short = next((b for b in chain if not b._has_large(waiter.size)), None)
+                    if waiter.short is None:
+                        waiter.part = LARGE
+                        return waiter
+                    full.add(waiter.short)
+                behind.add(waiter.short)
+        return None
+
+    def _size_of(self, part: int) -> int:
+        half = self.total - self.total // 2
+        if part == AHEAD:
+            return self.total // 2
+        return half // 4 if part == SMALL else half - half // 4
+
+    def _has(self, part: int, size: int, source: str, total: int | None = None) -> bool:
+        """Whether AHEAD or SMALL has room for a source; its first share needs no other's leave."""
+        if part == SMALL and size > _SMALL_BYTES:
+            return False
+        total = self._size_of(part) if total is None else total
+        held = self._held[part]
+        if held + size > total:
+            return False
+        own = self._own[part].get(source)
+        return own is None or own + size <= fair_share(total, held, own)
+
+    def _has_large(self, size: int) -> bool:
+        return not self._held[LARGE] or self._held[LARGE] + size <= self._size_of(LARGE)
+
+    def _is_more_than_fair(self, waiter: _Waiter) -> bool:
+        """Whether a source would get too much of LARGE while others wait."""
+        own = self._own[LARGE].get(waiter.source)
+        if own is None or len(self._line) == 1:
+            return False
+        share = fair_share(self._size_of(LARGE), self._held[LARGE], own)
+        return own + waiter.size > share
 
 
 def _wake(waiters: list[_Waiter]) -> None:
@@ -195,52 +292,60 @@ class Account:
 
     Args:
         budget: The innermost that the connection belongs to.
+        source: The source of the connection.
     """
 
-    __slots__ = ("_ahead", "_budget", "_closed", "_wanted")
+    __slots__ = ("_budget", "_closed", "_held", "_source")
 
-    def __init__(self, budget: ByteBudget) -> None:
+    def __init__(self, budget: ByteBudget, source: str) -> None:
         self._budget = budget
-        self._ahead = self._wanted = 0
+        self._source = source
+        self._held = [0, 0, 0]
         self._closed = False
 
     def try_ahead(self, size: int) -> bool:
         """As `ByteBudget.try_ahead`."""
-        return self._got(size, taken=not self._closed and self._budget.try_ahead(size))
+        return self._got(
+            size, taken=not self._closed and self._budget.try_ahead(size, self._source)
+        )
 
     def try_keep(self, size: int) -> bool:
         """As `ByteBudget.try_keep`."""
-        return self._got(size, taken=not self._closed and self._budget.try_keep(size))
+        return self._got(size, taken=not self._closed and self._budget.try_keep(size, self._source))
 
     def _got(self, size: int, *, taken: bool) -> bool:
-        self._ahead += size * taken
+        self._held[AHEAD] += size * taken
         return taken
 
-    async def take(self, size: int) -> None:
+    async def take(self, size: int) -> int:
         """As `ByteBudget.take`."""
-        await self._budget.take(size)
+        part = await self._budget.take(size, self._source)
+        self._held[part] += size
         if self._closed:
-            self._budget.give(0, size)
-        else:
-            self._wanted += size
+            self._give_all()
+        return part
 
-    def give(self, size: int, *, wanted: bool = False) -> None:
-        """Give a share back; `wanted` is that of `take`."""
+    def give(self, size: int, part: int = AHEAD) -> None:
+        """Give a share back, of the part that `take` has returned."""
         if self._closed:
             return
-        if wanted:
-            self._wanted -= size
-            self._budget.give(0, size)
-        else:
-            self._ahead -= size
-            self._budget.give(size, 0)
+        self._held[part] -= size
+        self._budget.give((0,) * part + (size,), self._source)
+
+    def is_pressed(self) -> bool:
+        """Whether another source waits for bytes of the budget."""
+        return not self._closed and self._budget.presses(self._source)
 
     def close(self) -> None:
         """Give everything back.  Idempotent."""
         if not self._closed:
             self._closed = True
-            if self._ahead or self._wanted:
-                self._budget.give(self._ahead, self._wanted)
+            self._give_all()
+
+    def _give_all(self) -> None:
+        held, self._held = tuple(self._held), [0, 0, 0]
+        if any(held):
+            self._budget.give(held, self._source)
 
 
 PROCESS_BUDGET = ByteBudget(_PROCESS_BYTES)
@@ -250,8 +355,9 @@ def set_large_message_budget(size: int) -> None:
     """Set how many bytes of large messages this process may hold, over all its connections.
 
     Counted is what is being fetched, what was fetched and `recv()` has not returned yet, and what
-    stays registered for the next message.  What does not fit waits, in the order in which it was
-    asked for.  A single message is always fetched, up to `ConnectionConfig.max_message_size`.
+    stays registered for the next message.  What does not fit waits, and is served by the sources
+    (IPv4 address or IPv6 /64 of the peer) in turn.  A single message is always fetched, up to
+    `ConnectionConfig.max_message_size`.
 
     Args:
         size: Bytes; 256 MiB by default.  A listener has a budget of its own besides.

@@ -15,7 +15,7 @@ from aiordma import Connection, ConnectionConfig, ListenerLimits
 from aiordma.cm import ConnectionParameter, EventChannel
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import CHECKSUM, FRAME, RENDEZVOUS, FrameKind, Hello
-from aiordma.memory.byte_budget import PROCESS_BUDGET
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
 from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
 from tests.device.meeting import are_alive
@@ -129,6 +129,43 @@ async def test_g01_ten_attackers_pin_no_more_than_the_budget(
             with pytest.raises(aiordma.ConnectionLostError, match="nothing of a large message"):
                 task.result()
         await are_alive((honest, server))
+    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
+
+
+async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
+    address: str, stuck: list[Link]
+) -> None:
+    """Eight attackers of one source are stuck with 8 MiB each, and four with 64 MiB."""
+    config = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=1024, close_timeout_s=0.5)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(aiordma.listen(address, 0, config=config))
+        receiving = []
+        for size in [8 * MIB] * 8 + [64 * MIB] * 4:
+            raw, victim = await stack.enter_async_context(attacker(address, listener))
+            assert victim._link.account._source == address
+            stuck.append(victim._link)
+            receiving.append(asyncio.create_task(victim.recv()))
+            await raw.send(announcement(1, size))
+        budget = listener._budget
+        await until(lambda: len(budget._line[address]) >= 3 if budget._line else False)
+        client = await stack.enter_async_context(
+            aiordma.connect(address, listener.port, config=config)
+        )
+        server = await listener.accept()
+        server._link._account = Account(budget, "another source")
+        begun = time.monotonic()
+        async with asyncio.timeout(10):
+            for size in (20_000, MIB):
+                for sender, receiver in ((client, server), (server, client)):
+                    sending = asyncio.create_task(sender.send(bytes(size)))
+                    with await receiver.recv() as message:
+                        assert message == bytes(size)
+                    await sending
+        print(f"echoed after {time.monotonic() - begun:.2f} s")
+        for task in receiving:
+            task.cancel()
+        await asyncio.gather(*receiving, return_exceptions=True)
+        await server.close()
     assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)
 
 

@@ -90,7 +90,7 @@ class FakeLink:
         self.pool, self.outgoing = FakePool(), FakePool()
         self.check_large = bool(config.check_large)  # as an adapter of hardware by default
         self.lands_in_the_open = False
-        self.account = Account(ByteBudget(1 << 30))
+        self.account = Account(ByteBudget(1 << 30), "peer")
         self.damage: Callable[[memoryview], object] = lambda view: None
         self.closed = self.forked = False
         self.failure: BaseException | None = None

@@ -9,6 +9,7 @@ import random
 
 import pytest
 
+from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.plan import hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
@@ -316,7 +317,7 @@ def test_g01_what_is_fetched_ahead_has_to_fit_the_budget(run: Run) -> None:
     async def main() -> None:
         wire = await opened()
         budget = ByteBudget(2 * ROOM)
-        wire.links[1].account = Account(budget)
+        wire.links[1].account = Account(budget, "peer")
         sends = [asyncio.create_task(wire.ends[0].send(bytes([n]) * 1000)) for n in range(2)]
         await wire.run()
         assert wire.links[1].pool.out == 1
@@ -338,13 +339,14 @@ def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: R
 
     async def main() -> None:
         budget = ByteBudget(2 * ROOM)  # one at a time
+        assert budget.try_ahead(ROOM, "ahead")
         patient = dataclasses.replace(CONFIG, receive_buffer_size=1)
         config = dataclasses.replace(patient, fetch_timeout_s=0.02)
         wires = [await opened(config, config) for _ in range(9)]
         wires.append(await opened(patient, patient))
         regions = FakeRegion.regions
         for wire in wires:
-            wire.links[1].account = Account(budget)
+            wire.links[1].account = Account(budget, "peer")
             wire.links[1].at_close(wire.links[1].account.close)
         receives = [asyncio.create_task(wire.ends[1].recv()) for wire in wires]
         for wire in wires[:9]:
@@ -369,7 +371,49 @@ def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: R
         await send
         for wire in wires:
             await wire.lose()
-        assert (budget.ahead, budget.wanted) == (0, 0)
+        assert (budget.ahead, budget.wanted) == (ROOM, 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("source", ["attacker", "honest"])
+def test_g01_a_slow_fetch_ends_while_another_source_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Without anything else in the budget, or with one of its own source, it may take its time."""
+
+    async def main() -> None:
+        monkeypatch.setattr(rendezvous, "_LOOK_S", 0.01)
+        budget = ByteBudget(2 * ROOM)  # one at a time
+        assert budget.try_ahead(ROOM, "ahead")
+        config = dataclasses.replace(CONFIG, receive_buffer_size=1)
+        wires = [await opened(config, config) for _ in range(2)]
+        for wire, name in zip(wires, ("attacker", source), strict=True):
+            wire.links[1].account = Account(budget, name)
+            wire.links[1].at_close(wire.links[1].account.close)
+        announce(wires[0], 1)
+        stuck, receive = (asyncio.create_task(wire.ends[1].recv()) for wire in wires)
+        await settle()
+        await asyncio.sleep(0.1)  # ten looks, and nothing waits
+        assert wires[0].links[1].failure is None
+        send = asyncio.create_task(wires[1].ends[0].send(b"honest" * 100))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (0.1 if source == "attacker" else 15)
+        while not receive.done() and loop.time() < until:
+            wires[1].settle()
+            await asyncio.sleep(0.001)
+        assert receive.done() == (source == "honest")
+        if source == "honest":
+            with receive.result() as message:
+                assert bytes(message) == b"honest" * 100
+            with pytest.raises(ConnectionLostError, match="at less than 1048576 bytes per second"):
+                await asyncio.wait_for(stuck, 5)
+            await wires[1].run()
+            await send
+        for wire in wires:
+            await wire.lose()
+        await asyncio.gather(stuck, receive, send, return_exceptions=True)
+        assert (budget.ahead, budget.wanted) == (ROOM, 0)
 
     run(main())
 
