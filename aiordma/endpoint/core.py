@@ -231,6 +231,8 @@ class ConnectionCore:
                 self._receiver.heard = True
             self._sender.pong()
         elif kind == FrameKind.PONG and self._liveness is not None:
+            if self._liveness.asking:
+                self._receiver.heard = True
             self._liveness.ponged()
         elif kind == FrameKind.END:
             self._receiver.end(ended_error)

@@ -8,8 +8,9 @@ shows earlier, because the PING itself is not acknowledged.
 A peer of a raw connection knows no question.  It is given up when no message of it has come for
 `raw_idle_timeout_s`, if that is set.
 
-Messages, DONE and PONG are signs of life.  CREDIT is none, nor is a PING while this side's own is
-not answered: a peer could send them for ever, although nothing gets through to it.
+Messages, DONE and a PONG that was asked for are signs of life.  CREDIT is none, nor is a PING while
+this side's own is not answered: a peer could send them for ever, although nothing gets through to
+it.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["Arrival", "Receiver"]
 
-# Not CREDIT, which tells nothing of whether this side is heard; of PING see endpoint/core.py.
-_LIFE = frozenset({FrameKind.DATA, FrameKind.RENDEZVOUS, FrameKind.DONE, FrameKind.PONG})
+# Not CREDIT, which tells nothing of whether this side is heard; PING and PONG: endpoint/core.py.
+_LIFE = frozenset({FrameKind.DATA, FrameKind.RENDEZVOUS, FrameKind.DONE})
 
 
 class Arrival:

@@ -71,7 +71,8 @@ class RdmaServer(asyncio.AbstractServer):
 
     `wait_closed()` waits for the connections to end, as asyncio's does since Python 3.12.  While it
     serves it is kept alive by its loop, as asyncio's is, until `close()`.  An `async with` block
-    that an exception ends, such as a cancellation, closes the connections, too.
+    that an exception ends, such as a cancellation, closes the connections, too, and aborts those
+    that are left after `StreamConfig.close_timeout_s`.
 
     Attributes:
         limits: What clients may hold.
@@ -98,7 +99,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._tls_timeouts = tls_timeouts
         self._context = contextvars.copy_context()
         self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
-        self._active = 0
+        self._aborting = False
         self._handshakes: set[asyncio.Task[None]] = set()
         self._unanswered: set[ConnectionId] = set()
         self.limits = limits
@@ -386,12 +387,15 @@ class RdmaServer(asyncio.AbstractServer):
 
     # Clients
 
+    @property
+    def _active(self) -> int:
+        # Not a count: Ctrl-C can come between any two steps of the end of a connection.
+        return len(self._clients)
+
     def _attach(self, transport: RdmaTransport) -> None:
-        self._active += 1
         self._clients.add(transport)
 
     def _detach(self, transport: RdmaTransport) -> None:
-        self._active -= 1
         self._clients.discard(transport)
         self._wake()
 
@@ -454,7 +458,7 @@ class RdmaServer(asyncio.AbstractServer):
             RuntimeError: The server is closed, or this is awaited already.
 
         Cancellation: closes the server and its clients, as asyncio's does since Python 3.13, and
-        waits for them.
+        waits for them; after `close_timeout_s`, or when it is canceled again, they are aborted.
         """
         if self._forever is not None:
             msg = f"server {self!r} is already being awaited on serve_forever()"
@@ -465,9 +469,7 @@ class RdmaServer(asyncio.AbstractServer):
             await self._forever
         except asyncio.CancelledError:
             try:
-                self.close()
-                self.close_clients()
-                await self.wait_closed()
+                await self._end()
             finally:
                 raise
         finally:
@@ -533,11 +535,34 @@ class RdmaServer(asyncio.AbstractServer):
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
         if exc_info[0] is not None:
             # To wait for clients would keep the exception from the program until they go.
-            self.close_clients()
+            await self._end()
+            return
+        self.close()
         await self.wait_closed()
+
+    async def _end(self) -> None:
+        """Close it all, in bounded time whatever clients do."""
+        self.close()
+        self.close_clients()
+        seconds = self._config.close_timeout_s
+        if not self._aborting:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self.wait_closed()
+                return
+            except (TimeoutError, asyncio.CancelledError) as exc:
+                self._aborting = True
+                if isinstance(exc, asyncio.CancelledError):
+                    self.abort_clients()
+                    raise
+        self.abort_clients()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.wait_closed()
+        except TimeoutError:
+            _log.warning("%r: %d connections did not end in time", self, self._active)
 
     def __repr__(self) -> str:
         where = "closed" if self._closed else ", ".join(f"{h} port {p}" for h, p in self._addresses)

@@ -478,6 +478,7 @@ class RdmaTransport(TransportBase):
 
     def _force(self, exc: BaseException | None) -> None:
         if self._over:
+            self._finish(exc)
             return
         waiting = self._out.size
         self._out.clear()
@@ -502,7 +503,8 @@ class RdmaTransport(TransportBase):
             self._port.flush(self._end.arrived)
 
     def _finish(self, exc: BaseException | None) -> None:
-        if self._over:
+        # A server waits for the report, and a KeyboardInterrupt comes between any two steps.
+        if self._over and self._server is None:
             return
         self._over = True
         self._gate()
@@ -519,9 +521,9 @@ class RdmaTransport(TransportBase):
             self._in.set_protocol(None)
             self._in.wake()
             self._end.begin()
-            server, self._server = self._server, None
-            if server is not None:
-                server._detach(self)
+            if self._server is not None:
+                self._server._detach(self)
+                self._server = None
 
     def _discard(self) -> None:
         """It never began, or came too late: give everything back."""

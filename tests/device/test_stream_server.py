@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import signal
+import subprocess
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +107,75 @@ async def test_h01_an_exception_does_not_wait_for_clients(address: str, by: str)
         assert await reader.read() == b"", "the client sees an end"
     writer.close()
     await writer.wait_closed()
+
+
+async def test_h01_an_end_that_was_lost_to_ctrl_c_is_made_up_for(address: str) -> None:
+    """A KeyboardInterrupt can come before the report of an end is scheduled."""
+    protocols: list[Note] = []
+
+    def make() -> Note:
+        protocols.append(Note())
+        return protocols[-1]
+
+    config = StreamConfig(close_timeout_s=0.2)
+    server = await aiordma.create_server(make, address, 0, config=config)
+    _, client = await aiordma.create_connection(Note, address, server.port)
+    await until(lambda: server._active == 1)
+    protocols[0].transport._over = True
+    task = asyncio.create_task(server.serve_forever())
+    await until(lambda: server._forever is not None)
+    task.cancel()
+    async with asyncio.timeout(20):
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await protocols[0].ended()
+        await client.ended()
+    assert server._active == 0
+
+
+@pytest.mark.one_loop
+async def test_h01_a_second_ctrl_c_leaves_no_server_behind(address: str) -> None:
+    """At once after the first, while clients come, talk and break off."""
+    program = Path(__file__).parents[2] / "examples" / "stream_echo.py"
+
+    async def talk(port: int) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                reader, writer = await aiordma.open_connection(address, port, timeout=5)
+                try:
+                    for _ in range(3):
+                        writer.write(bytes(5000))
+                        await reader.readexactly(5000)
+                finally:
+                    writer.transport.abort()
+
+    for pause in (0, 0.01, 0.03):
+        server = await asyncio.create_subprocess_exec(
+            sys.executable, str(program), "server", address, "7468",
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        assert server.stdout is not None
+        tasks = []
+        try:
+            async with asyncio.timeout(30):
+                assert b"listening" in await server.stdout.readline()
+                reader, writer = await aiordma.open_connection(address, 7468)
+                tasks = [asyncio.create_task(talk(7468)) for _ in range(3)]
+                writer.write(b"stays")
+                assert await reader.readexactly(5) == b"stays"
+                server.send_signal(signal.SIGINT)
+                await asyncio.sleep(pause)  # not to wait for anything: where the second one hits
+                with contextlib.suppress(ProcessLookupError):
+                    server.send_signal(signal.SIGINT)
+                await server.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()
+            await server.communicate()
+            await asyncio.gather(*tasks)  # each ends with its connection
+            writer.transport.abort()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 async def test_a_port_is_taken_while_its_server_is_there(address: str) -> None:
