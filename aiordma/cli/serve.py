@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import json
 import signal
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aiordma.cli.output import print_hint, printable
@@ -19,12 +20,16 @@ from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, c
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Reason
 from aiordma.cli.transfer.server import Quota, serve_one
+from aiordma.endpoint.listening import is_worth_a_line
+from aiordma.endpoint.source import source_of
 from aiordma.errors import RdmaError
+from aiordma.memory.byte_budget import fair_share
 from aiordma.streams import start_server
 
 __all__ = ["run"]
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
+_SILENT_S = 2.0  # a client that has asked for nothing by then gives way to others
 
 
 def run(
@@ -69,6 +74,16 @@ def run(
     return 0
 
 
+@dataclass(eq=False, slots=True)
+class _Holder:
+    """A client that has one of the places."""
+
+    task: asyncio.Task[None]
+    exchange: Exchange
+    source: str
+    since: float
+
+
 class _Service:
     def __init__(
         self,
@@ -86,6 +101,8 @@ class _Service:
         self._as_json = as_json
         self._limit_s = limit_s
         self._clients: set[asyncio.Task[None]] = set()
+        self._holders: dict[_Holder, None] = {}  # oldest first
+        self._refused = 0
 
     async def serve(self, host: str, port: int) -> None:
         """Listen until a signal, then break off what is under way."""
@@ -119,13 +136,22 @@ class _Service:
         task.add_done_callback(self._clients.discard)
         peer = " ".join(str(part) for part in writer.get_extra_info("peername")[:2])
         exchange = Exchange(reader, writer, self._limit_s)
+        source = source_of(peer.split()[0])
+        me = _Holder(task, exchange, source, asyncio.get_running_loop().time())
         async with closing(writer, self._limit_s):
-            if len(self._clients) > self._most_clients:
-                text = f"the server has {self._most_clients} clients already; try again"
+            text = self._why_full(source)
+            if text and self._make_room(me):
+                text = self._why_full(source)
+            if text:
+                self._refused += 1
+                if is_worth_a_line(self._refused):
+                    words = f"{text}, {peer} ({self._refused} refused so far)"
+                    self._say("failed", words, error=text, peer=peer, refused=self._refused)
                 with contextlib.suppress(OSError):
                     await exchange.apologize(TransferError(Reason.FULL, text))
-                self._say("failed", f"{text}, {peer}", error=text, peer=peer)
                 return
+            self._holders[me] = None
+            task.add_done_callback(lambda _: self._holders.pop(me, None))
             try:
                 done = await serve_one(
                     exchange, self._folder, writable=self._writable, quota=self._quota
@@ -136,6 +162,32 @@ class _Service:
             else:
                 words = f"{done.name} {done.size} bytes, {peer}"
                 self._say(done.action, words, **asdict(done), peer=peer)
+
+    def _why_full(self, source: str) -> str:
+        """Why one more client of that source is refused; empty if it is not."""
+        total, most = len(self._holders), self._most_clients
+        if total >= most:
+            return f"the server has {total} clients already; try again"
+        own = sum(each.source == source for each in self._holders)
+        if own and own + 1 > fair_share(most, total, own):
+            return f"the server has {own} clients already of {source}; try again"
+        return ""
+
+    def _make_room(self, newcomer: _Holder) -> bool:
+        """End the oldest client that has asked for nothing, of the source that has most of them."""
+        silent = [
+            each
+            for each in self._holders
+            if not each.exchange.asked and newcomer.since - each.since >= _SILENT_S
+        ]
+        if len(self._holders) < self._most_clients:  # it is the source's share that is used up
+            silent = [each for each in silent if each.source == newcomer.source]
+        if not silent:
+            return False
+        most = Counter(each.source for each in silent).most_common(1)[0][0]
+        out = next(each for each in silent if each.source == most)
+        del self._holders[out]
+        return out.task.cancel()
 
     def _say(self, event: str, words: str, **facts: object) -> None:
         line = json.dumps({"event": event, **facts}) if self._as_json else f"{event} {words}"

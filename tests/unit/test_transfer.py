@@ -403,13 +403,14 @@ def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
 
 def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
-        service = a_service(tmp_path, most_clients=2)
+        service = a_service(tmp_path, most_clients=3)
         async with connected(service._client), connected(service._client):
             await until(lambda: len(service._clients) == 2)
             async with connected(service._client) as late:
-                with pytest.raises(TransferError, match="has 2 clients already"):
+                with pytest.raises(TransferError, match="has 2 clients already of 127"):
                     await late.hear(Ready)
             await until(lambda: len(service._clients) == 2)
+            assert not service._why_full("192.0.2.1"), "another source gets in"
         await until(lambda: not service._clients)
         async with connected(service._client) as next_:
             with pytest.raises(TransferError, match="No such file"):
@@ -417,6 +418,42 @@ def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
         service._folder.close()
 
     run(main())
+
+
+def test_g02_a_client_that_asks_for_nothing_gives_way(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_SILENT_S", 0)
+
+    async def main() -> None:
+        service = a_service(tmp_path, most_clients=1)
+        async with connected(service._client):
+            await until(lambda: service._holders)
+            async with connected(service._client) as next_:
+                with pytest.raises(TransferError, match="No such file"):
+                    await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
+        service._folder.close()
+
+    run(main())
+
+
+def test_g02_refusals_by_serve_are_not_all_told(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def main() -> None:
+        service = a_service(tmp_path, most_clients=1)
+        async with connected(service._client):
+            await until(lambda: service._holders)
+            for _ in range(9):
+                async with connected(service._client) as late:
+                    with pytest.raises(TransferError, match="has 1 clients already"):
+                        await late.hear(Ready)
+        await until(lambda: not service._clients)
+        service._folder.close()
+
+    run(main())
+    lines = [line for line in capsys.readouterr().out.splitlines() if "refused" in line]
+    assert [int(line.split("(")[-1].split()[0]) for line in lines] == [1, 2, 4, 8]
 
 
 async def until(condition: Any) -> None:

@@ -107,6 +107,7 @@ class Exchange:
 
     Attributes:
         limit_s: Seconds for each step on the wire.
+        asked: Whether a client has made its request.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Exchange:
         self._reader = reader
         self._writer = writer
         self.limit_s = limit_s
+        self.asked = False
 
     async def say(self, message: Message) -> None:
         """Send a message.
@@ -157,6 +159,7 @@ class Exchange:
         if frame is FrameKind.MESSAGE:
             message = _parsed(body)
             if isinstance(message, Put | Get):
+                self.asked = True
                 return message
         raise TransferError(Reason.PROTOCOL, "the first message has to be put or get")
 
