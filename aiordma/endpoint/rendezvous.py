@@ -29,7 +29,8 @@ Theory of operation
     iWARP tells the peer the key of the memory where a read lands, and the peer may use it for as
     long as that is registered: to deregister it, or a queue pair without remote rights, does not
     reliably end what is under way.  So there the bytes are copied before they are looked at, and
-    the message is the copy.
+    the message is the copy.  So it is where the program keeps many messages without a release: what
+    they pin is bounded.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.workers import call_blocking
-from aiordma.memory.byte_budget import AHEAD
+from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -424,6 +425,7 @@ class Fetcher:
         self._link.pin(region)
         copy = self._link.lands_in_the_open
         await self._read(fetch, region)
+        copy = copy or not self._link.account.try_hold(fetch.room)
         view, checksum = await _settled(
             region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
         )
@@ -437,7 +439,10 @@ class Fetcher:
             self._link.pool.give(region)
             message = Message(view, fetch.imm)
         else:
-            message = Message(view, fetch.imm, lambda exported: self._region_back(exported, region))
+            room = fetch.room
+            message = Message(
+                view, fetch.imm, lambda exported: self._region_back(exported, region, room)
+            )
         fetch.arrival.message = message
         self._receiver.wake()
 
@@ -534,12 +539,17 @@ class Fetcher:
 
     # End
 
-    def _region_back(self, exported: bool, region: MemoryRegion) -> None:
+    def _region_back(self, exported: bool, region: MemoryRegion, room: int) -> None:
         """A large message was released, in whatever thread."""
         pool = self._link.pool
+
         # Memory of a message that is still exported leaves the pool, and lives as long as the
         # message.
-        self._link.in_loop(lambda: (pool.drop if exported else pool.give)(region))
+        def back() -> None:
+            self._link.account.give(room, HELD)
+            (pool.drop if exported else pool.give)(region)
+
+        self._link.in_loop(back)
 
     def stop(self) -> None:
         """The connection is over: end the reading tasks.  Regions stay pinned by the link."""

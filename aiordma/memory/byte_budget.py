@@ -18,6 +18,9 @@ Theory of operation
     that becomes free.  A connection whose listener has used up its budget keeps no connection of
     another from its turn.
 
+    HELD counts what the program has and has not released, up to as many bytes as the budget: what
+    has no room there is delivered as a copy that is not pinned.
+
     A message that is larger than LARGE is fetched when no other of this part is: the program has
     set the limit of its size.
 
@@ -36,6 +39,7 @@ from aiordma.loop import fork
 
 __all__ = [
     "AHEAD",
+    "HELD",
     "LARGE",
     "PROCESS_BUDGET",
     "SMALL",
@@ -45,7 +49,8 @@ __all__ = [
     "set_large_message_budget",
 ]
 
-AHEAD, SMALL, LARGE = range(3)  # the parts of a budget
+AHEAD, SMALL, LARGE, HELD = range(4)  # the parts of a budget
+_PARTS = 4
 
 _PROCESS_BYTES = 256 << 20
 _SMALL_BYTES = 1 << 20  # of a message that SMALL has room for
@@ -108,8 +113,8 @@ class ByteBudget:
 
     def __init__(self, total: int, parent: Self | None = None) -> None:
         self.total = total
-        self._held = [0, 0, 0]
-        self._own: tuple[dict[str, int], ...] = ({}, {}, {})  # of these, those of each source
+        self._held = [0] * _PARTS
+        self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # of these, those of each source
         self._chain: tuple[ByteBudget, ...] = (self,) if parent is None else (self, *parent._chain)
         # Those that wait, of each source, the source that is next first; one for all budgets that
         # have a parent in common.
@@ -140,6 +145,14 @@ class ByteBudget:
                 if not budget._has(AHEAD, size, source, budget.total // divisor):
                     return False
             self._count(AHEAD, size, source)
+        return True
+
+    def try_hold(self, size: int, source: str) -> bool:
+        """Take a share of HELD, if there is one; a source that has all of it costs a copy only."""
+        with _lock:
+            if any(budget._held[HELD] + size > budget.total for budget in self._chain):
+                return False
+            self._count(HELD, size, source)
         return True
 
     async def take(self, size: int, source: str) -> int:
@@ -300,7 +313,7 @@ class Account:
     def __init__(self, budget: ByteBudget, source: str) -> None:
         self._budget = budget
         self._source = source
-        self._held = [0, 0, 0]
+        self._held = [0] * _PARTS
         self._closed = False
 
     def try_ahead(self, size: int) -> bool:
@@ -313,8 +326,13 @@ class Account:
         """As `ByteBudget.try_keep`."""
         return self._got(size, taken=not self._closed and self._budget.try_keep(size, self._source))
 
-    def _got(self, size: int, *, taken: bool) -> bool:
-        self._held[AHEAD] += size * taken
+    def try_hold(self, size: int) -> bool:
+        """As `ByteBudget.try_hold`."""
+        taken = not self._closed and self._budget.try_hold(size, self._source)
+        return self._got(size, HELD, taken=taken)
+
+    def _got(self, size: int, part: int = AHEAD, *, taken: bool) -> bool:
+        self._held[part] += size * taken
         return taken
 
     async def take(self, size: int) -> int:
@@ -326,7 +344,7 @@ class Account:
         return part
 
     def give(self, size: int, part: int = AHEAD) -> None:
-        """Give a share back, of the part that `take` has returned."""
+        """Give a share of a part back."""
         if self._closed:
             return
         self._held[part] -= size
@@ -343,7 +361,7 @@ class Account:
             self._give_all()
 
     def _give_all(self) -> None:
-        held, self._held = tuple(self._held), [0, 0, 0]
+        held, self._held = tuple(self._held), [0] * _PARTS
         if any(held):
             self._budget.give(held, self._source)
 

@@ -14,7 +14,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.plan import hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
-from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.byte_budget import HELD, Account, ByteBudget
 
 from .conftest import Run, settle
 from .fabric import Wire
@@ -372,6 +372,36 @@ def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: R
         for wire in wires:
             await wire.lose()
         assert (budget.ahead, budget.wanted) == (ROOM, 0)
+
+    run(main())
+
+
+def test_g01_what_the_program_keeps_is_pinned_up_to_the_budget_only(run: Run) -> None:
+    """What is beyond it is a copy, which nothing is counted for."""
+
+    async def main() -> None:
+        wire = await opened()
+        budget = ByteBudget(2 * ROOM)
+        link = wire.links[1]
+        link.account = Account(budget, "peer")
+        link.at_close(link.account.close)
+        kept = []
+        for number in range(4):
+            send = asyncio.create_task(wire.ends[0].send(bytes([number]) * 1000))
+            receive = asyncio.create_task(wire.ends[1].recv())
+            await wire.run()
+            kept.append(await receive)
+            await wire.run()
+            await send
+            assert link.pool.out == min(number + 1, 2)
+        assert budget._held[HELD] == 2 * ROOM
+        assert [bytes(message) for message in kept] == [bytes([n]) * 1000 for n in range(4)]
+        for message, left in zip(kept, (1, 0, 0, 0), strict=True):
+            message.release()
+            await wire.run()
+            assert link.pool.out == left
+            assert budget._held[HELD] == left * ROOM
+        await wire.close()
 
     run(main())
 
