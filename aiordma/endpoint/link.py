@@ -448,5 +448,6 @@ class Link(AdapterSide):
             if pool is not None:
                 pool.close()
         if self._account is not None:
-            self._account.close()
+            # Its memory stays pinned until the queue pair is gone.
+            self.qp._gone.add_done_callback(self._account.closer())
         return parts

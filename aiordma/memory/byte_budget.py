@@ -33,6 +33,7 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from typing import Self
 
 from aiordma.loop import fork
@@ -359,6 +360,16 @@ class Account:
         if not self._closed:
             self._closed = True
             self._give_all()
+
+    def closer(self) -> Callable[[object], None]:
+        """Close for what follows; what is returned gives everything back, in any thread."""
+        closed, self._closed = self._closed, True
+
+        def gone(_: object) -> None:
+            if not closed:
+                self._give_all()
+
+        return gone
 
     def _give_all(self) -> None:
         held, self._held = tuple(self._held), [0] * _PARTS
