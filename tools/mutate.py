@@ -137,11 +137,21 @@ def misfits(entries: Iterable[Mutation], root: Path = ROOT) -> list[str]:
         if entry.old == entry.new:
             wrong.append(f"{entry.name}: changes nothing")
         wrong += [
-            f"{entry.name}: there is no {test}"
-            for test in entry.tests
-            if not (root / test.partition("::")[0]).is_file()
+            f"{entry.name}: there is no {test}" for test in entry.tests if not _is_there(root, test)
         ]
     return wrong
+
+
+def _is_there(root: Path, test: str) -> bool:
+    """Whether the file of a test is there, and names its class and function."""
+    name, *inside = test.partition("[")[0].split("::")
+    file = root / name
+    return file.is_file() and all(
+        re.search(rf"^\s*(async def|def|class) {word}\b|^{word} = ", text, re.MULTILINE)
+        for text in [file.read_text()]
+        for word in inside
+        if word != "runTest"
+    )
 
 
 @dataclass
