@@ -222,6 +222,9 @@ class ConnectionCore:
     def _on_control(
         self, kind: int, flags: int, argument: int, body: memoryview, imm: int | None
     ) -> None:
+        if self._outcome.cause is not None:
+            # While ABORT is on its way: an answer to what is given up already is no violation.
+            return
         if kind == FrameKind.RENDEZVOUS and not self.config.raw:
             self._announce(argument, body, imm)
         elif kind == FrameKind.DONE:

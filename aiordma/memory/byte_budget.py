@@ -110,17 +110,22 @@ class ByteBudget:
         total: Bytes.
     """
 
-    __slots__ = ("_chain", "_held", "_line", "_own", "total")
+    __slots__ = ("_held", "_line", "_own", "_parents", "total")
 
     def __init__(self, total: int, parent: Self | None = None) -> None:
         self.total = total
         self._held = [0] * _PARTS
         self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # of these, those of each source
-        self._chain: tuple[ByteBudget, ...] = (self,) if parent is None else (self, *parent._chain)
+        self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
         # Those that wait, of each source, the source that is next first; one for all budgets that
         # have a parent in common.
         self._line: OrderedDict[str, deque[_Waiter]]
         self._line = OrderedDict() if parent is None else parent._line
+
+    @property
+    def _chain(self) -> tuple[ByteBudget, ...]:
+        # Not kept: it would be a cycle, and a listener's budget wait for the collector.
+        return (self, *self._parents)
 
     @property
     def ahead(self) -> int:

@@ -106,7 +106,7 @@ def test_the_time_limit_ends_both_processes(loop_name: str) -> None:
 def test_a_server_that_does_not_start(loop_name: str) -> None:
     done = run_demo("--address=192.0.2.1", loop=loop_name)
     assert done.returncode == 1
-    assert "demo server: [Errno 99] rdma_bind_addr" in done.stderr
+    assert "demo server: [Errno 99] 192.0.2.1 port 0: rdma_bind_addr" in done.stderr
     assert "demo: the server did not start, exit status 1" in done.stderr
 
 
