@@ -323,7 +323,6 @@ class ConnectionCore:
         if self.config.raw or self._liveness is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
-        self._shutdown.last_word()
         return True
 
     def _last_word(self, cause: BaseException) -> bool:

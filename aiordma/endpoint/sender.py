@@ -115,8 +115,7 @@ class Sender:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         c = self._c
         c.blocked = bool(self._waiters) or self._held or self._failure is not None
-        waiting = bool(self._waiters or self._control) and not self._dead
-        wanted = waiting or bool(self._flushers)
+        wanted = not self._dead and bool(self._waiters or self._flushers or self._control)
         if wanted:
             c.want |= WANT_SENT
         else:
@@ -334,16 +333,6 @@ class Sender:
                 del flusher  # its exception has this frame
         if self._dead and self._failure is not None:
             raise self._failure()
-
-    async def said(self) -> None:
-        """Wait until all that is posted has reached the peer's adapter; after `fail`, too."""
-        if self._c.completed < self._c.sent:
-            flusher = asyncio.get_running_loop().create_future()
-            if self._flushers is EMPTY:
-                self._flushers = deque()
-            self._flushers.append((self._c.sent, flusher))
-            self._plain()
-            await flusher
 
     def hold(self) -> None:
         """The adapter takes nothing any more, and why is not known yet: who sends waits for it.

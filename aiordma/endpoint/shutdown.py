@@ -24,8 +24,6 @@ __all__ = ["Shutdown"]
 
 _log = logging.getLogger("aiordma")
 _DISCONNECT_S = 1.0
-#: For ABORT, which comes after all messages that the peer has not received yet.
-_LAST_WORD_S = 0.25
 
 
 class Ending(Protocol):
@@ -53,8 +51,8 @@ class Shutdown:
     """
 
     __slots__ = (
-        "_begun", "_config", "_disconnected", "_done", "_exposer", "_goodbye", "_last_word",
-        "_left", "_link", "_met", "_sender", "_task",
+        "_begun", "_config", "_disconnected", "_done", "_exposer", "_goodbye", "_left", "_link",
+        "_met", "_sender", "_task",
     )  # fmt: skip
 
     def __init__(
@@ -68,7 +66,6 @@ class Shutdown:
         self._begun: asyncio.Future[None] | None = None
         self._left: asyncio.Future[None] | None = None
         self._disconnected = False
-        self._last_word = False
         self._met = True
         self._done = False  # without a task
         self._goodbye: asyncio.Task[None] | None = None
@@ -108,10 +105,6 @@ class Shutdown:
         self._goodbye.cancel()
         return True
 
-    def last_word(self) -> None:
-        """ABORT was posted: it goes before the disconnection."""
-        self._last_word = True
-
     def unmet(self) -> None:
         """The client has not greeted: what it holds is given back without waiting for it."""
         self._met = False
@@ -136,8 +129,6 @@ class Shutdown:
             if connection._alive and not self._disconnected:
                 await self._wait_for_goodbye()
             connection._end()
-            if self._last_word and not self._disconnected:
-                await self._wait_for_last_word()
             link.end()
             if not self._disconnected:
                 await self._disconnect()
@@ -172,14 +163,6 @@ class Shutdown:
         except Exception as exc:
             # Not for `_wait_for_goodbye`, which may have been canceled meanwhile.
             _log.debug("closing without the peer's confirmation: %r", exc)
-
-    async def _wait_for_last_word(self) -> None:
-        """Have ABORT arrive before the disconnection, which may overtake it."""
-        try:
-            with Limit(_LAST_WORD_S):
-                await self._sender.said()
-        except TimeoutError:
-            _log.debug("the peer was not told why the connection ends")
 
     async def _disconnect(self) -> None:
         try:
