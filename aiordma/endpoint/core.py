@@ -60,6 +60,8 @@ __all__ = ["ConnectionCore", "ConnectionStats"]
 
 _log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
+#: Seconds in which the ABORT of a peer may come after its disconnection.
+_LAST_WORD_S = 0.4
 
 
 @dataclass(slots=True)
@@ -300,9 +302,11 @@ class ConnectionCore:
         self._link.sweep()
         self._shutdown.peer_left()
         if not self._outcome.closing:
-            silent = event.type == EventType.DISCONNECTED and not self.config.raw
-            error = cm_error(event.type.name, event.status, event.private_data)
-            self._gone(vanished_error() if silent else error)
+            if event.type == EventType.DISCONNECTED and not self.config.raw:
+                # The disconnection is a message of its own, and may overtake the ABORT.
+                self._link.loop.call_later(_LAST_WORD_S, self._gone, vanished_error())
+            else:
+                self._gone(cm_error(event.type.name, event.status, event.private_data))
         # Taken: what is not taken is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
         return True
