@@ -49,7 +49,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
-from aiordma.loop import fork
+from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.mr import MemoryRegion
@@ -106,6 +106,7 @@ class ConnectionCore:
         self._established: asyncio.Future[None] | None = None
         self._outcome = Outcome()
         self._shutdown = Shutdown(link, config, self._sender, self._exposer)
+        self._abort_timer: asyncio.TimerHandle | None = None
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
@@ -303,13 +304,25 @@ class ConnectionCore:
         self._shutdown.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
-                # The disconnection is a message of its own, and may overtake the ABORT.
-                self._link.loop.call_later(_LAST_WORD_S, self._gone, vanished_error())
+                self._await_abort()
             else:
                 self._gone(cm_error(event.type.name, event.status, event.private_data))
         # Taken: what is not taken is kept in the channel, which all connections share.  A step of
         # the handshake that waits for the event gets it all the same.
         return True
+
+    def _await_abort(self) -> None:
+        """The disconnection is a message of its own, and may overtake the ABORT of the peer."""
+        if self._abort_timer is not None:
+            return
+        # A peer that has said END says no ABORT.
+        if not self._receiver.ended and background.at_end(self._link.loop, self._vanished):
+            self._abort_timer = self._link.loop.call_later(_LAST_WORD_S, self._vanished)
+        else:
+            self._vanished()
+
+    def _vanished(self) -> None:
+        self._gone(vanished_error())
 
     def _on_link_failed(self) -> None:
         failure = self._link.failure
@@ -349,6 +362,9 @@ class ConnectionCore:
             return
         outcome.cause = cause
         self._lane.over = True
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+            background.forget(self._link.loop, self._vanished)
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
             self._shutdown.unmet()
