@@ -230,7 +230,7 @@ def public() -> Iterator[Path]:
     # tmp_path lies in a folder that is closed to others.
     folder = Path(tempfile.mkdtemp(prefix="softroce-test-", dir="/tmp"))
     try:
-        folder.chmod(0o777)
+        folder.chmod(0o1777)  # as /tmp is
         shutil.copytree(
             cache.root(), folder / "cache", ignore=shutil.ignore_patterns(".*", "qemu*")
         )
