@@ -48,6 +48,14 @@ def _candidates(minor: int) -> list[Path]:
     return [path for folder in folders if (path := folder / name).is_file()]
 
 
+def _ask(path: str | Path, probe: str) -> str:
+    """Return what the probe prints; an empty text if this Python cannot run it."""
+    done = subprocess.run(
+        [path, "-I", "-c", probe], capture_output=True, check=False, text=True, timeout=30
+    )
+    return "" if done.returncode else done.stdout.strip()
+
+
 @functools.cache
 def found() -> dict[str, Path]:
     """The other CPythons of this machine: the newest of each minor version, by "3.12"."""
@@ -57,15 +65,8 @@ def found() -> dict[str, Path]:
             continue
         usable = []
         for path in _candidates(minor):
-            probe = subprocess.run(
-                [path, "-I", "-c", _PROBE],
-                capture_output=True,
-                check=False,
-                text=True,
-                timeout=30,
-            )
-            if probe.returncode == 0:
-                version, program = probe.stdout.strip().split(" ", 1)
+            if answer := _ask(path, _PROBE):
+                version, program = answer.split(" ", 1)
                 usable.append((tuple(map(int, version.split("."))), Path(program)))
         if usable:
             others[f"3.{minor}"] = max(usable)[1]
@@ -79,14 +80,7 @@ def debug() -> Path | None:
         path = shutil.which(name)
         if path is None:
             continue
-        probe = subprocess.run(
-            [path, "-I", "-c", _DEBUG_PROBE],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=30,
-        )
-        if probe.returncode == 0 and probe.stdout.strip() == str(sys.version_info[:2]):
+        if _ask(path, _DEBUG_PROBE) == str(sys.version_info[:2]):
             return Path(path)
     return None
 

@@ -243,7 +243,8 @@ static void untake(Message *message)
 
 /*
  * For a caller that iterates, as the interpreter does from 3.12 on, and before while it is traced.
- * A Wakeup's would park without a look at what is there, and no object would be told of it.
+ * The tp_iternext of Wakeup would park without looking for a message that has arrived already, and
+ * nothing would resume the task.
  */
 static PyObject *parked_next(PyObject *object)
 {

@@ -217,10 +217,10 @@ static void message_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (((Message *)object)->weak)
         PyObject_ClearWeakRefs(object);
-    /* No other object has it, and none that is told here may get it, not even to report an error:
-     * a reference that comes and goes would end it once more.  So it need not be brought back to
-     * life for its finalizer, which is for those that the collector finds.  Each export has a
-     * reference, so that none is left. */
+    /* The last reference is gone.  No call made here may take a new one, not even to report an
+     * error: giving it back would deallocate the Message a second time.  So tp_finalize, which
+     * needs a reference, is for Messages that the collector finds.  Each export holds a reference,
+     * so that no export is left. */
     forgotten((Message *)object, (PyObject *)type);
     message_clear(object);
     release(object);

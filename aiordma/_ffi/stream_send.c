@@ -10,7 +10,7 @@
  *
  *   Messages complete in the order in which they were posted, and a completion stands for all
  *   before it.  So only some messages of data ask for one: enough for the ring and the queue never
- *   to be full of messages of which no completion tells.  A message that fails is told of always.
+ *   to be full of messages without a completion.  A message that fails completes always.
  *
  * The rules are those of glue.c.
  */

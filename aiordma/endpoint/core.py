@@ -307,8 +307,8 @@ class ConnectionCore:
                 self._await_abort()
             else:
                 self._gone(cm_error(event.type.name, event.status, event.private_data))
-        # Taken: what is not taken is kept in the channel, which all connections share.  A step of
-        # the handshake that waits for the event gets it all the same.
+        # True takes the event: the channel, which all connections share, would keep it otherwise.
+        # A step of the handshake that waits for the event gets it all the same.
         return True
 
     def _await_abort(self) -> None:

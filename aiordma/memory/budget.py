@@ -3,15 +3,15 @@
 Theory of operation
     Counting only: the memory itself belongs to each connection, in its own protection domain.
 
-    Whether a member waits is told in a byte of C, `crowded`, too: while it is 0, a slot that
-    becomes free stays where it is, without a call.
+    A byte of C, `crowded`, is 1 while a member waits.  While it is 0, a slot that becomes free stays
+    with its member, and C calls no Python function.
 
     Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
     of the guarantees never exceeds the total; so a member can always work, whatever the
     others do.  Slots that are not guaranteed go to the members that ask for them.  When these are
     used up, members that were refused stand in a line, and members above the fair share (the total
-    by the number of members) are told to give slots back as they become free (`could_spare`).  No
-    member is told to fall below the fair share, so that slots do not go back and forth.
+    by the number of members) give slots back as they become free (`could_spare`).  No member gives
+    back slots of its fair share, so that slots do not go back and forth.
 """
 
 from __future__ import annotations

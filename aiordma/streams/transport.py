@@ -382,7 +382,8 @@ class RdmaTransport(TransportBase):
             self._lost_writes += 1
             return
         if self._machine.disconnected:
-            # As over TCP: the end is told first, and an error to a program that goes on writing.
+            # As over TCP: the protocol gets the end first, and a program that goes on writing gets
+            # an error after it.
             if self._written_in_vain:
                 self._fatal_error(_not_taken(), "Fatal write error on an RDMA stream")
             self._written_in_vain = not self._ends_first

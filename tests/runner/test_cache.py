@@ -216,12 +216,8 @@ def test_g08_what_others_may_write_is_not_run(folder: Path, place: str, mode: in
     _refused("may be written to by others")
 
 
-@pytest.mark.parametrize("place", ["folder", "entry", "linux"])
-def test_g08_what_another_user_has_planted_is_not_run(
-    folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = _obtain()
-    path = {"folder": folder, "entry": entry, "linux": entry / "linux"}[place]
+def _give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let it seem to belong to another user."""
     real = Path.lstat
 
     def lstat(self: Path) -> os.stat_result:
@@ -231,6 +227,15 @@ def test_g08_what_another_user_has_planted_is_not_run(
         return os.stat_result(found)
 
     monkeypatch.setattr(Path, "lstat", lstat)
+
+
+@pytest.mark.parametrize("place", ["folder", "entry", "linux"])
+def test_g08_what_another_user_has_planted_is_not_run(
+    folder: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = _obtain()
+    path = {"folder": folder, "entry": entry, "linux": entry / "linux"}[place]
+    _give_away(path, monkeypatch)
     _refused(f"belongs to the user with the number {os.geteuid() + 4321}")
 
 
@@ -328,15 +333,8 @@ def test_g08_what_another_user_may_replace_is_not_run(
     deep: Path, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _obtain()
-    path, real = deep.parents[level], Path.lstat
-
-    def lstat(self: Path) -> os.stat_result:
-        found = list(real(self))
-        if self == path:
-            found[stat.ST_UID] = os.geteuid() + 4321
-        return os.stat_result(found)
-
-    monkeypatch.setattr(Path, "lstat", lstat)
+    path = deep.parents[level]
+    _give_away(path, monkeypatch)
     _refused(f"{path} belongs to the user with the number {os.geteuid() + 4321}")
 
 

@@ -55,7 +55,11 @@ def test_no_more_is_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_memory_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(vars(lib), "aio_map", lambda size: ffi.NULL)
+    def refuse(size: int) -> Any:
+        ffi.errno = errno.ENOMEM
+        return ffi.NULL
+
+    monkeypatch.setitem(vars(lib), "aio_map", refuse)
     with pytest.raises(OSError, match="mmap") as caught:
         slabs.slab(4096)
     assert caught.value.errno == errno.ENOMEM
