@@ -2,8 +2,8 @@
  * Reader: what the loop calls when a completion channel is readable, as far as it is simple.
  *
  * The work is aio_drain's, in the module that cffi makes.  What it brings mostly is that sinks have
- * news, and nothing else: then Reader calls their owners, and no Python code runs but the program's.
- * All else goes the way of verbs/comp_channel.py and loop/pump.py.
+ * news, and nothing else: then Reader calls their owners, and no Python code runs but the
+ * program's. All else goes the way of verbs/comp_channel.py and loop/pump.py.
  *
  * An owner that Reader calls may poll a queue, and so bring news for other owners.  So Reader keeps
  * news in a queue of its own and delivers them in the order in which they came, those of one drain

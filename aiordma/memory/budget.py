@@ -3,8 +3,8 @@
 Theory of operation
     Counting only: the memory itself belongs to each connection, in its own protection domain.
 
-    A byte of C, `crowded`, is 1 while a member waits.  While it is 0, a slot that becomes free stays
-    with its member, and C calls no Python function.
+    A byte of C, `crowded`, is 1 while a member waits.  While it is 0, a slot that becomes free
+    stays with its member, and C calls no Python function.
 
     Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
     of the guarantees never exceeds the total; so a member can always work, whatever the
