@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import itertools
 import os
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -63,6 +65,30 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_traces() -> Iterator[None]:
+    """A loop in debug mode notes two frames of where each handle and future was made, not ten.
+
+    Ten, each with a look at its file, took more time than many a test itself.  What the debug mode
+    checks is checked.
+    """
+    extract = traceback.StackSummary.extract
+
+    def brief(frames: Any, **options: Any) -> traceback.StackSummary:
+        if getattr(frames, "gi_code", None) is not traceback.walk_stack.__code__:
+            return extract(frames, **options)  # of an exception
+        return traceback.StackSummary.from_list(
+            traceback.FrameSummary(
+                frame.f_code.co_filename, number, frame.f_code.co_name, lookup_line=False
+            )
+            for frame, number in itertools.islice(frames, 2)
+        )
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traceback.StackSummary, "extract", brief)
+        yield
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -313,7 +313,7 @@ class ConnectionCore:
 
     def _await_abort(self) -> None:
         """The disconnection is a message of its own, and may overtake the ABORT of the peer."""
-        if self._abort_timer is not None:
+        if self._abort_timer is not None or not self._alive:
             return
         # A peer that has said END says no ABORT.
         if not self._receiver.ended and background.at_end(self._link.loop, self._vanished):
@@ -364,6 +364,7 @@ class ConnectionCore:
         self._lane.over = True
         if self._abort_timer is not None:
             self._abort_timer.cancel()
+            self._abort_timer = None  # it would keep what it was to call
             background.forget(self._link.loop, self._vanished)
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
 
 __all__ = [
-    "address", "clean", "device_is_there", "is_siw", "no_lost_events", "short_traces", "warm",
+    "address", "clean", "device_is_there", "is_siw", "no_lost_events", "warm",
 ]  # fmt: skip
 
 ADDRESS = os.environ.get("AIORDMA_SOFTROCE_ADDR", "")
@@ -62,24 +61,6 @@ def warm(device_is_there: None) -> None:
     # look through the modules, too, takes longer than many tests.
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def short_traces() -> Iterator[None]:
-    """A loop in debug mode notes two frames of where each handle and future was made, not ten.
-
-    Ten took more time than many a test itself.  What the debug mode checks is checked.
-    """
-    extract = traceback.StackSummary.extract
-
-    def brief(frames: Any, *, lookup_lines: bool = True, **options: Any) -> traceback.StackSummary:
-        if not lookup_lines:  # asyncio and uvloop, for their debug mode
-            options["limit"] = 2
-        return extract(frames, lookup_lines=lookup_lines, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traceback.StackSummary, "extract", brief)
-        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
