@@ -112,7 +112,7 @@ def test_a_client_that_breaks_off_harms_no_other(
 # What a peer that speaks the wire protocol itself says of its limits, and sends.
 PEERS = {
     "takes nothing": (Hello(64, 8, 64, 0), 100),
-    "sends more than it takes": (Hello(64, 8, 4096, 1), 2000),
+    "sends more than it takes": (Hello(64, 8, 64, 1), 2000),
     "answers with a flag": (Hello(64, 8, 64, 1), 100),
 }
 
