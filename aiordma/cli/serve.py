@@ -2,7 +2,8 @@
 
 Any program that reaches the port may read the folder's files and, with `--writable`, make and
 replace some, up to a quota: there are no passwords.  What a client does is said in one line when it
-is over.
+is over.  Clients are served whether or not the lines are read: 1,000 wait, and further ones are
+lost, and counted.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import asyncio
 import contextlib
 import json
 import signal
+import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from aiordma.cli.lines import LineWriter
 from aiordma.cli.output import print_hint, printable
 from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, closing
 from aiordma.cli.transfer.folder import Folder
@@ -63,15 +67,24 @@ def run(
     except OSError as exc:
         print_hint(f"aiordma serve: {path}: {exc.strerror}")
         return 1
+    lines = LineWriter(
+        sys.stdout,
+        lambda lost: _line(as_json, "lost", f"{lost} lines: nothing has read them", lines=lost),
+    )
     try:
-        service = _Service(folder, writable, as_json, limit_s, most_clients, quota)
+        service = _Service(folder, writable, as_json, limit_s, most_clients, quota, lines.put)
         asyncio.run(service.serve(host, port))
     except (OSError, RdmaError) as exc:
         print_hint(f"aiordma serve: cannot listen on {host} port {port}: {exc}")
         return 1
     finally:
         folder.close()
+        lines.close()
     return 0
+
+
+def _line(as_json: bool, event: str, words: str, **facts: object) -> str:
+    return printable(json.dumps({"event": event, **facts}) if as_json else f"{event} {words}")
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +106,9 @@ class _Service:
         limit_s: float,
         most_clients: int,
         quota: Quota,
+        put: Callable[[str], None] = print,
     ) -> None:
+        self._put = put
         self._most_clients = most_clients
         self._quota = quota
         self._folder = folder
@@ -190,5 +205,4 @@ class _Service:
         return out.task.cancel()
 
     def _say(self, event: str, words: str, **facts: object) -> None:
-        line = json.dumps({"event": event, **facts}) if self._as_json else f"{event} {words}"
-        print(printable(line), flush=True)
+        self._put(_line(self._as_json, event, words, **facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import filecmp
 import hashlib
 import json
@@ -294,3 +295,19 @@ def test_progress_is_for_eyes(address: str, tmp_path: Path) -> None:
         assert b"file" in seen
         assert b"MB/s" in seen or b"kB/s" in seen or b"?" in seen
         assert b"\x1b" not in out
+
+
+def test_g02_a_server_whose_lines_are_not_read_goes_on(
+    tmp_path: Path, address: str, cp: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving(tmp_path / "served", address, "--writable") as server:
+        assert server.process.stdout is not None
+        # Room for a page, which the lines of a few copies fill.
+        fcntl.fcntl(server.process.stdout, fcntl.F_SETPIPE_SZ, 4096)
+        name = "n" * 200
+        make(tmp_path / name, 10)
+        for _ in range(16):
+            assert cp(name, f"{server.at}/{name}")[0] == 0
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(LIMIT_S) == 0

@@ -1,0 +1,84 @@
+"""LineWriter: lines for an output that may block, as a pipe does that its reader has left alone."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+__all__ = ["LineWriter"]
+
+_MOST_LINES = 1000
+_END_S = 1.0
+
+
+class LineWriter:
+    """Writes lines in a thread, so that the caller never waits for the output.
+
+    Up to 1,000 lines wait for the output; what comes while so many do is lost, and counted.  When
+    the output takes lines again, a line behind those that waited says how many were lost.  An
+    output that is closed, or broken, takes nothing any more.
+
+    Past the buffer of `stream`, which the interpreter flushes when it ends: it would end by a crash
+    while the thread is in there.
+
+    Args:
+        stream: Where to; its descriptor is used from the first line on.
+        tell: Makes a line of the number of lines that were lost.
+    """
+
+    def __init__(self, stream: TextIO, tell: Callable[[int], str]) -> None:
+        self._stream = stream
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque()
+        self._lost = 0
+        self._busy = False  # the thread has lines that it writes
+        self._thread: threading.Thread | None = None
+
+    def put(self, line: str) -> None:
+        """Have a line written, without its end; never waits.  Not for several threads."""
+        if self._thread is None:
+            descriptor, encoding = self._stream.fileno(), self._stream.encoding
+            # Of a daemon: what the output does not take keeps no process from ending.
+            self._thread = threading.Thread(
+                target=self._write, args=(descriptor, encoding), name="aiordma-lines", daemon=True
+            )
+            self._thread.start()
+        with self._changed:
+            if len(self._lines) < _MOST_LINES:
+                self._lines.append(line)
+            else:
+                self._lost += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Wait until the output has taken everything, a second at most."""
+        until = time.monotonic() + _END_S
+        with self._changed:
+            while (self._busy or self._lines) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+    def _write(self, descriptor: int, encoding: str) -> None:
+        broken = False
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                while not self._lines:
+                    self._changed.wait()
+                self._busy = True
+                lines = [*self._lines]
+                self._lines.clear()
+                if self._lost:
+                    lines.append(self._tell(self._lost))
+                    self._lost = 0
+            data = "".join(f"{line}\n" for line in lines).encode(encoding, "backslashreplace")
+            while data and not broken:
+                try:
+                    data = data[os.write(descriptor, data) :]
+                except OSError:
+                    broken = True
