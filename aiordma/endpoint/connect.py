@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
 from types import EllipsisType
@@ -58,8 +59,16 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """End it where it waits, or before it begins."""
+        """End it where it waits, or before it begins.
+
+        Warns in the latter case, with a RuntimeWarning: a program takes this for what it has yet to
+        open, and would wonder that nothing was.
+        """
+        unused = getcoroutinestate(self._coroutine) == CORO_CREATED
         self._coroutine.close()
+        if unused:
+            # No exception, as for what else is used too early: asyncio closes what it cannot run.
+            warnings.warn(self._not_awaited("close()"), RuntimeWarning, stacklevel=2)
 
     if not TYPE_CHECKING:  # for type checkers there are no other attributes
 

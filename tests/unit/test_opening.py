@@ -102,8 +102,6 @@ def test_a05_canceling_its_task_ends_it(run: Run) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        unused = opening(made)
-        unused.close()
         assert not made
 
     run(main())
@@ -119,7 +117,35 @@ def test_what_is_used_without_await_says_so(name: str) -> None:
         with pytest.raises(AttributeError, match=words + attribute):
             getattr(opening, attribute)
     assert not hasattr(opening, "_asyncio_future_blocking")
-    opening.close()
+    with pytest.warns(RuntimeWarning, match=words + r"close\(\)") as caught:
+        opening.close()
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        opening.close()
+        del opening
+        gc.collect()
+    assert not again, "once is enough"
+
+
+def test_what_has_begun_is_closed_without_a_word(run: Run) -> None:
+    """As asyncio and the interpreter do."""
+
+    async def main() -> None:
+        made: list[Opened] = []
+        begun = opening(made)
+        begun.send(None)
+        done = opening(made)
+        await done
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            begun.close()
+            done.close()
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            await begun
+        assert len(made) == 1
+
+    run(main())
 
 
 def test_an_empty_host_is_refused_at_the_call(run: Run) -> None:
