@@ -19,6 +19,7 @@ from aiordma.endpoint.link import Link
 from aiordma.errors import DeviceRemovedError
 from aiordma.loop import fork
 from aiordma.loop.empty import NOTHING
+from aiordma.loop.running import check_loop, check_thread
 from aiordma.verbs.async_event import AsyncEvent, subscribe
 from aiordma.verbs.enums import AsyncEventType
 
@@ -49,9 +50,9 @@ class EventHub:
 
     def open(self, link: Link) -> ConnectionEvents:
         """A new iterator over what happens from now on; `link` is the adapter's side."""
-        iterator = ConnectionEvents()
+        iterator = ConnectionEvents(link.loop)
         if self._ended:
-            iterator.close()
+            iterator._end()
             return iterator
         if self._unsubscribe is None:
             # Copies, and not the link: the device's reader holds this object, and whoever forgets
@@ -89,7 +90,7 @@ class EventHub:
             self._unsubscribe()
             self._unsubscribe = None
         for iterator in self._iterators or ():
-            iterator.close()
+            iterator._end()
 
 
 class ConnectionEvents:
@@ -101,9 +102,10 @@ class ConnectionEvents:
     answer: what ends a connection ends it without this.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_queue", "_ready")
+    __slots__ = ("__weakref__", "_closed", "_loop", "_queue", "_ready")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._queue: deque[ConnectionEvent | AsyncEvent] = deque()
         self._ready = asyncio.Event()
         self._closed = False
@@ -120,8 +122,12 @@ class ConnectionEvents:
     async def __anext__(self) -> ConnectionEvent | AsyncEvent:
         """The next event; the end when the connection is closed and all were returned.
 
+        Raises:
+            RuntimeError: Not in the connection's event loop.
+
         Cancellation: safe; no event is lost.
         """
+        check_loop(self._loop, "iterator")
         while not self._queue:
             if self._closed:
                 raise StopAsyncIteration
@@ -130,7 +136,15 @@ class ConnectionEvents:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """End the iterator; what has arrived is still returned.  Idempotent."""
+        """End the iterator; what has arrived is still returned.  Idempotent.
+
+        Raises:
+            RuntimeError: The connection's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "iterator")
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
         self._ready.set()
 

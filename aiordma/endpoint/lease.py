@@ -22,6 +22,7 @@ from typing import Any
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import register
 from aiordma.loop import background, fork
+from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -66,6 +67,7 @@ class Lease:
         fork.guard_public(self)
 
     async def __aenter__(self) -> RemoteRegion:
+        check_loop(self._link.loop, "lease")
         if self._buffer is None:
             msg = "a lease is used once; expose the memory again"
             raise RuntimeError(msg)
@@ -112,9 +114,11 @@ class Lease:
         Raises:
             TimeoutError: The adapter has not let go of the memory within 30 seconds; it goes on.
             OSError: The adapter refused to deregister it.
+            RuntimeError: Not in the connection's event loop; nothing was done.
 
         Cancellation: ends the wait; the lease ends all the same.
         """
+        check_loop(self._link.loop, "lease")
         self._begin()
         if self._revoking is not None:
             self._waiting += 1

@@ -24,6 +24,7 @@ from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, sea
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError
 from aiordma.loop import fork
 from aiordma.loop.limit import PatientLimit
+from aiordma.loop.running import check_loop, check_thread
 
 if TYPE_CHECKING:
     from aiordma.endpoint.admission import Place
@@ -95,6 +96,7 @@ class ConnectRequest:
 
         Raises:
             ValueError: The private data is too long; the request is still open.
+            RuntimeError: This is not the listener's event loop; the request is still open.
             ResourceBusyError: It was answered before.
             ConnectionAbortedError: The client has given up.
             TimeoutError: The client did not confirm within `config.handshake_timeout_s`.
@@ -103,6 +105,7 @@ class ConnectRequest:
 
         Cancellation: the client is refused.
         """
+        check_loop(self._listener._loop, "request")
         check_kind("config", config, ConnectionConfig)
         config = config or self._listener.config
         if config.raw != self._listener.config.raw:
@@ -205,8 +208,11 @@ class ConnectRequest:
 
         Raises:
             ValueError: The private data is too long; the request is still open.
+            RuntimeError: The listener's event loop runs in another thread; the request is still
+                open.
             ResourceBusyError: It was answered before.
         """
+        check_thread(self._listener._loop, "request")
         data = bytes(memoryview(private_data))
         if self.hello is not None:
             data = seal_refusal(data)

@@ -42,7 +42,7 @@ from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolErro
 from aiordma.loop import background, fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
-from aiordma.loop.running import check_thread, from_finalizer
+from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
 from aiordma.streams.stream_config import StreamConfig
@@ -433,7 +433,7 @@ class RdmaServer(asyncio.AbstractServer):
         """Accept connections from now on; idempotent.
 
         Raises:
-            RuntimeError: The server is closed.
+            RuntimeError: The server is closed, or this is not its event loop.
 
         Cancellation: it accepts all the same.
         """
@@ -442,6 +442,7 @@ class RdmaServer(asyncio.AbstractServer):
         await asyncio.sleep(0)
 
     def _listen(self) -> None:
+        check_loop(self._loop, "server")
         if self._closed:
             msg = f"server {self!r} is closed"
             raise RuntimeError(msg)
@@ -455,7 +456,8 @@ class RdmaServer(asyncio.AbstractServer):
         """Accept connections until it is canceled, or the server closed.
 
         Raises:
-            RuntimeError: The server is closed, or this is awaited already.
+            RuntimeError: The server is closed, this is awaited already, or this is not the server's
+                event loop.
 
         Cancellation: closes the server and its clients, as asyncio's does since Python 3.13, and
         waits for them; after `close_timeout_s`, or when it is canceled again, they are aborted.

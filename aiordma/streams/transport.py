@@ -334,12 +334,22 @@ class RdmaTransport(TransportBase):
     # Receiving
 
     def pause_reading(self) -> None:
-        """Call the protocol with no more bytes until `resume_reading`; the peer has to wait."""
+        """Call the protocol with no more bytes until `resume_reading`; the peer has to wait.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "stream")
         if not self._closing:
             self._in.paused = True
 
     def resume_reading(self) -> None:
-        """Undo `pause_reading`."""
+        """Undo `pause_reading`.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "stream")
         if self._in.paused and not self._closing:
             self._in.paused = False
             self._soon()
@@ -561,7 +571,12 @@ class RdmaTransport(TransportBase):
         self._in.lane.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Call another protocol from now on."""
+        """Call another protocol from now on.
+
+        Raises:
+            RuntimeError: The stream's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "stream")
         self._protocol = protocol
         self._in.set_protocol(protocol)
         if self._lane.readable:

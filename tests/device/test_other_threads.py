@@ -16,6 +16,7 @@ from tests.device.streaming import stream_pair
 pytestmark = pytest.mark.device
 
 LIMIT_S = 20
+Pair = tuple[aiordma.Connection, aiordma.Connection]
 
 
 async def in_a_thread(call: Callable[[], Any], *, loop: bool) -> BaseException | None:
@@ -67,6 +68,41 @@ async def test_j02_a_listener_and_a_connection_refuse_other_loops(address: str) 
         await asyncio.gather(*(one.close() for one in (client, server, again, there)))
 
 
+async def test_j02_a_request_refuses_other_loops(address: str) -> None:
+    """It is still open afterwards."""
+    async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
+        requests = listener.requests()
+        connecting = asyncio.create_task(aiordma.connect(address, listener.port))
+        request = await anext(requests)
+        await refuse_all({"accept": request.accept}, coroutines=True)
+        await refuse_all({"reject": request.reject})
+        server = await request.accept()
+        client = await connecting
+        await client.send(b"in")
+        assert bytes(await server.recv()) == b"in"
+        await asyncio.gather(client.close(), server.close())
+
+
+async def test_j02_a_lease_and_events_refuse_other_loops(pair: Pair) -> None:
+    client, server = pair
+    lease = server.expose(bytearray(b"here"), read=True)
+    await refuse_all({"enter": lease.__aenter__}, coroutines=True)
+    events = server.events()
+    async with asyncio.timeout(3 * LIMIT_S), lease as region:
+        await refuse_all(
+            {"revoke": lease.revoke, "exit": lease.__aexit__, "next": events.__anext__},
+            coroutines=True,
+        )
+        into = bytearray(4)
+        assert await client.read(region, into) == 4
+        assert into == b"here"
+    await refuse_all({"close": events.close})
+    with events:
+        pass
+    with pytest.raises(StopAsyncIteration):
+        await anext(events)
+
+
 async def test_j02_a_stream_and_its_server_refuse_other_loops(address: str) -> None:
     async with asyncio.timeout(3 * LIMIT_S), stream_pair(address) as (near, far):
         reader, writer = near
@@ -79,7 +115,11 @@ async def test_j02_a_stream_and_its_server_refuse_other_loops(address: str) -> N
             "eof": writer.write_eof,
             "close": writer.close,
             "abort": transport.abort,
+            "pause": transport.pause_reading,
+            "resume": transport.resume_reading,
+            "protocol": lambda: transport.set_protocol(asyncio.Protocol()),
         })  # fmt: skip
+        assert transport.is_reading()
         writer.write(b"on")
         assert await far[0].readexactly(2) == b"on"
         far[1].write(b"and back")
@@ -89,6 +129,8 @@ async def test_j02_a_stream_and_its_server_refuse_other_loops(address: str) -> N
         await refuse_all({
             "close": server.close, "clients": server.close_clients, "abort": server.abort_clients
         })  # fmt: skip
+        serving = {"start": server.start_serving, "forever": server.serve_forever}
+        await refuse_all(serving, coroutines=True)
         assert server.is_serving()
         server.close()
         await server.wait_closed()

@@ -23,7 +23,10 @@ class Asked:
         self.closed = 0
         cm_id = SimpleNamespace(_ends=lambda: (None, None), reject=self.sent.append)
         cm_id.close = self._close
-        listener = SimpleNamespace(config=ConnectionConfig(raw=raw), _forget=lambda request: None)
+        listener = SimpleNamespace(
+            config=ConnectionConfig(raw=raw), _forget=lambda request: None,
+            _loop=SimpleNamespace(is_running=lambda: False),
+        )  # fmt: skip
         self.request = ConnectRequest(
             cast("Any", listener), cast("Any", cm_id), cast("Any", SimpleNamespace())
         )
