@@ -170,6 +170,7 @@ class ByteBudget:
         """
         waiter = _Waiter(self, size, source)
         with _lock:
+            self._drop_dead()
             self._line.setdefault(source, deque()).append(waiter)
             woken = self._serve()
         _wake(woken)
@@ -226,10 +227,17 @@ class ByteBudget:
                 del own[source]
 
     def _leave_line(self, waiter: _Waiter) -> None:
-        line = self._line[waiter.source]
-        line.remove(waiter)
-        if not line:
-            del self._line[waiter.source]
+        line = self._line.get(waiter.source)
+        if line is not None and waiter in line:  # or it was dropped
+            line.remove(waiter)
+            if not line:
+                del self._line[waiter.source]
+
+    def _drop_dead(self) -> None:
+        """Remove what waits in a loop that its program has closed without canceling its tasks."""
+        for waiter in [each for line in self._line.values() for each in line]:
+            if waiter.loop.is_closed():
+                self._leave_line(waiter)
 
     def _serve(self) -> list[_Waiter]:
         """Grant what fits, by sources in turn; those to be resumed."""

@@ -220,6 +220,84 @@ def test_g01_a_canceled_wait_takes_nothing(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("granted", [False, True])
+def test_g01_the_turn_of_a_connection_that_is_dropped_is_the_next_sources(
+    run: Run, granted: bool
+) -> None:
+    """Before it had its share, or when it had that and not run yet."""
+
+    async def main() -> None:
+        budget = crowded()
+        size = 300 * MIB
+        served: list[str] = []
+
+        async def one(source: str) -> None:
+            await budget.take(size, source)
+            served.append(source)
+
+        def release() -> None:
+            budget.give((0, 0, size), served[-1])
+
+        tasks = [asyncio.create_task(one(source)) for source in "aabbc"]
+        await settle()
+        assert served == ["a"]
+        dropped = tasks[1]
+        if granted:
+            release()
+            assert budget.wanted == size, "it has its share"
+        dropped.cancel()
+        await settle()
+        if not granted:
+            assert served == ["a"]
+            release()
+            await settle()
+        assert served == ["a", "b"]
+        for _ in range(2):
+            release()
+            await settle()
+        assert served == list("abcb")
+        release()
+        assert dropped.cancelled()
+        assert (budget.wanted, len(budget._line)) == (0, 0)
+
+    run(main())
+
+
+def test_g01_what_was_behind_a_connection_that_is_dropped_gets_on(run: Run) -> None:
+    """Nothing is given back: the large message in the way was all that kept others waiting."""
+
+    async def main() -> None:
+        budget = crowded()
+        await budget.take(200 * MIB, "holder")
+        dropped = asyncio.create_task(budget.take(150 * MIB, "a"))
+        await settle()
+        behind = [asyncio.create_task(budget.take(50 * MIB, source)) for source in "abc"]
+        await settle()
+        assert not any(task.done() for task in behind)
+        dropped.cancel()
+        await settle()
+        assert [task.done() for task in behind] == [True, True, False], "300 MiB are taken"
+        budget.give((0, 0, 200 * MIB), "holder")
+        await asyncio.gather(*behind)
+
+    run(main())
+
+
+def test_g01_what_waits_in_a_loop_that_is_closed_keeps_nothing_waiting(run: Run) -> None:
+    """A program that does not cancel its tasks, and runs another loop afterwards."""
+    budget = crowded()
+    before = asyncio.new_event_loop()
+    left = before.create_task(budget.take(290 * MIB, "a"))
+    before.run_until_complete(asyncio.wait_for(left, 5))
+    left = before.create_task(budget.take(290 * MIB, "a"))
+    left._log_destroy_pending = False  # type: ignore[attr-defined]
+    before.run_until_complete(settle())
+    before.close()
+    assert not left.done()
+    run(asyncio.wait_for(budget.take(10 * MIB, "b"), 5))
+    assert not budget._line
+
+
 def test_g01_an_account_gives_everything_back_once(run: Run) -> None:
     async def main() -> None:
         budget = ByteBudget(800 * MIB)
