@@ -313,18 +313,52 @@ class Places:
         return None
 
 
+class _Tally:
+    """How many of a thing there are, and how many of them each source has.
+
+    A source gets `fair_share` of the most that there may be, so that the next one finds some.  The
+    first client of each source needs no share, only room.
+    """
+
+    __slots__ = ("all", "sources")
+
+    def __init__(self) -> None:
+        self.all = 0
+        self.sources: Counter[str] = Counter()
+
+    def why_full(self, limit: str, most: int, source: str, more: int) -> str:
+        """Why a source cannot have so many more; empty if it can.
+
+        Args:
+            limit: The name of the setting.
+            most: How many there may be.
+            source: The source.
+            more: How many more it wants.
+        """
+        if self.all + more > most:
+            return f"there are {self.all}, and {more} more would be above {most} ({limit})"
+        own = self.sources[source]
+        share = fair_share(most, self.all, own)
+        if own and own + more > share:
+            return f"{source} has {own}, its share is {share} ({limit})"
+        return ""
+
+    def count(self, source: str, step: int) -> None:
+        """Count so many of a source in, or out."""
+        self.all += step
+        self.sources[source] += step
+        if not self.sources[source]:
+            del self.sources[source]
+
+    def forget(self) -> None:
+        """Begin anew: a forked child has none of them."""
+        self.all = 0
+        self.sources.clear()
+
+
 _lock = fork.new_lock()
-_process_pinned = 0
-_process_sources: Counter[str] = Counter()  # bytes that each pins
-
-
-def _forget() -> None:
-    global _process_pinned
-    _process_pinned = 0  # a forked child has none of them
-    _process_sources.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
+_process = _Tally()  # bytes that the connections of all listeners pin
+os.register_at_fork(after_in_child=_process.forget)
 
 
 class Ledger:
@@ -332,70 +366,70 @@ class Ledger:
 
     Args:
         limits: How many, and how much.
-        size: Bytes that each of them pins.
+        size: Bytes that each of them pins, unless `take` is told otherwise.
     """
 
     def __init__(self, limits: ListenerLimits, size: int) -> None:
         self._limits = limits
         self._size = size
-        self._sources: Counter[str] = Counter()
-        #: Connections now.
-        self.connections = 0
+        self._clients = _Tally()
+        self._pinned = _Tally()
 
-    def why_full(self, source: str) -> str:
+    @property
+    def connections(self) -> int:
+        """Connections now."""
+        return self._clients.all
+
+    @property
+    def pinned(self) -> int:
+        """Bytes that they pin."""
+        return self._pinned.all
+
+    def why_full(self, source: str, size: int | None = None) -> str:
         """Why one more client of that source cannot be let in; empty if it can.
 
-        The first client of a source needs no share, only room.
+        Args:
+            source: What `source_of` makes of its address.
+            size: Bytes that it pins; None: as many as each.
         """
-        limits = self._limits
-        if self.connections >= limits.max_connections:
-            return f"there are {self.connections} connections (max_connections)"
-        if self._sources[source] >= limits.max_connections_per_source:
-            return f"{source} has {self._sources[source]} (max_connections_per_source)"
-        most, pinned = limits.pinned_bytes, self.connections * self._size
-        if pinned + self._size > most:
-            return f"{self.connections} connections pin {self._size} bytes each (max_pinned_bytes)"
-        own = self._sources[source] * self._size
-        share = fair_share(most, pinned, own)
-        if own and own + self._size > share:
-            return f"{source} pins {own} bytes, its share is {share} (max_pinned_bytes)"
-        most = limits.process_pinned_bytes
-        if _process_pinned + self._size > most:
-            return f"all listeners pin {_process_pinned} bytes (max_process_pinned_bytes)"
-        own = _process_sources[source]
-        share = fair_share(most, _process_pinned, own)
-        if own and own + self._size > share:
-            return f"{source} pins {own} bytes, its share is {share} (max_process_pinned_bytes)"
-        return ""
+        size = self._size if size is None else size
+        limits, clients = self._limits, self._clients
+        if clients.sources[source] >= limits.max_connections_per_source:
+            return f"{source} has {clients.sources[source]} (max_connections_per_source)"
+        return (
+            clients.why_full("max_connections", limits.max_connections, source, 1)
+            or self._pinned.why_full("max_pinned_bytes", limits.pinned_bytes, source, size)
+            or _process.why_full(
+                "max_process_pinned_bytes", limits.process_pinned_bytes, source, size
+            )
+        )
 
-    def take(self, source: str) -> Callable[[], None]:
+    def take(self, source: str, size: int | None = None) -> Callable[[], None]:
         """Count a connection in; what is returned counts it out, once, in any thread.
+
+        Args:
+            source: As for `why_full`.
+            size: As for `why_full`.
 
         Raises:
             OSError: ENOBUFS, it cannot be let in.
         """
+        size = self._size if size is None else size
         with _lock:  # asked and counted at once, beside listeners in other threads
-            if full := self.why_full(source):
+            if full := self.why_full(source, size):
                 raise plain_error(errno.ENOBUFS, f"no more connections: {full}")
-            self._count(source, 1)
-        left = [source]
+            self._count(source, 1, size)
+        left = [(source, size)]
 
         def give_back() -> None:
             with _lock:
-                gone = left and left.pop()
-            if gone:
-                self._count(gone, -1)
+                if left:
+                    source, size = left.pop()
+                    self._count(source, -1, -size)
 
         return give_back
 
-    def _count(self, source: str, step: int) -> None:
-        global _process_pinned
-        with _lock:
-            self.connections += step
-            self._sources[source] += step
-            if not self._sources[source]:
-                del self._sources[source]
-            _process_pinned += step * self._size
-            _process_sources[source] += step * self._size
-            if not _process_sources[source]:
-                del _process_sources[source]
+    def _count(self, source: str, step: int, size: int) -> None:
+        self._clients.count(source, step)
+        self._pinned.count(source, size)
+        _process.count(source, size)

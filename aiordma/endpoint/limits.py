@@ -21,7 +21,7 @@ class ListenerLimits:
 
     Attributes:
         max_connections: Connections at a time, half-open ones included.  A request beyond them is
-            refused.
+            refused, and one of a source that has three quarters of what the others leave.
         max_connections_per_source: Likewise, of one source.
         max_half_open: Half-open clients at a time.  Further requests wait, and hold no memory of
             the adapter while they do.

@@ -124,7 +124,7 @@ class ConnectRequest:
     async def _open(self, config: ConnectionConfig) -> Link:
         """What the adapter holds for the connection, counted until it is gone."""
         try:
-            give_back = self._listener._ledger.take(self._source)
+            give_back = self._listener._ledger.take(self._source, plan_of(config).pinned)
         except OSError:
             self._listener.refused += 1
             self._refuse(RefusalReason.FULL)

@@ -59,14 +59,14 @@ _lock = fork.new_lock()
 
 
 def fair_share(total: int, held: int, own: int) -> int:
-    """Bytes of a total that one source may hold: three quarters of what the others leave.
+    """How much of a total one source may hold: three quarters of what the others leave.
 
     So no source takes all that is left, however much that is.
 
     Args:
-        total: Bytes that there are.
-        held: Bytes that all sources hold.
-        own: Of those, bytes that the source holds.
+        total: Bytes, or connections, that there may be.
+        held: Of those, how many all sources hold.
+        own: Of these, how many the source holds.
     """
     return (total - (held - own)) * 3 // 4
 

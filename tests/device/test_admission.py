@@ -168,6 +168,25 @@ async def test_g09_a_program_that_answers_itself_has_the_same_limits(address: st
         await serving
 
 
+async def test_g09_a_request_that_is_accepted_otherwise_counts_what_it_pins(address: str) -> None:
+    """The program gives clients more slots than the listener's settings say."""
+    large = ConnectionConfig(recv_depth=512)
+    pinned = plan_of(large).pinned
+    limits = ListenerLimits(max_pinned_bytes=2 * pinned)  # of which a source has three quarters
+    async with aiordma.listen(address, 0, limits=limits) as listener:
+        requests = listener.requests()
+        tries = [asyncio.create_task(ask(address, listener.port)) for _ in range(3)]
+        serving = [asyncio.create_task(echo(await (await anext(requests)).accept(config=large)))]
+        assert listener._ledger.pinned == pinned
+        with pytest.raises(OSError, match="max_pinned_bytes"):
+            await (await anext(requests)).accept(config=large)
+        serving.append(asyncio.create_task(echo(await (await anext(requests)).accept())))
+        errors = await asyncio.gather(*tries)
+        assert sorted(error is None for error in errors) == [False, True, True]
+        await asyncio.gather(*serving)
+        await until(lambda: not listener._ledger.pinned)
+
+
 async def test_g09_a_silent_raw_client_ends_after_its_bound(address: str) -> None:
     config = ConnectionConfig(raw=True, raw_idle_timeout_s=0.6)
     quiet = ConnectionConfig(raw=True)
@@ -360,10 +379,17 @@ async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> No
         await note.ended()
 
 
-@pytest.mark.parametrize("name", ["max_connections", "max_connections_per_source"])
-async def test_g09_clients_that_come_together_pass_no_limit(address: str, name: str) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [
+        ListenerLimits(max_connections=3),  # of which a source has three quarters
+        ListenerLimits(max_connections_per_source=2),
+    ],
+)
+async def test_g09_clients_that_come_together_pass_no_limit(
+    address: str, limits: ListenerLimits
+) -> None:
     """All of them find room when they arrive, before the first is counted."""
-    limits = ListenerLimits(**{name: 2})
     async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
         came = await asyncio.gather(
             *(silent(address, server.port) for _ in range(12)), return_exceptions=True

@@ -247,13 +247,13 @@ def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
         each()
         each()  # once is enough
     assert ledger.connections == small.connections == 0
-    assert not ledger._sources
+    assert not ledger._clients.sources
 
 
 def test_g09_a_full_ledger_counts_nothing_more() -> None:
     limits = ListenerLimits(max_connections=2)
     ledger = Ledger(limits, 100)
-    before = admission._process_pinned
+    before = admission._process.all
     undo = [ledger.take("a"), ledger.take("b")]
     with pytest.raises(RdmaError, match="max_connections") as full:
         ledger.take("c")
@@ -262,7 +262,7 @@ def test_g09_a_full_ledger_counts_nothing_more() -> None:
     assert ledger.connections == 2
     for each in undo:
         each()
-    assert (ledger.connections, admission._process_pinned) == (0, before)
+    assert (ledger.connections, admission._process.all) == (0, before)
 
 
 def test_g02_of_refusals_by_a_limit_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +275,7 @@ def test_g02_of_refusals_by_a_limit_few_are_logged(caplog: pytest.LogCaptureFixt
 
 
 def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
-    limits = ListenerLimits(max_process_pinned_bytes=admission._process_pinned + 250)
+    limits = ListenerLimits(max_process_pinned_bytes=admission._process.all + 250)
     one, other = Ledger(limits, 100), Ledger(limits, 100)
     undo = [one.take("a"), other.take("b")]
     assert "max_process_pinned_bytes" in one.why_full("a")
@@ -285,14 +285,15 @@ def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
     undo.pop()()
 
 
-@pytest.mark.parametrize("of_process", [False, True])
-def test_g09_a_source_leaves_room_for_others(*, of_process: bool) -> None:
+@pytest.mark.parametrize(
+    "limit", ["max_connections", "max_pinned_bytes", "max_process_pinned_bytes"]
+)
+def test_g09_a_source_leaves_room_for_others(limit: str) -> None:
     """One source after the other takes what it gets, and the next one gets in all the same."""
-    most = {
-        "max_pinned_bytes": 1 << 30 if of_process else 640,
-        "max_process_pinned_bytes": admission._process_pinned + (640 if of_process else 1 << 30),
-    }
-    ledgers = [Ledger(ListenerLimits(**most), 1) for _ in range(1 + of_process)]
+    of_process = limit == "max_process_pinned_bytes"
+    before = admission._process.all if of_process else 0
+    limits = ListenerLimits(**{limit: before + 640})
+    ledgers = [Ledger(limits, 1) for _ in range(1 + of_process)]
     undo = []
     for source, share in (("a", 480), ("b", 120), ("c", 30), ("d", 7)):
         count = 0
@@ -301,11 +302,48 @@ def test_g09_a_source_leaves_room_for_others(*, of_process: bool) -> None:
             count += 1
         assert count == share
         assert source in full
-        assert f"its share is {share}" in full
+        assert f"its share is {share} ({limit})" in full
     for give_back in undo:
         give_back()
     assert not any(ledger.why_full("a") for ledger in ledgers)
-    assert not admission._process_sources
+    assert not admission._process.sources
+
+
+def test_g09_five_sources_do_not_take_all_connections() -> None:
+    """With the default settings, where four of them would have had a quarter each."""
+    ledger = Ledger(ListenerLimits(), 1)
+    undo = []
+    for source in "abcde":
+        while not ledger.why_full(source):
+            undo.append(ledger.take(source))
+    assert not ledger.why_full("another")
+    for give_back in undo:
+        give_back()
+    assert not ledger.connections
+
+
+def test_g09_a_client_of_unknown_address_is_counted_out_again() -> None:
+    ledger = Ledger(ListenerLimits(), 100)
+    before = admission._process.all
+    give_back = ledger.take(source_of(None))
+    assert (ledger.connections, ledger.pinned) == (1, 100)
+    give_back()
+    give_back()
+    assert (ledger.connections, ledger.pinned, admission._process.all) == (0, 0, before)
+
+
+def test_g09_a_connection_of_other_settings_counts_what_it_pins() -> None:
+    ledger = Ledger(ListenerLimits(max_pinned_bytes=1000), 100)
+    before = admission._process.all
+    undo = [ledger.take("a", 700), ledger.take("b", 200)]
+    assert (ledger.pinned, admission._process.all) == (900, before + 900)
+    assert not ledger.why_full("c")
+    assert "max_pinned_bytes" in ledger.why_full("c", 101)
+    with pytest.raises(OSError, match="max_pinned_bytes"):
+        ledger.take("c", 101)
+    for give_back in undo:
+        give_back()
+    assert (ledger.pinned, ledger.connections, admission._process.all) == (0, 0, before)
 
 
 @pytest.mark.parametrize(
