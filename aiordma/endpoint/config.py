@@ -42,7 +42,8 @@ class ConnectionConfig:
             costs less (docs/growth.md), or each in one of its own; those with `shared_slots` do the
             former in any case.
         rendezvous_window: Large messages that may be under way in one direction, 1 to 255.  The
-            sender keeps as many buffers of up to 256 KiB registered as were under way at a time.
+            sender keeps as many buffers of up to 256 KiB registered as were under way at a time,
+            as far as the budgets of the listener and the process allow (docs/limits.md).
         check_large: Whether the large messages that this side receives are checked end to end, by a
             CRC32C that the peer sends along; see docs/wire.md.  None: where the adapter is a
             program (Soft-RoCE, software iWARP), and the peer's library knows checksums.  True:

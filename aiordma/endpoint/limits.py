@@ -35,8 +35,8 @@ class ListenerLimits:
             listener lets in one more.  None: half of the machine's memory.
         max_large_message_bytes: Bytes of large messages that the connections of this listener hold
             at a time: what is being fetched, what was fetched and `recv()` has not returned yet,
-            and buffers that stay registered for the next one.  What does not fit waits.  The
-            process has a budget besides, see `set_large_message_budget`.
+            and buffers that stay registered for the next one, in either direction.  What does not
+            fit waits.  The process has a budget besides, see `set_large_message_budget`.
         pressed_handshake_timeout_s: Seconds that a half-open client has to act while requests wait
             for its place, instead of `handshake_timeout_s`.  After that the client that has been
             half-open for longest is dropped, of the source that has most of them.

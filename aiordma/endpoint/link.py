@@ -27,7 +27,7 @@ from aiordma.endpoint.source import source_of
 from aiordma.errors import os_error
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
-from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.attention import expect, listen, unlisten
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
@@ -357,10 +357,11 @@ class Link(AdapterSide):
     def outgoing(self) -> BufferPool:
         """Buffers that the peer reads; made at first use."""
         if self._outgoing is None:
-            self._outgoing = self._new_pool(Access.REMOTE_READ, self._outgoing_size)
+            reserve = Reserve(self.account)
+            self._outgoing = self._new_pool(Access.REMOTE_READ, self._outgoing_size, reserve)
         return self._outgoing
 
-    def _new_pool(self, access: Access, keep: int, account: Account | None = None) -> BufferPool:
+    def _new_pool(self, access: Access, keep: int, account: Account | Reserve) -> BufferPool:
         pool = BufferPool(self.pd, keep, access, account)
         if self.closed:
             pool.close()

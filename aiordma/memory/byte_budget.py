@@ -46,6 +46,7 @@ __all__ = [
     "SMALL",
     "Account",
     "ByteBudget",
+    "Reserve",
     "fair_share",
     "set_large_message_budget",
 ]
@@ -390,6 +391,34 @@ class Account:
             self._budget.give(held, self._source)
 
 
+class Reserve:
+    """What a pool holds of an account for buffers that it keeps, and that count while in use, too.
+
+    So a message that finds the buffer of the one before it asks no budget.
+
+    Args:
+        account: The connection's.
+    """
+
+    __slots__ = ("_account", "_spare")
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._spare = 0  # of buffers that are in use, or were dropped
+
+    def try_keep(self, size: int) -> bool:
+        """As `Account.try_keep`, for what is missing."""
+        missing = size - self._spare
+        if missing > 0 and not self._account.try_keep(missing):
+            return False
+        self._spare = max(-missing, 0)
+        return True
+
+    def give(self, size: int) -> None:
+        """A buffer is in use again."""
+        self._spare += size
+
+
 PROCESS_BUDGET = ByteBudget(_PROCESS_BYTES)
 
 
@@ -397,9 +426,9 @@ def set_large_message_budget(size: int) -> None:
     """Set how many bytes of large messages this process may hold, over all its connections.
 
     Counted is what is being fetched, what was fetched and `recv()` has not returned yet, and what
-    stays registered for the next message.  What does not fit waits, and is served by the sources
-    (IPv4 address or IPv6 /64 of the peer) in turn.  A single message is always fetched, up to
-    `ConnectionConfig.max_message_size`.
+    stays registered for the next message, in either direction.  What does not fit waits, and is
+    served by the sources (IPv4 address or IPv6 /64 of the peer) in turn.  A single message is
+    always fetched, up to `ConnectionConfig.max_message_size`.
 
     Args:
         size: Bytes; 256 MiB by default.  A listener has a budget of its own besides.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiordma.memory.byte_budget import Account
+from typing import Protocol
+
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -17,6 +18,16 @@ def room_of(size: int) -> int:
     return max(_SMALLEST, 1 << (size - 1).bit_length())
 
 
+class Keeper(Protocol):
+    """Where a pool counts the buffers that it keeps."""
+
+    def try_keep(self, size: int) -> bool:
+        """Count a buffer that is kept from now on, if there is room for it."""
+
+    def give(self, size: int) -> None:
+        """A buffer that was kept is in use."""
+
+
 class BufferPool:
     """Registered buffers in powers of two.
 
@@ -28,15 +39,12 @@ class BufferPool:
         pd: Protection domain.
         keep: Bytes of released buffers to keep.
         access: Rights; iWARP needs REMOTE_WRITE where an RDMA read's data lands.
-        account: Released buffers are kept only as far as its budget has room for them; None: up to
-            `keep`.
+        account: Released buffers are kept only as far as this has room for them.
     """
 
     __slots__ = ("_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
 
-    def __init__(
-        self, pd: ProtectionDomain, keep: int, access: Access, account: Account | None = None
-    ) -> None:
+    def __init__(self, pd: ProtectionDomain, keep: int, access: Access, account: Keeper) -> None:
         self._pd = pd
         self._account = account
         self._keep = keep
@@ -59,8 +67,7 @@ class BufferPool:
         if shelf:
             self._kept -= room
             region = shelf.pop()
-            if self._account is not None:
-                self._account.give(room)
+            self._account.give(room)
         else:
             region = await MemoryRegion.register(self._pd, room, self._access)
         self._out[region] = None
@@ -76,9 +83,7 @@ class BufferPool:
         self._free.setdefault(region.length, []).append(region)
 
     def _may_keep(self, size: int) -> bool:
-        if self._kept + size > self._keep:
-            return False
-        return self._account is None or self._account.try_keep(size)
+        return self._kept + size <= self._keep and self._account.try_keep(size)
 
     def drop(self, region: MemoryRegion) -> None:
         """Deregister a region instead of taking it back."""

@@ -16,9 +16,10 @@ from aiordma.cm import ConnectionParameter, EventChannel
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import CHECKSUM, FRAME, RENDEZVOUS, FrameKind, Hello
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
+from aiordma.memory.pool import room_of
 from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
-from tests.device.meeting import are_alive
+from tests.device.meeting import are_alive, meet
 from tests.device.oracle import until
 from tests.native_ends import close_all, resolved
 
@@ -240,3 +241,69 @@ async def test_g01_a_message_larger_than_any_budget_is_fetched(address: str) -> 
             assert PROCESS_BUDGET.wanted == 0
     finally:
         aiordma.set_large_message_budget(256 * MIB)
+
+
+async def test_g01_what_is_kept_of_answers_is_counted(address: str) -> None:
+    """Each client has one large message sent back, reads it, and stays."""
+    limits = ListenerLimits(max_large_message_bytes=4 * MIB)  # a quarter of which may be kept
+    config = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=1024)
+    data = bytes(200_000)
+    async with contextlib.AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(
+            aiordma.listen(address, 0, config=config, limits=limits)
+        )
+        servers = []
+        for _ in range(8):
+            client, server = await meet(listener, address, config=config)
+            for end in (client, server):
+                await stack.enter_async_context(end)
+            servers.append(server)
+            for _ in range(2):
+                sending = asyncio.create_task(client.send(data))
+                with await server.recv() as message:
+                    answering = asyncio.create_task(server.send(message))
+                    with await client.recv() as answer:
+                        assert answer == data
+                    await asyncio.gather(sending, answering)
+        kept = [server._link.outgoing._kept for server in servers]
+        assert 0 < sum(kept) <= MIB, kept
+        assert sum(kept) <= listener._budget.ahead <= MIB
+    assert PROCESS_BUDGET.ahead == 0
+
+
+@pytest.mark.parametrize("size", [200_000, MIB])
+async def test_g01_clients_that_read_no_answers_pin_one_message_each(
+    address: str, size: int
+) -> None:
+    """The server of the README waits in send(), and takes nothing more meanwhile."""
+    deaf = ConnectionConfig(receive_buffer_size=1, recv_depth=4, send_depth=4, slot_size=1024)
+
+    async def echo(server: Connection) -> None:
+        async for message in server:
+            await server.send(message)
+
+    async with contextlib.AsyncExitStack() as stack:
+        listener = await stack.enter_async_context(aiordma.listen(address, 0))
+        ends = [await meet(listener, address, config=deaf) for _ in range(4)]
+        for end in (end for pair in ends for end in pair):
+            await stack.enter_async_context(end)
+        before, data = pinned(), bytes(size)
+        tasks = [asyncio.create_task(echo(server)) for _, server in ends]
+        for client, _ in ends:
+            await client.send(data)
+        await until(lambda: all(len(server._exposer) == 1 for _, server in ends))
+        at_once = pinned() - before
+        more = [asyncio.create_task(client.send(data)) for client, _ in ends for _ in range(8)]
+        ahead = min(8 * room_of(size), ConnectionConfig().receive_buffer_size)
+        await until(lambda: all(server._fetcher._held == ahead for _, server in ends))
+        print(f"{size} bytes: {at_once} pinned, {pinned() - before} later")
+        assert all(len(server._exposer) == 1 for _, server in ends)
+        for client, _ in ends:
+            for _ in range(9):
+                with await client.recv() as answer:
+                    assert answer == data
+        await asyncio.gather(*more)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert (PROCESS_BUDGET.ahead, PROCESS_BUDGET.wanted) == (0, 0)

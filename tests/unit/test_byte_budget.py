@@ -14,6 +14,7 @@ from aiordma.memory.byte_budget import (
     SMALL,
     Account,
     ByteBudget,
+    Reserve,
     set_large_message_budget,
 )
 
@@ -318,6 +319,28 @@ def test_g01_an_account_gives_everything_back_once(run: Run) -> None:
         assert (budget.ahead, budget.wanted) == (300 * MIB, 0)
 
     run(main())
+
+
+def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use() -> None:
+    budget = ByteBudget(1600)  # of which 400 are for what is kept, and 300 for a source
+    account = Account(budget, "a")
+    reserve = Reserve(account)
+    assert reserve.try_keep(100)
+    assert reserve.try_keep(200)
+    assert budget.ahead == 300
+    assert not reserve.try_keep(1)
+    reserve.give(200)
+    assert budget.ahead == 300
+    assert reserve.try_keep(50)
+    assert reserve.try_keep(150)
+    assert not reserve.try_keep(1)
+    reserve.give(50)
+    assert not reserve.try_keep(51), "only 50 of it are there"
+    assert reserve.try_keep(50)
+    assert budget.ahead == 300
+    account.close()
+    assert budget.ahead == 0
+    assert not reserve.try_keep(1)
 
 
 def test_g01_more_bytes_are_granted_at_once(run: Run) -> None:
