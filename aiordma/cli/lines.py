@@ -26,11 +26,12 @@ class LineWriter:
     while the thread is in there.
 
     Args:
-        stream: Where to; its descriptor is used from the first line on.
+        stream: Where to; its descriptor is used from the first line on.  None, as `sys.stdout` is
+            where the process was started without it: nowhere.
         tell: Makes a line of the number of lines that were lost.
     """
 
-    def __init__(self, stream: TextIO, tell: Callable[[int], str]) -> None:
+    def __init__(self, stream: TextIO | None, tell: Callable[[int], str]) -> None:
         self._stream = stream
         self._tell = tell
         self._changed = threading.Condition()
@@ -41,6 +42,8 @@ class LineWriter:
 
     def put(self, line: str) -> None:
         """Have a line written, without its end; never waits.  Not for several threads."""
+        if self._stream is None:
+            return
         if self._thread is None:
             descriptor, encoding = self._stream.fileno(), self._stream.encoding
             # Of a daemon: what the output does not take keeps no process from ending.

@@ -70,6 +70,13 @@ def test_an_output_that_is_closed_is_no_error(pipe: tuple[TextIO, TextIO]) -> No
         assert not writer._lines
 
 
+def test_no_output_is_no_error() -> None:
+    writer = LineWriter(None, tell)
+    writer.put("x")
+    writer.close()
+    assert not writer._lines
+
+
 def test_a_process_ends_while_its_output_is_not_read() -> None:
     """Nor does it crash, as it would with the thread in the buffer of its stdout."""
     program = (
