@@ -77,6 +77,7 @@ __all__ = [
     "os_error",
     "plain_error",
     "queue_error",
+    "tell_what",
     "tell_where",
 ]
 
@@ -418,7 +419,12 @@ def tell_where(error: OSError, host: str, port: int) -> None:
         host: Name or address.
         port: Its port.
     """
-    text = f"{host} port {port}: {error.strerror or error}"
+    tell_what(error, f"{host} port {port}")
+
+
+def tell_what(error: OSError, what: str) -> None:
+    """Put in front of the text of an `error` what it is about; it stays what it is."""
+    text = f"{what}: {error.strerror or error}"
     error.args = (error.errno, text, *error.args[2:])
     error.strerror = text
 

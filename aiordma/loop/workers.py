@@ -22,7 +22,14 @@ from aiordma.errors import plain_error
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
 
-__all__ = ["WorkerPool", "call_blocking", "connecting", "reaper"]
+__all__ = [
+    "WorkerPool",
+    "answering",
+    "answering_slowly",
+    "call_blocking",
+    "connecting",
+    "reaper",
+]
 
 T = TypeVar("T")
 _Job = tuple[Callable[[], Any], "Future[Any]"]
@@ -228,12 +235,14 @@ def _run(job: Callable[[], Any], future: Future[Any]) -> None:
 reaper = WorkerPool("aiordma-reaper", 16, keep=True)
 connecting = WorkerPool("aiordma-connect", 16)
 _blocking = WorkerPool("aiordma-blocking", 4)
+# For what any peer can cause by a datagram: calls that end at once, and calls that may not.
+answering = WorkerPool("aiordma-answer", 2)
+answering_slowly = WorkerPool("aiordma-answer-slow", 2)
 
 
 def _after_fork() -> None:
-    reaper._reset()
-    connecting._reset()
-    _blocking._reset()
+    for pool in (reaper, connecting, _blocking, answering, answering_slowly):
+        pool._reset()
 
 
 os.register_at_fork(after_in_child=_after_fork)

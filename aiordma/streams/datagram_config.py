@@ -46,7 +46,13 @@ class DatagramConfig:
             goes first.
         max_sources: Senders whose addresses are remembered, 1 to 65,536; the one that was heard of
             first goes first.
-        resolve_timeout_s: Seconds in which a destination has to be found.
+        max_unresolved_sources: Senders to be answered whose next hop the kernel does not know and
+            resolves, at a time, 1 to 1,024.  As many again wait; when one more comes, the sender
+            that has waited longest is given up: its answers are reported to `error_received` as
+            ENOBUFS.  Such a sender may have forged its address; the kernel has room for 1,024
+            neighbors by default, and keeps each that is silent for 3 s.
+        resolve_timeout_s: Seconds in which a destination has to be found, once it is looked for:
+            32 services and groups are at a time, and the others wait.
         refresh_s: Seconds after which a destination that is still used is looked for again: a
             service that was restarted has another queue pair, and nothing else would tell.  None:
             never.
@@ -58,6 +64,7 @@ class DatagramConfig:
     max_buffer_size: int = 4 << 20
     max_destinations: int = 1024
     max_sources: int = 4096
+    max_unresolved_sources: int = 128
     resolve_timeout_s: float = 5.0
     refresh_s: float | None = 30.0
     close_timeout_s: float = 5.0
@@ -71,6 +78,7 @@ class DatagramConfig:
                 ("max_buffer_size", 1, 1 << 50),
                 ("max_destinations", 1, 1 << 16),
                 ("max_sources", 1, 1 << 16),
+                ("max_unresolved_sources", 1, 1 << 10),
             ),
         )
         names = ("resolve_timeout_s", "refresh_s", "close_timeout_s")

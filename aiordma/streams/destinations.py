@@ -8,6 +8,15 @@ Theory of operation
     Finding takes a while, so each destination has a task of its own, with a deadline, and keeps
     the datagrams that wait for it.  Their number of bytes is bounded by the transport.
 
+    Services and groups are what the program asks for.  Sources are what peers make it ask for, and
+    a peer can forge them: an address that does not answer costs the kernel three seconds.  So the
+    two kinds share nothing.  At most `_MOST_AT_A_TIME` services and groups are looked for at a
+    time.  A source whose next hop the kernel knows, and so each peer that has just resolved us,
+    gets its address handle at once.  For the others `max_unresolved_sources` next hops are resolved
+    at a time, without a thread each (streams.neighbors), and as many sources wait for that; when
+    one more comes, the source that has waited longest is given up.  Sources leave the program's own
+    destinations half of `max_destinations`.
+
     A service that is restarted has another queue pair, a host that is repaired another network
     card, and what is sent to the old one vanishes.  So what is used for long is looked for again
     beside the traffic (`refresh_s`).
@@ -16,28 +25,43 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
+import itertools
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from aiordma._ffi import lib
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
-from aiordma.errors import ConnectTimeoutError, DeviceNotFoundError, plain_error
+from aiordma.errors import (
+    ConnectTimeoutError,
+    DeviceNotFoundError,
+    plain_error,
+    tell_what,
+    tell_where,
+)
 from aiordma.loop import background
+from aiordma.loop.workers import WorkerPool, answering, answering_slowly, call_blocking
 from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, Key
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.groups import Groups
+from aiordma.streams.neighbors import Neighbors, NextHop, look
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes, gid_of, host_of
 from aiordma.verbs.wc import WCRecord, WorkCompletion
 
 __all__ = ["Destination", "Destinations"]
 
-_MOST_AT_A_TIME = 32  # questions under way
+_MOST_AT_A_TIME = 32  # services and groups that are looked for
+_MOST_BLINDLY = 2  # sources of which the kernel does not tell whether it knows the next hop
+T = TypeVar("T")
 _Source = tuple[bytes, int]
+_First = tuple[DatagramAddress, WCRecord, GRH]
+_QuickWay = tuple[AHAttributes, str, NextHop | None, AddressHandle | None]
 
 
 class Destination:
@@ -90,12 +114,20 @@ class Destinations:
         self._found = found
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        self._known: OrderedDict[Key, Destination] = OrderedDict()
+        # Services and groups, and sources; the first was not used for longest.
+        self._asked: OrderedDict[Key, Destination] = OrderedDict()
+        self._answered: OrderedDict[Key, Destination] = OrderedDict()
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
+        # Not all destinations, or sources that have a place would be given up for others.
+        places = min(config.max_unresolved_sources, (config.max_destinations + 1) // 2)
+        self._resolving = asyncio.Semaphore(places)
+        self._blindly = asyncio.Semaphore(_MOST_BLINDLY)
+        self._line: dict[Destination, None] = {}  # sources that wait for one of these two
+        self._neighbors = Neighbors()
         self._closed = False
         # Peers of queue pairs: the services they answered for, and what first datagrams said.
         self._services: dict[_Source, Address] = {}
-        self._sources: OrderedDict[_Source, tuple[DatagramAddress, WCRecord, GRH]] = OrderedDict()
+        self._sources: OrderedDict[_Source, _First] = OrderedDict()
 
     # Destinations
 
@@ -105,14 +137,15 @@ class Destinations:
         Raises:
             OSError: ENOBUFS: there are too many, and all are in use.
         """
-        destination = self._known.get(key)
+        table = self._table(key)
+        destination = table.get(key)
         if destination is None:
-            if len(self._known) >= self._config.max_destinations:
-                self._evict()
-            destination = self._known[key] = Destination(key)
+            if len(self) >= self._config.max_destinations:
+                self._evict(for_source=table is self._answered)
+            destination = table[key] = Destination(key)
             self._look_for(destination)
             return destination
-        self._known.move_to_end(key)
+        table.move_to_end(key)
         refresh = self._config.refresh_s
         if (
             refresh is not None
@@ -123,17 +156,60 @@ class Destinations:
             self._look_for(destination)
         return destination
 
-    def _evict(self) -> None:
-        for destination in self._known.values():
+    def __len__(self) -> int:
+        """Destinations that are kept."""
+        return len(self._asked) + len(self._answered)
+
+    def _table(self, key: Key) -> OrderedDict[Key, Destination]:
+        return self._answered if key[0] == "queue" else self._asked
+
+    def _evict(self, *, for_source: bool) -> None:
+        """Make room for one more."""
+        own, others = self._asked, self._answered
+        if for_source:
+            own, others = others, own
+        has_half = 2 * len(own) >= self._config.max_destinations
+        tables = [own, others] if has_half else [others, own]
+        if has_half and for_source:
+            tables = [own]
+        for destination in itertools.chain.from_iterable(table.values() for table in tables):
             if destination.task is None and not destination.queued:
                 self._forget(destination)
                 return
-        msg = f"{len(self._known)} destinations are in use"
-        raise plain_error(errno.ENOBUFS, msg)
+        sources = itertools.chain(self._line, self._answered.values())
+        victim = next((source for source in sources if source.ah is None), None)
+        if victim is None and not for_source:
+            victim = next(iter(self._answered.values()), None)
+        if victim is None:
+            msg = f"{len(self)} destinations are in use"
+            raise plain_error(errno.ENOBUFS, msg)
+        self._give_up(victim)
+
+    def _stop(self, destination: Destination) -> None:
+        """Look no longer for a source."""
+        self._line.pop(destination, None)
+        if destination.task is not None:
+            destination.task.cancel()
+            destination.task = None
+
+    def _give_up(self, destination: Destination) -> None:
+        """Others need the place of this source; its datagrams are lost."""
+        self._stop(destination)
+        self._forget(destination)
+        text = "given up, because others wait for an answer, too"
+        hint = "are their addresses forged? See max_unresolved_sources and max_destinations"
+        error = plain_error(errno.ENOBUFS, text, hint)
+        self._loop.call_soon(self._report, destination, error)
+
+    def _report(self, destination: Destination, error: OSError) -> None:
+        _name(error, destination.key)
+        if not self._closed:
+            self._failed(destination, error)
 
     def _forget(self, destination: Destination) -> None:
-        if self._known.get(destination.key) is destination:
-            del self._known[destination.key]
+        table = self._table(destination.key)
+        if table.get(destination.key) is destination:
+            del table[destination.key]
         self._unname(destination)
         if destination.ah is not None:
             destination.ah.close()
@@ -149,7 +225,7 @@ class Destinations:
 
     def drop(self, key: Key) -> None:
         """Forget a destination; it is looked for again when it is used again."""
-        destination = self._known.get(key)
+        destination = self._table(key).get(key)
         if destination is not None and destination.task is None and not destination.queued:
             self._forget(destination)
 
@@ -162,12 +238,14 @@ class Destinations:
         Raises:
             OSError: It was not found; the typed errors of `ConnectionId`.
         """
-        destination = self._known[key] = Destination(key)
+        destination = self._table(key)[key] = Destination(key)
         destination.task = asyncio.current_task()
         try:
             await self._way(destination)
-        except BaseException:
+        except BaseException as exc:
             self._forget(destination)
+            if isinstance(exc, OSError):
+                _name(exc, key)
             raise
         finally:
             destination.task = None
@@ -181,32 +259,45 @@ class Destinations:
             destination.task = None
             self._forget(destination)
             error = exc if isinstance(exc, OSError) else OSError(errno.EIO, repr(exc))
-            if not self._closed:
-                self._failed(destination, error)
+            self._report(destination, error)
         else:
             destination.task = None
             if not self._closed:
                 self._found(destination)
 
     async def _way(self, destination: Destination) -> None:
-        kind, host, number = destination.key
+        if destination.key[0] == "queue":
+            await self._answer(destination)
+        else:
+            async with self._places:
+                await self._in_time(destination, self._request(destination))
+        destination.found_at = self._loop.time()
+
+    async def _in_time(self, destination: Destination, looking: Coroutine[Any, Any, T]) -> T:
+        """What `looking` returns, within `resolve_timeout_s`: the time in a line does not count.
+
+        Raises:
+            ConnectTimeoutError: It took longer.
+        """
         limit = asyncio.timeout(self._config.resolve_timeout_s)
         try:
-            async with limit, self._places:
-                if kind == "service":
-                    await self._ask(destination, (host, number))
-                elif kind == "group":
-                    seconds = self._config.resolve_timeout_s
-                    event = await self._groups.join(host, send_only=True, timeout=seconds)
-                    await self._take(destination, event)
-                else:
-                    await self._answer(destination, gid_of(host), number)
+            async with limit:
+                return await looking
         except TimeoutError as exc:
             if not limit.expired() or isinstance(exc, ConnectTimeoutError):
                 raise
-            text = f"no way to {kind} {host} {number} within {self._config.resolve_timeout_s} s"
+            text = f"not found within {self._config.resolve_timeout_s} s"
             raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
-        destination.found_at = self._loop.time()
+
+    async def _request(self, destination: Destination) -> None:
+        """Find a service or a group."""
+        kind, host, number = destination.key
+        if kind == "service":
+            await self._ask(destination, (host, number))
+        else:
+            seconds = self._config.resolve_timeout_s
+            event = await self._groups.join(host, send_only=True, timeout=seconds)
+            await self._take(destination, event)
 
     async def _ask(self, destination: Destination, address: Address) -> None:
         """Service id resolution."""
@@ -219,7 +310,7 @@ class Destinations:
             await asking.resolve_addr(address, (local, 0), timeout=seconds)
             await asking.resolve_route(timeout=seconds)
             if asking.context is not self._port.context:
-                msg = f"the way to {address} leads through another device"
+                msg = "the way leads through another device"
                 raise DeviceNotFoundError(errno.ENODEV, msg)
             event = await asking.connect(timeout=seconds)
         finally:
@@ -239,17 +330,50 @@ class Destinations:
         ah = await AddressHandle.create(self._port.pd, event.ah_attr)
         self._set(destination, ah, event.qp_num, event.qkey)
 
-    async def _answer(self, destination: Destination, gid: bytes, qpn: int) -> None:
-        """The queue pair that a datagram came from, or may come from."""
-        context, number = self._port.context, self._port.home.port_num
-        source = self._sources.get((gid, qpn))
-        if source is not None:
-            wc = WorkCompletion.from_record(source[1])
-            attr = AHAttributes.from_wc(context, wc, source[2], number)
-        else:
-            attr = AHAttributes.to(context, host_of(gid), port_num=number)
-        ah = await AddressHandle.create(self._port.pd, attr)
+    async def _answer(self, destination: Destination) -> None:
+        """Find the queue pair that a datagram came from, or may come from."""
+        host, qpn = destination.key[1:]
+        source = self._sources.get((gid_of(host), qpn))
+        attr, own, hop, ah = await call_blocking(
+            lambda: _quick_way(self._port, host, source), undo=_undo_way, pool=answering
+        )
+        if ah is None and hop is not None:
+            async with self._place(destination, self._resolving):
+                wait = self._neighbors.wait(hop, host, own)
+                if await self._in_time(destination, wait):
+                    ah = await self._make(attr, answering)
+        if ah is None:
+            async with self._place(destination, self._blindly):
+                ah = await self._in_time(destination, self._make(attr, answering_slowly))
         self._set(destination, ah, qpn, int(lib.RDMA_UDP_QKEY))
+
+    @contextlib.asynccontextmanager
+    async def _place(
+        self, destination: Destination, places: asyncio.Semaphore
+    ) -> AsyncIterator[None]:
+        """One of the places for sources, after waiting in their line."""
+        self._line[destination] = None
+        if places.locked() and len(self._line) > self._config.max_unresolved_sources:
+            oldest = next(iter(self._line))
+            if oldest.ah is None:
+                self._give_up(oldest)
+            else:  # looked for again: the way that was found before will do
+                self._stop(oldest)
+                oldest.found_at = self._loop.time()
+        try:
+            await places.acquire()
+        finally:
+            self._line.pop(destination, None)
+        try:
+            yield
+        finally:
+            places.release()
+
+    async def _make(self, attr: AHAttributes, pool: WorkerPool) -> AddressHandle:
+        pd = self._port.pd
+        return await call_blocking(
+            lambda: AddressHandle(pd, attr), undo=AddressHandle.close, pool=pool
+        )
 
     def _set(self, destination: Destination, ah: AddressHandle, qpn: int, qkey: int) -> None:
         if destination.ah is not None:
@@ -276,17 +400,59 @@ class Destinations:
     @property
     def busy(self) -> bool:
         """Whether datagrams wait for a destination to be found."""
-        return any(destination.pending for destination in self._known.values())
+        return any(destination.pending for destination in self._all())
+
+    def _all(self) -> list[Destination]:
+        return [*self._asked.values(), *self._answered.values()]
 
     def close(self) -> None:
         """Stop looking; the address handles are destroyed when their sends have completed."""
         self._closed = True
-        for destination in self._known.values():
+        for destination in self._all():
             if destination.task is not None:
                 destination.task.cancel()
             if destination.ah is not None:
                 destination.ah.close()
-        self._known.clear()
+        self._asked.clear()
+        self._answered.clear()
+
+
+def _name(error: OSError, key: Key) -> None:
+    """Put the destination in front of the text of an error."""
+    kind, host, number = key
+    if kind == "service":
+        tell_where(error, host, number)
+    else:
+        tell_what(error, f"group {host}" if kind == "group" else f"{host} queue pair {number}")
+
+
+def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWay:
+    """In a thread: the way to a source, and its handle if no neighbor has to be asked for it.
+
+    Returns:
+        Attributes of the handle, the local address, the next hop if the kernel can tell, and the
+        handle if it knows that.
+    """
+    context, number = port.context, port.home.port_num
+    port.pd._retain()
+    try:
+        if source is not None:
+            wc = WorkCompletion.from_record(source[1])
+            attr = AHAttributes.from_wc(context, wc, source[2], number)
+        else:
+            attr = AHAttributes.to(context, host, port_num=number)
+        own = context.query_gid(number, attr.sgid_index)
+        local = host_of(own.gid)
+        hop = look(host, local, own.interface)
+        ah = AddressHandle(port.pd, attr) if hop is not None and hop.known else None
+        return attr, local, hop, ah
+    finally:
+        port.pd._let_go()
+
+
+def _undo_way(way: _QuickWay) -> None:
+    if way[3] is not None:
+        way[3].close()
 
 
 def _ignore(event: ConnectionEvent) -> bool:

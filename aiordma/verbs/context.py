@@ -84,12 +84,21 @@ class PortAttributes:
 
 @dataclass(frozen=True, slots=True)
 class GidEntry:
-    """One entry of a port's GID table (`ibv_query_gid_ex(3)`)."""
+    """One entry of a port's GID table (`ibv_query_gid_ex(3)`).
+
+    Attributes:
+        gid: The GID, 16 bytes.
+        index: Its place in the table.
+        port: The port, from 1.
+        type: What it is of.
+        interface: Index of the network interface that it belongs to; 0 for none.
+    """
 
     gid: bytes
     index: int
     port: int
     type: GIDType
+    interface: int = 0
 
     def __str__(self) -> str:
         return socket.inet_ntop(socket.AF_INET6, self.gid)
@@ -283,4 +292,5 @@ def _gid_entry(entry: Any) -> GidEntry:
         index=entry.gid_index,
         port=entry.port_num,
         type=GIDType(entry.gid_type),
+        interface=entry.ndev_ifindex,
     )

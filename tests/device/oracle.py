@@ -9,7 +9,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from aiordma.loop.workers import _blocking, connecting, reaper
+from aiordma.loop.workers import (
+    _blocking,
+    answering,
+    answering_slowly,
+    connecting,
+    reaper,
+)
 from aiordma.verbs import CompletionQueue, WorkCompletion
 from tests.device.kernel_counts import resources
 
@@ -87,7 +93,8 @@ async def settle(seconds: float = 10.0) -> None:
     # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
     for _ in range(3):
         await _end_of_tasks(seconds)
-        assert await asyncio.to_thread(_blocking.drain, 20), "a blocking call is stuck"
+        for pool in (_blocking, answering, answering_slowly):
+            assert await asyncio.to_thread(pool.drain, 20), "a blocking call is stuck"
         assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
         await asyncio.sleep(0)
         await asyncio.sleep(0)

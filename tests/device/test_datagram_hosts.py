@@ -13,6 +13,7 @@ import pytest
 
 import aiordma
 from aiordma import DatagramAddress, DatagramConfig, create_datagram_endpoint
+from aiordma.streams.neighbors import look
 from tests.device.datagrams import Echo, Recorder
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
@@ -112,5 +113,35 @@ async def test_a_host_that_is_not_there(address: str) -> None:
     assert one.transport.get_write_buffer_size() == 0
     with pytest.raises((aiordma.AddressError, aiordma.ConnectTimeoutError)):
         await create_datagram_endpoint(Recorder, remote_addr=(nobody, 7000))
+    one.transport.close()
+    await one.transport.wait_closed()
+
+
+async def test_g09_a_source_that_the_kernel_has_forgotten(address: str, other: str) -> None:
+    """Its next hop is asked for without a thread that waits."""
+    _, server = await create_datagram_endpoint(Echo, (address, 0))
+    place = server.transport.get_extra_info("sockname")
+    _, peer = await create_datagram_endpoint(Recorder, (other, 0), place)
+    subprocess.run(["ip", "neigh", "flush", "dev", "veth0"], check=True)  # noqa: ASYNC221
+    hop = look(other, address)
+    assert hop is not None
+    assert not hop.known
+    peer.transport.sendto(b"forgotten")
+    await peer.until(lambda: peer.data == [b"forgotten"])
+    now = look(other, address)
+    assert now is not None
+    assert now.known
+    assert not server.errors
+    for end in (peer, server):
+        end.transport.close()
+        await end.transport.wait_closed()
+
+
+async def test_g09_a_source_that_does_not_answer(address: str) -> None:
+    nobody = "10.80.0.98"
+    _, one = await create_datagram_endpoint(Recorder, (address, 0))
+    one.transport.sendto(b"x", DatagramAddress(nobody, 0, 17))
+    await one.until(lambda: bool(one.errors))
+    assert f"{nobody} queue pair 17: the neighbor {nobody} does not answer" in str(one.errors[0])
     one.transport.close()
     await one.transport.wait_closed()

@@ -58,7 +58,15 @@ def test_what_is_no_address(address: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["recv_depth", "send_depth", "max_buffer_size", "max_destinations", "max_sources"]
+    "name",
+    [
+        "recv_depth",
+        "send_depth",
+        "max_buffer_size",
+        "max_destinations",
+        "max_sources",
+        "max_unresolved_sources",
+    ],
 )
 def test_whole_numbers(name: str) -> None:
     assert getattr(DatagramConfig(**{name: 1}), name) == 1
