@@ -14,6 +14,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.cm.multicast import group_host
 from aiordma.endpoint.dialing import shared_channel, warm_up
+from aiordma.errors import HostNotFoundError, tell_what
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 from aiordma.streams.datagram_config import DatagramConfig
@@ -77,7 +78,7 @@ async def create_datagram_endpoint(
         NotSupportedError: The device speaks iWARP, which has no datagrams.
         ConnectionRejectedError: Nobody listens at `remote_addr`, or the program refused.
         ConnectTimeoutError: No answer from there.
-        TimeoutError: Names, or the device, were not found within twice `config.resolve_timeout_s`.
+        TimeoutError: A name, or the device, was not found within twice `config.resolve_timeout_s`.
         OSError: The local port is taken (EADDRINUSE), or out of resources.
 
     Cancellation: what was begun is undone.
@@ -92,20 +93,29 @@ async def create_datagram_endpoint(
         msg = f"not a DatagramConfig: {config!r}"
         raise TypeError(msg)
     await warm_up()
-    look_up = (family, proto, flags)
-    with Limit(2 * config.resolve_timeout_s, "resolving names", "does the name server answer?"):
-        remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
-        local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
+    look_up = (2 * config.resolve_timeout_s, family, proto, flags)
+    remote = await _numeric(remote_addr, "remote_addr", *look_up) if remote_addr else None
+    local = await _numeric(local_addr, "local_addr", *look_up) if local_addr else None
     hint = "is the address one of an RDMA device, does its network answer? See resolve_timeout_s"
-    with Limit(2 * config.resolve_timeout_s, "opening a datagram endpoint", hint):
+    ends = (local and f"on {_words(local)}", remote and f"to {_words(remote)}")
+    what = " ".join(("opening a datagram endpoint", *filter(None, ends)))
+    with Limit(2 * config.resolve_timeout_s, what, hint):
         host = await _own_host(local, remote, groups, config)
-        port = await DatagramPort.open(host, local, config)
+        try:
+            port = await DatagramPort.open(host, local, config)
+        except OSError as exc:
+            tell_what(exc, _words(local) if local else host)
+            raise
     transport = RdmaDatagramTransport(asyncio.get_running_loop(), port, config)
     try:
         if remote is not None:
             await transport._connect(remote)
         if groups is not None:
-            await transport.join_group(groups, timeout=config.resolve_timeout_s)
+            try:
+                await transport.join_group(groups, timeout=config.resolve_timeout_s)
+            except OSError as exc:
+                tell_what(exc, f"group {groups}")
+                raise
         protocol = protocol_factory()
         await transport._start(protocol)
     except BaseException:
@@ -136,9 +146,9 @@ def _refuse(
 
 
 async def _numeric(
-    address: tuple[str | None, int], name: str, family: int, proto: int, flags: int
+    address: tuple[str | None, int], name: str, seconds: float, family: int, proto: int, flags: int
 ) -> Address:
-    """The address with a numeric host; "" for none."""
+    """The address with a numeric host; a wildcard for none."""
     if not isinstance(address, tuple) or len(address) < 2:
         msg = f"{name} is a tuple (host, port), not {address!r}"
         raise TypeError(msg)
@@ -156,9 +166,13 @@ async def _numeric(
         version = ipaddress.ip_address(host.partition("%")[0]).version
     except ValueError:
         loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(
-            host, port, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
-        )
+        try:
+            with Limit(seconds, f"resolving {name} {host}", "does the name server answer?"):
+                found = await loop.getaddrinfo(
+                    host, port, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
+                )
+        except socket.gaierror as exc:
+            raise HostNotFoundError(exc.errno, f"{name} {host}: {exc.strerror}") from None
         sockaddr = found[0][4]
         scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
         return f"{sockaddr[0]}{scope}", port
@@ -166,6 +180,10 @@ async def _numeric(
         msg = f"{name} {host} is not of the family {socket.AddressFamily(family).name}"
         raise ValueError(msg)
     return host, port
+
+
+def _words(address: Address) -> str:
+    return f"{address[0]} port {address[1]}"
 
 
 def _is_wildcard(host: str) -> bool:
@@ -194,7 +212,13 @@ async def _source_for(target: Address, config: DatagramConfig) -> str:
         asking = ConnectionId(channel, PortSpace.UDP)
         asking._sink = lambda _: True
         try:
-            await asking.resolve_addr((target[0], target[1] or 1), timeout=config.resolve_timeout_s)
+            try:
+                await asking.resolve_addr(
+                    (target[0], target[1] or 1), timeout=config.resolve_timeout_s
+                )
+            except OSError as exc:
+                tell_what(exc, _words(target) if target[1] else f"group {target[0]}")
+                raise
             source = asking.source_address
             assert source is not None
             return source

@@ -27,9 +27,9 @@ from typing import Any
 from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
-from aiordma.errors import MessageTooLargeError, plain_error
+from aiordma.errors import MessageTooLargeError, plain_error, tell_where
 from aiordma.loop import background, fork
-from aiordma.loop.running import from_finalizer
+from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
 from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.flow import FlowControl
@@ -45,6 +45,8 @@ _log = logging.getLogger("aiordma")
 _BUDGET = 64  # datagrams that the program is given before other tasks have a turn
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096
+_WHAT = "datagram transport"
+_running_loop = asyncio._get_running_loop  # in C, for what each datagram goes through
 
 
 class RdmaDatagramTransport(asyncio.DatagramTransport):
@@ -119,6 +121,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             if not self._closing:
                 self._port.receive()
         except OSError as exc:
+            tell_where(exc, *self._port.sockname[:2])
             if not started.done():
                 started.set_exception(exc)
             return
@@ -143,6 +146,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             TypeError: `data` is not bytes-like, or `addr` no address.
             ValueError: No address, or not the one that the endpoint is connected to.
             MessageTooLargeError: Longer than the port's MTU; it is a ValueError, too.
+            RuntimeError: The transport's loop runs in another thread, as for all plain calls here.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
@@ -159,6 +163,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             if self._lost == _WARN_AFTER:
                 _log.warning("sendto() on a closed datagram transport")
             return
+        if _running_loop() is not self._loop:
+            check_thread(self._loop, _WHAT)
         if isinstance(data, memoryview):
             data = data.cast("B") if data.c_contiguous else bytes(data)
         self._outbox.send(data, key)
@@ -301,6 +307,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         await self._groups.leave(host, timeout=timeout)
 
     def _refuse_if_closing(self) -> None:
+        check_loop(self._loop, _WHAT)
         if self._closing:
             msg = "the datagram transport is closed"
             raise plain_error(errno.EBADF, msg)
@@ -342,7 +349,11 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         """Receive nothing more, send what waits, then end; idempotent.
 
         `connection_lost(None)` follows.  What has not left after `close_timeout_s` is lost.
+
+        Raises:
+            RuntimeError: The transport's loop runs in another thread.
         """
+        check_thread(self._loop, _WHAT)
         if self._closing:
             return
         self._closing = True
@@ -353,7 +364,12 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._on_moved()
 
     def abort(self) -> None:
-        """End at once; what waits to be sent is lost.  `connection_lost(None)` follows."""
+        """End at once; what waits to be sent is lost.  `connection_lost(None)` follows.
+
+        Raises:
+            RuntimeError: The transport's loop runs in another thread.
+        """
+        check_thread(self._loop, _WHAT)
         self._closing = True
         self._end(None)
 

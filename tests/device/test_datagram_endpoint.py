@@ -16,6 +16,7 @@ import aiordma
 from aiordma import DatagramAddress, create_datagram_endpoint
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.forking import in_child, outcome, refusals, silences
+from tests.device.test_other_threads import refuse_all
 
 pytestmark = pytest.mark.device
 
@@ -238,6 +239,48 @@ async def test_the_example(address: str) -> None:
     )
     output, _ = await asyncio.wait_for(process.communicate(), 60)
     assert (process.returncode, output) == (0, b"b'HELLO'\nb'TO EVERYBODY IN THE GROUP'\n")
+
+
+async def test_j02_a_datagram_transport_refuses_other_loops(address: str) -> None:
+    async with endpoint(Recorder, (address, 0)) as one:
+        transport = one.transport
+        here = where(one)
+        await refuse_all({
+            "sendto": lambda: transport.sendto(b"x", here),
+            "close": transport.close,
+            "abort": transport.abort,
+        })  # fmt: skip
+        groups = {
+            "join": lambda: transport.join_group("239.80.0.1"),
+            "leave": lambda: transport.leave_group("239.80.0.1"),
+        }
+        await refuse_all(groups, coroutines=True)
+        assert not transport.is_closing()
+        transport.sendto(b"on", here)
+        await one.until(lambda: one.data == [b"on"])
+
+
+async def test_b05_what_fails_is_named(address: str) -> None:
+    """The address that a call was about stands in front of its error."""
+    async with endpoint(Recorder, (address, 0)) as one:
+        host, port = where(one)
+        unreachable = "fd99::1"
+        for options, words in (
+            ({"local_addr": (host, port)}, rf"{host} port {port}: "),
+            ({"local_addr": ("10.99.99.99", 5)}, r"10\.99\.99\.99 port 5: "),
+            ({"remote_addr": (host, 1)}, rf"{host} port 1: "),
+            ({"remote_addr": (unreachable, 7)}, rf"{unreachable} port 7: "),
+            ({"group": "ff0e::1"}, "group ff0e::1: "),
+        ):
+            with pytest.raises(OSError, match=words) as caught:
+                await create_datagram_endpoint(Recorder, **options)
+            assert str(caught.value).count(" port ") <= 1, "said twice"
+        one.transport.sendto(b"x", (host, 1))
+        one.transport.sendto(b"x", (unreachable, 7))
+        await one.until(lambda: len(one.errors) == 2)
+        said = "\n".join(map(str, one.errors))
+        assert f"{host} port 1: " in said
+        assert f"{unreachable} port 7: " in said
 
 
 async def test_a06_datagrams_in_a_forked_child(address: str) -> None:
