@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import subprocess
@@ -14,7 +15,8 @@ import pytest
 import aiordma
 from aiordma import DatagramAddress, DatagramConfig, create_datagram_endpoint
 from aiordma.streams.neighbors import look
-from tests.device.datagrams import Echo, Recorder
+from tests.device.datagrams import Echo, Recorder, endpoint
+from tests.device.forging import forged_datagrams
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
@@ -145,3 +147,26 @@ async def test_g09_a_source_that_does_not_answer(address: str) -> None:
     assert f"{nobody} queue pair 17: the neighbor {nobody} does not answer" in str(one.errors[0])
     one.transport.close()
     await one.transport.wait_closed()
+
+
+async def test_g09_forged_datagrams_do_not_stop_answers(address: str, other: str) -> None:
+    limit_s = 5
+    few = DatagramConfig(max_unresolved_sources=32)
+    _, server = await create_datagram_endpoint(Echo, (address, 0), config=few)
+    place = server.transport.get_extra_info("sockname")
+    _, service = await create_datagram_endpoint(Recorder, (other, 0))
+    async with forged_datagrams(address, server.transport.get_extra_info("qpn"), 100):
+        await server.until(lambda: bool(server.errors))  # the line of sources is full
+        assert b"evil" in server.data
+        for _ in range(3):
+            async with endpoint(Recorder, (other, 0), place) as peer:
+                peer.transport.sendto(b"genuine")
+                await peer.until(lambda peer=peer: peer.data == [b"genuine"], limit_s)
+        server.transport.sendto(b"asked", service.transport.get_extra_info("sockname"))
+        await service.until(lambda: service.data == [b"asked"], limit_s)
+    errors = [exc for exc in server.errors if isinstance(exc, OSError)]
+    assert len(errors) == len(server.errors)
+    assert {exc.errno for exc in errors} <= {errno.ENOBUFS, errno.EHOSTUNREACH}
+    for end in (service, server):
+        end.transport.abort()
+        await end.transport.wait_closed()
