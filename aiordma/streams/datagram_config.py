@@ -41,7 +41,8 @@ class DatagramConfig:
             bytes and the MTU of registered memory; what finds no room is lost.
         send_depth: Datagrams that the adapter has at a time, 1 to 16,000.
         max_buffer_size: Bytes that wait to be sent, in all; a datagram beyond them is dropped,
-            and reported to `error_received` as ENOBUFS.
+            and reported to `error_received` as ENOBUFS.  Answers to senders whose next hop is not
+            known yet take at most half of it.
         max_destinations: Destinations that are kept, 1 to 65,536; the one not used for longest
             goes first.
         max_sources: Senders whose addresses are remembered, 1 to 65,536; the one that was heard of

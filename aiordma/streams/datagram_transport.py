@@ -315,7 +315,10 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     # Flow control, as of asyncio.WriteTransport
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that wait to be sent, 8 for each datagram beside its own."""
+        """Bytes that wait to be sent, 8 for each datagram beside its own.
+
+        Answers to senders whose next hop is not known yet do not count: any host can cause them.
+        """
         return self._flow.size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:

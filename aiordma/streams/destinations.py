@@ -52,6 +52,7 @@ from aiordma.streams.datagram_port import DatagramPort
 from aiordma.streams.groups import Groups
 from aiordma.streams.neighbors import Neighbors, NextHop, look
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes, gid_of, host_of
+from aiordma.verbs.enums import GIDType
 from aiordma.verbs.wc import WCRecord, WorkCompletion
 
 __all__ = ["Destination", "Destinations"]
@@ -87,6 +88,11 @@ class Destination:
         self.queued = 0
         self.found_at = 0.0
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is the sender of a datagram, and not what the program asks for."""
+        return self.key[0] == "queue"
 
 
 class Destinations:
@@ -443,8 +449,10 @@ def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWa
             attr = AHAttributes.to(context, host, port_num=number)
         own = context.query_gid(number, attr.sgid_index)
         local = host_of(own.gid)
-        hop = look(host, local, own.interface)
-        ah = AddressHandle(port.pd, attr) if hop is not None and hop.known else None
+        is_ib = own.type == GIDType.IB  # has no neighbors: its subnet manager knows all
+        hop = None if is_ib else look(host, local, own.interface)
+        known = is_ib or (hop is not None and hop.known)
+        ah = AddressHandle(port.pd, attr) if known else None
         return attr, local, hop, ah
     finally:
         port.pd._let_go()

@@ -3,6 +3,9 @@
 A datagram goes to the adapter at once if its destination is known, nothing waits before it and a
 slot is free.  Else it is copied, and waits: for its destination to be found, then in one line for
 slots.  The bytes that wait are counted, and bounded.
+
+What waits for a source to be found is counted apart, and takes at most half of the room.  Peers
+that forge their addresses cause it: it neither pauses the protocol nor stops the program's own.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ class Outbox:
         destinations: Where datagrams go.
     """
 
-    __slots__ = ("_error", "_flow", "_line", "_loop", "_moved", "_port", "_room", "destinations")
+    __slots__ = (
+        "_error", "_flow", "_line", "_loop", "_moved", "_port", "_room", "_unanswered",
+        "destinations",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class Outbox:
         self._error = error
         self._moved = moved
         self._line: deque[tuple[bytes, Destination]] = deque()
+        self._unanswered = 0  # bytes that wait for a source to be found
 
     @property
     def empty(self) -> bool:
@@ -75,15 +82,22 @@ class Outbox:
         if not self._line and self._post(data, destination):
             return
         size = len(data) + _HEADER
-        if self._flow.size + size > self._room:
-            full = plain_error(errno.ENOBUFS, f"{self._flow.size} bytes wait to be sent")
+        waiting = self._flow.size + self._unanswered
+        unanswered = destination.ah is None and destination.is_source
+        if waiting + size > self._room or (
+            unanswered and self._unanswered + size > self._room // 2
+        ):
+            full = plain_error(errno.ENOBUFS, f"{waiting} bytes wait to be sent")
             self._loop.call_soon(self._error, full)
             return
         if destination.ah is None:
             destination.pending.append(bytes(data))
         else:
             self._enqueue(bytes(data), destination)
-        self._flow.add(size)
+        if unanswered:
+            self._unanswered += size
+        else:
+            self._flow.add(size)
 
     def _post(self, data: Any, destination: Destination) -> bool:
         ah = destination.ah
@@ -109,12 +123,20 @@ class Outbox:
 
     def _on_found(self, destination: Destination) -> None:
         while destination.pending:
-            self._enqueue(destination.pending.popleft(), destination)
+            data = destination.pending.popleft()
+            self._enqueue(data, destination)
+            if destination.is_source:
+                self._unanswered -= len(data) + _HEADER
+                self._flow.add(len(data) + _HEADER)
         self.flush()
 
     def _on_not_found(self, destination: Destination, exc: OSError) -> None:
         while destination.pending:
-            self._flow.remove(len(destination.pending.popleft()) + _HEADER)
+            size = len(destination.pending.popleft()) + _HEADER
+            if destination.is_source:
+                self._unanswered -= size
+            else:
+                self._flow.remove(size)
         self._error(exc)
         self._moved()
 

@@ -150,8 +150,11 @@ class Bench:
         return self
 
     async def find(self, where: tuple[str, int], exc: OSError | None = None) -> None:
+        await self.find_key(("service", *where), exc)
+
+    async def find_key(self, key: Key, exc: OSError | None = None) -> None:
         await settle()
-        answer = self.looking["service", *where].popleft()
+        answer = self.looking[key].popleft()
         if exc is None:
             answer.set_result(None)
         else:

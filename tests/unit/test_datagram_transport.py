@@ -125,6 +125,40 @@ def test_a_full_buffer_drops_the_newest(bench: Make, run: Run) -> None:
     run(main())
 
 
+def test_g09_answers_to_unknown_senders_leave_room_for_others(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(max_buffer_size=200)
+        b.transport.set_write_buffer_limits(high=30, low=10)
+        for n in range(20):
+            b.transport.sendto(b"forged", ("10.1.0.1", 0, 1 + n))  # 14 bytes each
+        await settle()
+        assert b.calls == [("error", "RdmaOSError")] * 13, "and the protocol is not paused"
+        b.calls.clear()
+        assert b.transport.get_write_buffer_size() == 0
+        for n in range(7):
+            b.transport.sendto(bytes([n]) * 6, A)
+        assert b.calls == ["pause"]
+        await b.find(A)
+        assert b.sent == [bytes([n]) * 6 for n in range(7)]
+        assert b.calls == ["pause", "resume"]
+        # A sender that is found gets its answer; the room of the others is given back.
+        await b.find_key(("queue", "10.1.0.1", 1))
+        assert b.sent[7:] == [b"forged"]
+        for n in range(1, 7):
+            await b.find_key(("queue", "10.1.0.1", 1 + n), OSError(113, "silent"))
+        assert b.transport._outbox._unanswered == 0
+        assert b.transport.get_write_buffer_size() == 0
+        for n in range(7):
+            b.transport.sendto(b"forged", ("10.1.0.1", 0, 100 + n))
+        b.calls.clear()
+        await settle()
+        assert not b.calls
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
 def test_a_destination_that_is_not_found(bench: Make, run: Run) -> None:
     async def main() -> None:
         b = await bench()

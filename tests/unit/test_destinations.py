@@ -14,6 +14,8 @@ from aiordma.streams.datagram_config import DatagramConfig, Key
 from aiordma.streams.destinations import Destination, Destinations
 from aiordma.streams.neighbors import Neighbors, NextHop
 from aiordma.verbs.ah import AHAttributes, gid_of
+from aiordma.verbs.context import GidEntry
+from aiordma.verbs.enums import GIDType
 
 from .conftest import Run, settle
 from .datagram_bench import FakeHandle
@@ -21,6 +23,7 @@ from .datagram_bench import FakeHandle
 pytestmark = pytest.mark.usefixtures("no_adapter")
 
 PLACES = 4
+_way = destinations._quick_way
 
 
 class Network:
@@ -242,3 +245,55 @@ def test_g09_the_time_in_the_line_does_not_count(run: Run) -> None:
         await settle()
 
     run(main())
+
+
+class FakePort:
+    """As much of a port as the way to a source needs."""
+
+    def __init__(self, kind: GIDType) -> None:
+        self.kind = kind
+        self.users = 0
+        self.context = self.home = self.pd = self
+        self.port_num = 1
+        self.name = "fake0"
+
+    def gid_table(self) -> list[GidEntry]:
+        return [GidEntry(gid_of("10.0.0.9"), 3, 1, GIDType.ROCE_V2, 4)]
+
+    def query_gid(self, port: int, index: int) -> GidEntry:
+        return GidEntry(gid_of("10.0.0.9"), index, port, self.kind, 4)
+
+    def _retain(self) -> None:
+        self.users += 1
+
+    def _let_go(self) -> None:
+        self.users -= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "hop", "made"),
+    [
+        (GIDType.ROCE_V2, NextHop("10.0.0.1", 4, known=True), True),
+        (GIDType.ROCE_V2, NextHop("10.0.0.1", 4, known=False), False),
+        (GIDType.ROCE_V2, None, False),
+        (GIDType.IB, None, True),
+    ],
+)
+def test_g09_a_handle_is_made_at_once_where_no_network_is_asked(
+    monkeypatch: pytest.MonkeyPatch, kind: GIDType, hop: NextHop | None, made: bool
+) -> None:
+    asked: list[Any] = []
+
+    def look(*args: Any) -> NextHop | None:
+        asked.append(args)
+        return hop
+
+    monkeypatch.setattr(destinations, "look", look)
+    monkeypatch.setattr(destinations, "AddressHandle", lambda pd, attr: "made")
+    port = FakePort(kind)
+    way: Any = _way(cast("Any", port), "10.0.0.1", None)
+    attr, local, found, ah = way
+    assert (attr.sgid_index, local, found) == (3, "10.0.0.9", hop)
+    assert ah == ("made" if made else None)
+    assert asked == ([] if kind == GIDType.IB else [("10.0.0.1", "10.0.0.9", 4)])
+    assert port.users == 0
