@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import aiordma
 from aiordma.endpoint import listening
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
+from aiordma.streams import datagram
 from aiordma.streams.groups import Groups
 
 from .fake_resource import Fake
@@ -105,3 +107,22 @@ def test_b01_no_limit_of_the_library_is_nameless() -> None:
     # The first is asyncio's own, for programs of the command line; of the second `dial` makes the
     # error.
     assert set(_nameless()) == {"loop/timers.py: timeout", "endpoint/dialing.py: limit_of"}
+
+
+async def test_b01_a_name_of_a_datagram_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    look_up = (0, 0, 0)
+
+    async def hang(*_: Any, **__: Any) -> None:
+        await loop.create_future()
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(loop, "getaddrinfo", hang)
+    words = r"resolving remote_addr far\.example took"
+    with pytest.raises(aiordma.RdmaTimeoutError, match=words):
+        await datagram._numeric(("far.example", 7), "remote_addr", 0.01, *look_up)
+    monkeypatch.setattr(loop, "getaddrinfo", fail)
+    with pytest.raises(aiordma.HostNotFoundError, match=r"local_addr far\.example: Name or"):
+        await datagram._numeric(("far.example", 7), "local_addr", 5.0, *look_up)
