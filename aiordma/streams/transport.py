@@ -440,10 +440,12 @@ class RdmaTransport(TransportBase):
         `connection_lost` follows when the adapter has been given everything; or with an error when
         nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
 
-        Raises:
-            RuntimeError: The stream's event loop runs in another thread; nothing was done.
+        While the stream's event loop runs in another thread, that one closes the stream, soon after
+        this call: finalizers of asyncio's and others' call this in whatever thread collects them.
         """
-        check_thread(self._loop, "stream")
+        from_finalizer(self._loop, self._close)
+
+    def _close(self) -> None:
         if self._closing:
             return
         self._closing = self._in.stopped = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -85,10 +86,34 @@ class Connecting:
             time.sleep(0.001)
 
 
+def collect() -> None:
+    """Collect all garbage, in this thread.
+
+    `gc.collect` returns at once while another thread collects, which may be in the middle of a
+    finalizer's system call.
+    """
+    me, done = threading.get_ident(), []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2 and threading.get_ident() == me:
+            done.append(info)
+
+    gc.callbacks.append(note)
+    try:
+        deadline = time.monotonic() + 20
+        while not done:
+            gc.collect()
+            assert done or time.monotonic() < deadline, "a collection is stuck"
+            if not done:
+                time.sleep(0.001)
+    finally:
+        gc.callbacks.remove(note)
+
+
 async def settle(seconds: float = 10.0) -> None:
     """Let what is already under way come to its end: background closes and their threads."""
     await _end_of_tasks(seconds)
-    gc.collect()
+    collect()
     # An abandoned call of a thread is undone there, and may leave the reaper something to do; the
     # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
     for _ in range(3):

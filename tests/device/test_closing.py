@@ -24,7 +24,14 @@ from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
 from aiordma.verbs.resource import Resource, ResourceState
 from tests.device.closing import NAMES, End, Hall, Heartbeat
-from tests.device.oracle import Connecting, adapter_objects, rdma_descriptors, settle, until
+from tests.device.oracle import (
+    Connecting,
+    adapter_objects,
+    collect,
+    rdma_descriptors,
+    settle,
+    until,
+)
 
 pytestmark = pytest.mark.device
 
@@ -263,7 +270,7 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
             await asyncio.sleep(0)  # what resumed this task last is let go of, too
             connects.let_go()
             if where == "loop":
-                gc.collect()
+                collect()
             else:
                 await asyncio.to_thread(gc.collect)
             await settle()
@@ -297,7 +304,7 @@ def test_what_outlives_its_loop_is_given_back(address: str) -> None:
     connects.let_go()
     with unclosed() as kinds:
         kept.clear()
-        gc.collect()
+        collect()
     assert sorted(kinds) == sorted((*KINDS, *KINDS, "EventChannel", "ConnectionId"))
     # Without a loop nothing is left to threads.
     assert adapter_objects() == objects

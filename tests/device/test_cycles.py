@@ -13,6 +13,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, Message
 from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
+from tests.device.oracle import collect
 
 pytestmark = pytest.mark.device
 
@@ -100,7 +101,7 @@ async def test_a00_an_echo_server_that_keeps_the_errors_of_its_clients(
             listener.close()
             await serving
         assert len(server.errors) >= 2
-        gc.collect()
+        collect()
 
 
 async def received(pair: Pair, size: int) -> Message:
@@ -116,7 +117,7 @@ async def test_a00_a_view_of_a_received_message_in_a_cycle(pair: Pair) -> None:
         found: list[Any] = [memoryview(message)]
         found.append(found)
         del message, found
-        gc.collect()
+        collect()
 
 
 async def test_a00_a_view_outlives_its_connection(pair: Pair) -> None:
@@ -125,7 +126,7 @@ async def test_a00_a_view_outlives_its_connection(pair: Pair) -> None:
     await pair[1].close()
     assert [bytes(view) for view in found[:-1]] == [b"x" * size for size in SIZES]
     del found
-    gc.collect()
+    collect()
 
 
 @pytest.mark.parametrize("size", [10_000, 100_000, 1_000_000])
@@ -205,7 +206,7 @@ async def test_a00_regions_over_views_in_cycles(pd: ProtectionDomain) -> None:
         region.close()
         await region.wait_closed()
         del region, found, view
-        gc.collect()
+        collect()
 
 
 async def test_a00_messages_are_none_the_worse_for_it(pair: Pair) -> None:

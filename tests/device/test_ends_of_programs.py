@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import random
 import signal
@@ -22,7 +21,7 @@ import pytest
 
 import aiordma
 from aiordma.loop.workers import _blocking, reaper
-from tests.device.oracle import Connecting, adapter_objects, rdma_descriptors
+from tests.device.oracle import Connecting, adapter_objects, collect, rdma_descriptors
 
 pytestmark = pytest.mark.device
 
@@ -231,7 +230,7 @@ def test_a02_a_program_ends_at_any_moment(
             with ENDS[end]():
                 _run(new_loop, end(Program(address, rng)))
             connects.let_go()
-            gc.collect()
+            collect()
             for _ in range(2):
                 assert _blocking.drain(20)
                 assert reaper.drain(20)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import gc
 import logging
 import weakref
 
@@ -12,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.native_ends import End, begun, close_all, joined, listening, parameters, resolved
 
 pytestmark = pytest.mark.device
@@ -174,7 +173,7 @@ async def test_a04_an_unread_event_does_not_keep_a_closed_id(events: EventChanne
     cm_id.close()
     await cm_id.wait_closed()
     del cm_id
-    gc.collect()
+    collect()
     assert reference() is None
     assert await events.get_event(0) is None
 

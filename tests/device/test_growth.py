@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import gc
 import os
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from aiordma.cm import resolving
 from aiordma.loop.workers import WorkerPool, reaper
 from aiordma.verbs import MemoryRegion
 from aiordma.verbs.context import Context
+from tests.device.oracle import collect
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -51,13 +51,13 @@ async def test_python_memory_of_an_idle_connection(address: str) -> None:
     asyncio.get_running_loop().set_debug(False)
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         ends = await pairs(listener, address, 3)  # what all of them share is made
-        gc.collect()
+        collect()
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
             ends += await pairs(listener, address, count)
             await asyncio.sleep(0)
-            gc.collect()
+            collect()
             each = (tracemalloc.get_traced_memory()[0] - before) / (2 * count)
         finally:
             tracemalloc.stop()

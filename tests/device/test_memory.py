@@ -6,7 +6,6 @@ import array
 import asyncio
 import ctypes
 import errno
-import gc
 import mmap
 import os
 import random
@@ -25,7 +24,7 @@ from aiordma.verbs import (
     mr_check,
 )
 from tests.device.ends import ALL, Ends, connected
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -157,7 +156,7 @@ async def test_memory_outlives_its_owner(ends: Ends) -> None:
     """Nobody but the region knows the buffer; the adapter still reads its bytes."""
     data = random.Random(7).randbytes(100_000)
     region = ends.server.region(bytearray(data))
-    gc.collect()
+    collect()
     litter = [bytearray(100_000) for _ in range(20)]
     assert await ends.read(region.addr, region.rkey, 100_000) == data
     del litter

@@ -113,7 +113,6 @@ async def test_j02_a_stream_and_its_server_refuse_other_loops(address: str) -> N
             "a copy": lambda: writer.write(bytearray(b"x")),
             "kept": lambda: kept(b"x"),
             "eof": writer.write_eof,
-            "close": writer.close,
             "abort": transport.abort,
             "pause": transport.pause_reading,
             "resume": transport.resume_reading,
@@ -134,6 +133,16 @@ async def test_j02_a_stream_and_its_server_refuse_other_loops(address: str) -> N
         assert server.is_serving()
         server.close()
         await server.wait_closed()
+
+
+@pytest.mark.parametrize("loop", [True, False], ids=["of a loop", "plain"])
+async def test_j02_a_stream_is_closed_out_of_another_thread(address: str, loop: bool) -> None:
+    """A collector calls close() of a forgotten StreamWriter in whatever thread it comes to run."""
+    async with asyncio.timeout(3 * LIMIT_S), stream_pair(address) as (near, far):
+        near[1].write(b"the last")
+        assert await in_a_thread(near[1].close, loop=loop) is None
+        assert await far[0].read() == b"the last"
+        await near[1].wait_closed()
 
 
 @pytest.mark.one_loop

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import tracemalloc
 
 import pytest
@@ -21,7 +20,7 @@ from aiordma.verbs import (
     prepared,
 )
 from tests.device.ends import Ends
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.device.posting import DEPTH, NO_FLAGS, completions, numbers, posting_ends
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
@@ -292,7 +291,7 @@ async def test_freed_by_the_garbage_of_nobody(ends: Ends) -> None:
     assert receive is not None
     receive.execute()
     receive = None
-    gc.collect()
+    collect()
     await client.qp.send(SGE(client.mr, 0, 3))
     assert await numbers(server, 1) == [8]
 
@@ -305,7 +304,7 @@ async def test_an_execution_keeps_no_object(ends: Ends) -> None:
         for _ in range(20):
             send.execute()
             await numbers(client, 1)
-        gc.collect()
+        collect()
         tracemalloc.start()
         try:
             send.execute()

@@ -16,7 +16,7 @@ import pytest
 
 import aiordma
 from aiordma.streams.policy import RdmaEventLoop, _connect
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.device.streaming import LIMIT_S, Note, noted
 
 pytestmark = pytest.mark.device
@@ -66,7 +66,7 @@ async def test_h07_a_refusal_is_no_garbage(address: str) -> None:
         lambda: aiordma.create_connection(Note, address, port, happy_eyeballs_delay=0.1),
         lambda: aiordma.connect(address, port),
     ]
-    gc.collect()
+    collect()
     gc.disable()
     try:
         for number, call in enumerate(calls):

@@ -16,7 +16,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.device.streaming import Note
 
 pytestmark = pytest.mark.device
@@ -280,9 +280,9 @@ async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -
 async def test_h01_a_server_that_nobody_keeps_goes_on(address: str) -> None:
     """Its loop keeps it, as asyncio's keep theirs, until it is closed."""
     port = (await aiordma.create_server(Note, address, 0)).port
-    gc.collect()
+    collect()
     transport, protocol = await aiordma.create_connection(Note, address, port)
-    gc.collect()
+    collect()
     transport.close()
     assert await protocol.ended() is None
     servers = [obj for obj in gc.get_objects() if type(obj) is aiordma.RdmaServer]
@@ -291,7 +291,7 @@ async def test_h01_a_server_that_nobody_keeps_goes_on(address: str) -> None:
     server.close()
     await server.wait_closed()
     del server, servers
-    gc.collect()
+    collect()
     assert kept() is None
 
 
@@ -310,7 +310,7 @@ async def test_h01_a_listener_that_a_task_waits_for_goes_on(address: str) -> Non
 
     port = await begin()
     await asyncio.sleep(0)
-    gc.collect()
+    collect()
     async with aiordma.connect(address, port) as client:
         await client.send(b"still there")
         await until(lambda: bool(seen))

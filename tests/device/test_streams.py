@@ -6,7 +6,6 @@ import array
 import asyncio
 import contextlib
 import errno
-import gc
 import socket
 import tempfile
 import warnings
@@ -16,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import Connecting, adapter_objects, settle, until
+from tests.device.oracle import Connecting, adapter_objects, collect, settle, until
 from tests.device.streaming import Note, noted, stream_pair
 
 pytestmark = pytest.mark.device
@@ -425,7 +424,7 @@ async def test_a_transport_that_nobody_closed(address: str) -> None:
         warnings.simplefilter("always")
         await asyncio.to_thread(in_a_loop_of_its_own)
         connects.let_go()
-        gc.collect()
+        collect()
     said = [str(warning.message) for warning in caught]
     assert f"unclosed transport {made[0]}" in said
 
@@ -470,7 +469,7 @@ async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
             # A transport that waits for its last bytes has lost its loop, and says so.
             warnings.simplefilter("ignore", ResourceWarning)
             asyncio.run(main(), debug=True)
-            gc.collect()
+            collect()
 
     await asyncio.to_thread(run)
     await settle()
