@@ -19,8 +19,8 @@ from tests.device.switching import Switched
 # iWARP has no datagrams, and software iWARP no windows: there test_no_datagrams.py and
 # test_no_windows.py say what it answers instead.
 _DATAGRAMS = (
-    "datagram", "datagram_arguments", "datagram_endpoint", "datagram_faults", "datagram_raising",
-    "multicast",
+    "datagram", "datagram_arguments", "datagram_endpoint", "datagram_faults", "datagram_forged",
+    "datagram_raising", "multicast",
 )  # fmt: skip
 _WINDOWS = ("windows", "windows_closing")
 collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
