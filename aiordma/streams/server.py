@@ -62,10 +62,6 @@ def _is_connected(cm_id: ConnectionId) -> bool:
     return cm_id.stage is Stage.CONNECTED
 
 
-def _stop(timer: asyncio.TimerHandle, _: object) -> None:
-    timer.cancel()
-
-
 def _still_shaking() -> bool:
     return False
 
@@ -105,8 +101,6 @@ class RdmaServer(asyncio.AbstractServer):
         self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
         self._aborting = False
         self._handshakes: set[asyncio.Task[None]] = set()
-        self._answered: set[asyncio.Task[None]] = set()  # of these: the client may be connected
-        self._awaits_answered = False  # after close()
         self._unanswered: set[ConnectionId] = set()
         self.limits = limits
         # On iWARP a little more is pinned.
@@ -226,7 +220,6 @@ class RdmaServer(asyncio.AbstractServer):
 
         def done(_: object) -> None:
             self._handshakes.discard(task)
-            self._answered.discard(task)
             if cm_id in self._unanswered:  # it was canceled before it ran
                 self._unanswered.discard(cm_id)
                 self._refuse(cm_id, "the server was closed", RefusalReason.BUSY)
@@ -252,7 +245,7 @@ class RdmaServer(asyncio.AbstractServer):
             # The client has gone, or this machine is short of something: its problem only.
             _log.info("a connection from %s was not made: %s", peer, exc)
             return
-        if self._closed and not self._awaits_answered:
+        if self._closed:
             transport._discard()
             return
         try:
@@ -366,7 +359,6 @@ class RdmaServer(asyncio.AbstractServer):
             task = asyncio.current_task()
             assert task is not None
             place.turn(functools.partial(self._drop, task.cancel, transport, confirmed))
-            self._answered.add(task)
             try:
                 # The caller has a limit for all of it.
                 await cm_id.accept(parameter, private_data=transport._hello(), timeout=None)
@@ -414,7 +406,6 @@ class RdmaServer(asyncio.AbstractServer):
             RuntimeError: The server's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "server")
-        self._stop_handshakes()
         for transport in list(self._clients):
             transport.close()
 
@@ -425,14 +416,8 @@ class RdmaServer(asyncio.AbstractServer):
             RuntimeError: The server's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "server")
-        self._stop_handshakes()
         for transport in list(self._clients):
             transport.abort()
-
-    def _stop_handshakes(self) -> None:
-        if self._closed:
-            for task in list(self._handshakes):
-                task.cancel()
 
     # As asyncio.Server
 
@@ -507,12 +492,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._places.close()
         self._tls_places.close()
         for task in list(self._handshakes):
-            if task in self._answered:
-                seconds = self.limits.pressed_handshake_timeout_s
-                timer = self._loop.call_later(seconds, task.cancel)
-                task.add_done_callback(functools.partial(_stop, timer))
-            else:
-                task.cancel()
+            task.cancel()
         if self._forever is not None and not self._forever.done():
             self._forever.cancel()
         self._give_back()
@@ -539,20 +519,16 @@ class RdmaServer(asyncio.AbstractServer):
         """Wait until the server is closed and its connections have ended, and the port is free.
 
         Connections end when their protocols or peers end them: `close_clients()` and
-        `abort_clients()` make that now.  A client that had its answer before `close()` may be
-        connected without the server knowing it yet, and gets its protocol still, if it confirms
-        within `ListenerLimits.pressed_handshake_timeout_s`.
+        `abort_clients()` make that now.
 
         Cancellation: ends the wait.
         """
-        self._awaits_answered = self._tls is None
-        while not self._closed or self._active or self._handshakes:
-            if self._closed and not self._active:
-                await asyncio.wait(list(self._handshakes))
-                continue
+        if not self._closed or self._active:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
+        if self._handshakes:
+            await asyncio.wait(list(self._handshakes))
         for cm_id in self._ended:
             await cm_id.wait_closed()
         await self._channel.wait_closed()

@@ -332,18 +332,6 @@ async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw
         await until(lambda: pinned_bytes() == before, 20)
 
 
-async def test_g02_half_open_streams_keep_a_closed_server_for_a_moment_only(address: str) -> None:
-    limits = ListenerLimits(pressed_handshake_timeout_s=0.5)
-    server = await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits)
-    async with flooding(address, server.port, clients=2, rate=10, streams=True):
-        await until(lambda: bool(server._answered or server._clients), 30)
-        server.close()
-        await until(lambda: not server._handshakes, 5)
-        server.abort_clients()  # for whom software iWARP has confirmed
-        async with asyncio.timeout(5):
-            await server.wait_closed()
-
-
 async def test_g02_a_client_that_has_confirmed_is_not_dropped_because_the_loop_is_late(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,27 +262,6 @@ async def test_several_addresses(address: str) -> None:
         assert await protocol.ended() is None
 
 
-async def test_h02_a_client_that_was_there_before_close_is_served(address: str) -> None:
-    """The client may be connected a little before the server knows it, as on every network."""
-    got: list[bytes] = []
-
-    async def handler(reader: Any, writer: Any) -> None:
-        got.append(await reader.read())
-        writer.close()
-
-    limits = aiordma.ListenerLimits(pressed_handshake_timeout_s=10)  # not 1: of a busy machine
-    for number in range(20):
-        server = await aiordma.start_server(handler, address, 0, limits=limits)
-        _, writer = await aiordma.open_connection(address, server.port)
-        writer.write(b"%d" % number)
-        writer.close()
-        server.close()
-        await writer.wait_closed()
-        await server.wait_closed()
-        await until(lambda: len(got) > number)  # noqa: B023
-    assert got == [b"%d" % number for number in range(20)]
-
-
 async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -> None:
     async with await aiordma.create_server(Note, address, 0) as server:
         for _ in range(10):
