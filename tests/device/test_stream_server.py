@@ -262,6 +262,24 @@ async def test_several_addresses(address: str) -> None:
         assert await protocol.ended() is None
 
 
+async def test_an_exception_of_a_handler_is_reported(address: str) -> None:
+    reports: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+
+    async def fail(reader: Any, writer: Any) -> None:
+        raise ValueError
+
+    async with await aiordma.start_server(fail, address, 0) as server:
+        reader, writer = await aiordma.open_connection(address, server.port)
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+    assert [str(report["message"]) for report in reports] == [
+        "Unhandled exception in client_connected_cb"
+    ]
+    assert isinstance(reports[0]["exception"], ValueError)
+
+
 async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -> None:
     async with await aiordma.create_server(Note, address, 0) as server:
         for _ in range(10):
