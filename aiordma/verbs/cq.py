@@ -13,7 +13,7 @@ import asyncio
 import errno
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, Self
 
 from aiordma._ffi import ffi, lib
@@ -31,7 +31,7 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.counting import count_successes
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WC_STRUCT, WCRecord, WorkCompletion
+from aiordma.verbs.wc import WC_STRUCT, WCRecord, WorkCompletion, flush_record
 
 __all__ = ["CompletionQueue"]
 
@@ -197,12 +197,8 @@ class CompletionQueue(Resource):
         if n <= 0:
             msg = f"cannot poll for {n} completions"
             raise ValueError(msg)
-        handle = self._require()
-        if self._aio.managed:
-            assert self.channel is not None
-            self.channel._sweep(self)
-        elif len(self._queue) < n:
-            self._poll_hardware(handle, n - len(self._queue))
+        self._require()
+        self._take_arrived(n)
         if not self._queue and self._error is not None:
             raise self._error()
         return [self._queue.popleft() for _ in range(min(n, len(self._queue)))]
@@ -237,6 +233,26 @@ class CompletionQueue(Resource):
             if self._error is not None:
                 raise self._error()
         return count
+
+    def _take_arrived(self, n: int) -> None:
+        """Take what the adapter has completed: at least until `n` completions can be returned."""
+        if self._aio.managed:
+            assert self.channel is not None
+            self.channel._sweep(self)
+        elif len(self._queue) < n:
+            self._poll_hardware(self._handle, n - len(self._queue))
+
+    def _take_all(self) -> None:
+        """Take what the adapter has completed, ahead of completions that it does not make."""
+        if not self.closed:
+            self._take_arrived(len(self._queue) + self._cqe)
+
+    def _flush(self, qp_num: int, numbers: Iterable[int]) -> None:
+        """Complete requests that the adapter never gets, behind those that it has completed."""
+        self._take_all()
+        record = flush_record(qp_num)
+        for number in numbers:
+            self._deliver(record, number)
 
     def _poll_hardware(self, handle: Any, n: int) -> None:
         for record in self._records(0, self._fetch(handle, n)):

@@ -29,7 +29,7 @@ from aiordma.errors import ResourceClosedError
 from aiordma.loop.slots import sub_index
 from aiordma.verbs.enums import Opcode
 from aiordma.verbs.qp_posting import Built, RawPosting
-from aiordma.verbs.wc import WCRecord, flush_record
+from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.work_queue import Planned, Posted, WorkQueue
 from aiordma.verbs.wr import (
     ATOMICS,
@@ -204,8 +204,7 @@ class PreparedPost:
         return self
 
     def _flush(self) -> None:
-        for i in range(self._count):
-            self._queue.cq._deliver(flush_record(self._qp.num), self._c.caller[i])
+        self._queue.cq._flush(self._qp.num, [self._c.caller[i] for i in range(self._count)])
 
     def _number(self, execution: int, position: int) -> int:
         row = execution & self._c.history_mask

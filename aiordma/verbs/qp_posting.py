@@ -12,7 +12,6 @@ from aiordma.verbs.enums import MWType, Opcode, SendFlags
 from aiordma.verbs.qp_attr import QPLimits
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.srq import SharedReceiveQueue
-from aiordma.verbs.wc import flush_record
 from aiordma.verbs.work_queue import Planned, WorkQueue
 from aiordma.verbs.wr import RecvWR, SendWR, build_recv, build_send, check_requests, pinned
 from aiordma.verbs.wr_check import WRRules
@@ -134,8 +133,7 @@ class RawPosting(Resource):
         if not chain:
             return
         if self._in_error:
-            for request in chain:
-                queue.cq._deliver(flush_record(self.num), request.wr_id)
+            queue.cq._flush(self.num, [request.wr_id for request in chain])
             return
         unsignaled = queue.unsignaled_after(built.plan)
         queue.take(len(chain), unsignaled)

@@ -316,6 +316,7 @@ class WorkQueue:
 
         Not the raw requests that are unsignaled: as far as anybody knows they have succeeded.
         """
+        self.cq._take_all()  # a success that was not polled yet is one, however late
         seen: Counter[Posted] = Counter()
         for posted in self._order:
             number = posted.number_ahead(seen[posted])

@@ -19,6 +19,7 @@ from aiordma.verbs import (
     DeviceEvents,
     MemoryRegion,
     QPInitAttr,
+    QPState,
     QueuePair,
     RecvWR,
     SendWR,
@@ -310,19 +311,56 @@ async def test_the_first_cause_comes_before_the_flushes(ends: Ends, is_siw: bool
     post_receives(ends, 4)
     requests = [SendWR(wr_id=n, sg_list=[SGE(region, 0, 8)]) for n in range(4)]
     requests[1].sg_list = [SGE(region, 0, 4096)]  # longer than what is posted for it
-    client.qp.post_send(requests)
+    if is_siw:  # a SEND completes once TCP has it; the peer's TERMINATE ends the queue pair later
+        client.qp.post_send(requests[:2])
+        await until(lambda: client.qp.state != QPState.RTS)
+        client.qp.post_send(requests[2:])
+    else:
+        client.qp.post_send(requests)
     async with asyncio.timeout(10):
         outcomes = [await anext(client.cq) for _ in requests]
     statuses = [wc.status for wc in outcomes]
     assert statuses[0] == WCStatus.SUCCESS
     assert [wc.wr_id for wc in outcomes] == [0, 1, 2, 3]
-    assert statuses[-1] == WCStatus.WR_FLUSH_ERR
+    assert statuses[2:] == [WCStatus.WR_FLUSH_ERR] * 2
     with pytest.raises(aiordma.FlushedError) as caught:
         await client.qp.send(region)
     if not is_siw:  # there the connection just ends
         cause = caught.value.__cause__
         assert isinstance(cause, aiordma.CompletionError)
         assert cause.status_name not in ("SUCCESS", "WR_FLUSH_ERR")
+
+
+async def test_a_flush_without_the_adapter_comes_behind_what_has_completed(ends: Ends) -> None:
+    """The adapter gets none of what is posted to a failed queue pair; the order stays."""
+    post_receives(ends, 4)
+    client = ends.client
+    region = client.region(64)
+    client.cq.req_notify()
+    client.qp.post_send([SendWR(wr_id=1, sg_list=[SGE(region, 0, 8)])])
+    assert await client.channel.get_cq_event(10) is client.cq
+    client.cq.ack_events()
+    client.qp.to_error()
+    client.qp.post_send([SendWR(wr_id=n, sg_list=[SGE(region, 0, 8)]) for n in (2, 3)])
+    outcomes = client.cq.poll()
+    assert [wc.wr_id for wc in outcomes] == [1, 2, 3]
+    assert outcomes[0].status == WCStatus.SUCCESS
+    assert [wc.status for wc in outcomes[1:]] == [WCStatus.WR_FLUSH_ERR] * 2
+
+
+async def test_a_success_that_is_polled_late_stays_one(ends: Ends) -> None:
+    """What the adapter does not flush within its time is given up; this it had completed."""
+    post_receives(ends, 4)
+    client = ends.client
+    region = client.region(64)
+    client.cq.req_notify()
+    client.qp.post_send([SendWR(wr_id=1, sg_list=[SGE(region, 0, 8)])])
+    assert await client.channel.get_cq_event(10) is client.cq
+    client.cq.ack_events()
+    client.qp.to_error()
+    client.qp._fail_waiters()  # as the timer of to_error() does
+    (outcome,) = client.cq.poll()
+    assert (outcome.wr_id, outcome.status) == (1, WCStatus.SUCCESS)
 
 
 async def test_an_overrun_fails_the_queue_and_its_queue_pairs(
