@@ -214,6 +214,11 @@ class AdapterSide:
             # The device is gone, or an iWARP connection has ended it before us.
             _log.debug("queue pair %d to error: %s", self.qp.num, exc)
 
+    @property
+    def can_send(self) -> bool:
+        """Whether what was posted may still arrive."""
+        return not self.closed and not self.qp._in_error
+
     def sweep(self) -> None:
         """Take what has completed already, without waiting for the descriptor."""
         self._channel._sweep(self._cq)

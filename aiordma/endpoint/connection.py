@@ -405,12 +405,15 @@ class Connection(ConnectionCore):
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it.
 
+        What the adapter has been given still arrives, for `config.close_timeout_s` at most; a large
+        message that the peer has not read does not.
+
         Raises:
             RuntimeError: The connection's event loop runs in another thread; nothing was done.
         """
         check_thread(self._link.loop, "connection")
         self._outcome.closing = self._lane.over = True
-        if not self._shutdown.hurry() and self._outcome.cause is None:
+        if not self._shutdown.abort() and self._outcome.cause is None:
             self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()

@@ -60,8 +60,6 @@ __all__ = ["ConnectionCore", "ConnectionStats"]
 
 _log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
-#: Seconds in which the ABORT of a peer may come after its disconnection.
-_LAST_WORD_S = 0.4
 
 
 @dataclass(slots=True)
@@ -106,7 +104,6 @@ class ConnectionCore:
         self._established: asyncio.Future[None] | None = None
         self._outcome = Outcome()
         self._shutdown = Shutdown(link, config, self._sender, self._exposer)
-        self._abort_timer: asyncio.TimerHandle | None = None
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
@@ -203,6 +200,7 @@ class ConnectionCore:
                 self.config,
                 lambda: self._sender.control(FrameKind.PING),
             )
+            background.deliver_at_end(self._link.loop, self)
 
     def _await_greeting(self) -> asyncio.Future[None]:
         """Before accepting: a future for the client's first message."""
@@ -304,29 +302,17 @@ class ConnectionCore:
         self._shutdown.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
-                self._await_abort()
+                self._gone(vanished_error())  # the peer's adapter would have brought END or ABORT
             else:
                 self._gone(cm_error(event.type.name, event.status, event.private_data))
         # True takes the event: the channel, which all connections share, would keep it otherwise.
         # A step of the handshake that waits for the event gets it all the same.
         return True
 
-    def _await_abort(self) -> None:
-        """The disconnection is a message of its own, and may overtake the ABORT of the peer."""
-        if self._abort_timer is not None or not self._alive:
-            return
-        # A peer that has said END says no ABORT.
-        if not self._receiver.ended and background.at_end(self._link.loop, self._vanished):
-            self._abort_timer = self._link.loop.call_later(_LAST_WORD_S, self._vanished)
-        else:
-            self._vanished()
-
-    def _vanished(self) -> None:
-        self._gone(vanished_error())
-
     def _on_link_failed(self) -> None:
         failure = self._link.failure
         assert failure is not None
+        self._shutdown.broken()
         self._gone(failure)
 
     def _gone(self, error: BaseException) -> None:
@@ -344,7 +330,14 @@ class ConnectionCore:
 
     def _last_word(self, cause: BaseException) -> bool:
         reason = abort_reason(cause)
-        return reason is not None and self._say_aborted(reason)
+        if reason is None or not self._say_aborted(reason):
+            return False
+        self._shutdown.abort()
+        return True
+
+    async def _deliver(self) -> None:
+        """The loop ends: let arrive what was posted.  What was not closed is told nothing more."""
+        await self._shutdown.deliver()
 
     # End
 
@@ -362,10 +355,6 @@ class ConnectionCore:
             return
         outcome.cause = cause
         self._lane.over = True
-        if self._abort_timer is not None:
-            self._abort_timer.cancel()
-            self._abort_timer = None  # it would keep what it was to call
-            background.forget(self._link.loop, self._vanished)
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
             self._shutdown.unmet()

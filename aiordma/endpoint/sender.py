@@ -115,7 +115,7 @@ class Sender:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         c = self._c
         c.blocked = bool(self._waiters) or self._held or self._failure is not None
-        wanted = not self._dead and bool(self._waiters or self._flushers or self._control)
+        wanted = bool(self._flushers) or (not self._dead and bool(self._waiters or self._control))
         if wanted:
             c.want |= WANT_SENT
         else:
@@ -322,17 +322,26 @@ class Sender:
     async def flush(self) -> None:
         """Wait until all that was sent before this call has reached the peer's adapter."""
         if (self._c.completed < self._c.sent or self._held) and not self._dead:
-            flusher: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            if self._flushers is EMPTY:
-                self._flushers = deque()
-            self._flushers.append((self._c.sent, flusher))
-            self._plain()
-            try:
-                await flusher
-            finally:
-                del flusher  # its exception has this frame
+            await self._flusher()
         if self._dead and self._failure is not None:
             raise self._failure()
+
+    def _flusher(self) -> asyncio.Future[None]:
+        flusher: asyncio.Future[None] = self._link.loop.create_future()
+        if self._flushers is EMPTY:
+            self._flushers = deque()
+        self._flushers.append((self._c.sent, flusher))
+        self._plain()
+        return flusher
+
+    def arriving(self) -> asyncio.Future[None] | None:
+        """Ends when what was posted has reached the peer's adapter; None if it has, or never will.
+
+        As `flush`, of a connection that is over, too.
+        """
+        if self._held or self._c.completed >= self._c.sent:
+            return None
+        return self._flusher()
 
     def hold(self) -> None:
         """The adapter takes nothing any more, and why is not known yet: who sends waits for it.

@@ -9,6 +9,7 @@ concurrent.futures, whose threads are joined at exit, is not used.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -167,12 +168,10 @@ class WorkerPool:
     def _run_one(self) -> bool:
         """Run a job here, in this thread; False if there is none."""
         try:
-            job = self._jobs.get_nowait()
+            entry = self._jobs.get_nowait()
         except queue.Empty:
             return False
-        _run(*job)
-        with self._idle:
-            self._end_one()
+        self._do(entry)
         return True
 
     def _end_one(self) -> None:
@@ -188,25 +187,33 @@ class WorkerPool:
                 self._late.remove(thread)
                 return
         del thread
-        while self._work_on():
-            pass
+        going = True
+        while going:
+            # Memory for the pool's own calls; a thread that it ended would be counted for ever.
+            with contextlib.suppress(MemoryError):
+                going = self._work_on()
 
     def _work_on(self) -> bool:
         """Run the next job; False if there was none for so long, and the thread ends."""
         try:
             # In a function of its own: a worker must not keep the last job's objects, such as
             # registered memory, alive while it waits for the next.
-            _run(*self._jobs.get(timeout=self._idle_s))
+            self._do(self._jobs.get(timeout=self._idle_s))
         except queue.Empty:
             with self._lock:
                 # Not where a job has come meanwhile that counts on this thread.
                 if self._unfinished < self._threads:
                     self._threads -= 1
                     return False
-            return True
-        with self._idle:
-            self._end_one()
         return True
+
+    def _do(self, entry: _Job) -> None:
+        try:
+            _run(*entry)
+        finally:
+            del entry
+            with self._idle:
+                self._end_one()
 
     def drain(self, timeout: float) -> bool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not.

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import signal
+import warnings
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from aiordma import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from tests.device.meeting import meet
-from tests.device.oracle import until
+from tests.device.oracle import collect, until
 from tests.device.test_two_processes import peer
 
 pytestmark = pytest.mark.device
@@ -64,6 +65,54 @@ async def test_b04_close_abort_and_violation_read_differently(
         text = logs.text.replace(f"port {client.get_extra_info('sockname')[1]}", "port N")
         assert f"this side ends the connection with {address} port N: the peer" in text
         assert f"connection with {address} port {listener.port}: the peer ended" in text
+
+
+async def test_b04_what_was_sent_before_an_abort_arrives(address: str) -> None:
+    """Three in a hundred were lost while the disconnection did not wait for them."""
+    async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
+        for number in range(150):
+            client, server = await meet(listener, address)
+            await client.send(b"%d" % number)
+            client.abort()
+            assert bytes(await server.recv()) == b"%d" % number
+            with pytest.raises(aiordma.ConnectionLostError, match="peer aborted"):
+                await server.recv()
+            await asyncio.gather(client.wait_closed(), server.close())
+
+
+@pytest.mark.parametrize("way", ["closes", "aborts", "leaves it open"])
+async def test_h02_a_program_that_ends_has_sent_what_it_sent(address: str, way: str) -> None:
+    """asyncio.run returns when the messages have arrived, whether it was closed or not."""
+    factory = type(asyncio.get_running_loop())
+
+    async def program(port: int, number: int) -> None:
+        connection = await aiordma.connect(address, port)
+        for part in range(5):
+            await connection.send(b"%d %d" % (number, part))
+        if way == "closes":
+            closing = asyncio.create_task(connection.close())
+            await asyncio.sleep(0)
+            assert not closing.done()
+        elif way == "aborts":
+            connection.abort()
+
+    def run(port: int, number: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # that one was not closed
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(program(port, number))
+            collect()
+
+    async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
+        for number in range(10):
+            ending = asyncio.create_task(asyncio.to_thread(run, listener.port, number))
+            server = await listener.accept()
+            for part in range(5):
+                assert bytes(await server.recv()) == b"%d %d" % (number, part)
+            with pytest.raises((aiordma.ConnectionLostError, aiordma.ConnectionEndedError)):
+                await server.recv()
+            await server.close()
+            await ending
 
 
 @pytest.mark.parametrize("first", ["send", "recv"])

@@ -200,6 +200,10 @@ class FakeLink:
             self.failure = cause
             self._on_failed()
 
+    @property
+    def can_send(self) -> bool:
+        return not self.closed and self.failure is None
+
     def to_error(self) -> None:
         """What is posted is flushed; no test looks at flushes."""
 

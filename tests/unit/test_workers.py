@@ -471,6 +471,33 @@ def test_h07_threads_with_nothing_to_do_end() -> None:
         assert pool._threads == 0
 
 
+def test_g07_a_thread_outlives_memory_that_it_cannot_have(
+    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = pool._jobs
+    failures = iter(range(3))
+    failed = threading.Event()
+
+    class Short:
+        """A queue whose first calls find no memory."""
+
+        put = jobs.put
+
+        def get(self, timeout: float) -> object:
+            if next(failures, None) is not None:
+                raise MemoryError
+            failed.set()
+            return jobs.get(timeout=timeout)
+
+    monkeypatch.setattr(pool, "_jobs", Short())
+    threads = set()
+    for _ in range(2):
+        threads.add(pool.submit(threading.current_thread).result(LIMIT_S))
+    assert failed.is_set()
+    assert len(threads) == 1
+    assert all(thread.is_alive() for thread in threads)
+
+
 def test_h07_a_job_that_meets_threads_that_end() -> None:
     """Whichever comes first: every job is run."""
     pool = WorkerPool("test-meeting", 2, idle_s=1e-6)
