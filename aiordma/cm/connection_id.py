@@ -6,7 +6,9 @@ brings the two together.
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import weakref
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
@@ -31,6 +33,8 @@ from aiordma.verbs.resource import Resource
 __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 
 _MAX_PRIVATE_DATA = 255
+#: Seconds in which a confirmation may come after the message that shows that it was sent.
+_CONFIRMATION_S = 0.25
 #: Private data of a request and of its answer on InfiniBand and RoCE, in bytes.
 REQUEST_ROOM = 56
 ANSWER_ROOM = 196
@@ -62,6 +66,11 @@ def _check_room(private_data: bytes, context: Context, room: int, what: str) -> 
             f"not {len(private_data)}"
         )
         raise ValueError(msg)
+
+
+def _confirm(cm_id: weakref.ref[ConnectionId]) -> None:
+    if (alive := cm_id()) is not None:
+        alive._confirm()
 
 
 class ConnectionId(Resolving, Options, Datagrams):
@@ -294,9 +303,18 @@ class ConnectionId(Resolving, Options, Datagrams):
     def notify_established(self) -> None:
         """A message arrived before ESTABLISHED did: tell the connection manager (`rdma_notify(3)`).
 
-        Without it a lost confirmation would end the connection.
+        Without it a lost confirmation would end the connection.  Mostly it is not lost but about to
+        come, and so it is waited for: told between the arrival of a confirmation and its
+        processing, and with a disconnection behind that, the kernel goes on repeating its answer,
+        and destroying the id takes 66 seconds.
         """
-        if self.stage is Stage.ACCEPTED:
+        if self.stage is Stage.ACCEPTED and not self._confirming:
+            self._confirming = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(_CONFIRMATION_S, _confirm, weakref.ref(self))
+
+    def _confirm(self) -> None:
+        if self.stage is Stage.ACCEPTED and not self.closed:
             lib.rdma_notify(self._require(), lib.IBV_EVENT_COMM_EST)
 
     def reject(self, private_data: bytes = b"") -> None:

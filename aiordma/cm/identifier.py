@@ -105,8 +105,8 @@ class Identifier(Resource):
     """The C id, its events and its properties; arguments and attributes as `ConnectionId`."""
 
     __slots__ = (
-        "_access", "_channel", "_context", "_sink", "_token", "_trying", "_unacked", "_waiter",
-        "policy", "port_space", "qp", "stage",
+        "_access", "_channel", "_confirming", "_context", "_sink", "_token", "_trying", "_unacked",
+        "_waiter", "policy", "port_space", "qp", "stage",
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
@@ -130,6 +130,7 @@ class Identifier(Resource):
         self._channel = channel
         self._context: Context | None = None
         self._access: Access | None = None  # rights of the queue pair, once it has any from here
+        self._confirming = False
         self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self._unacked = 0

@@ -13,6 +13,7 @@ from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ANSWER_ROOM, ConnectionId, Stage
+from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.endpoint.admission import when_gone
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
@@ -21,7 +22,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.source import source_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
-from aiordma.errors import ConnectTimeoutError, ResourceBusyError
+from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ResourceBusyError
 from aiordma.loop import fork
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.running import check_loop, check_thread
@@ -185,14 +186,14 @@ class ConnectRequest:
             connection._meet(self.hello, self._event.initiator_depth, ends)
             if self.hello is None:
                 self._turn(link, lambda: self._cm_id.stage is Stage.CONNECTED)
-                await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
+                await self._confirmed(parameter, private_data, lambda: connection._receiver.heard)
             else:
                 greeting = connection._await_greeting()
                 data = plan.hello(
                     private_data, connection._window, ANSWER_ROOM, check=link.check_large
                 )
                 self._turn(link, greeting.done)
-                await self._cm_id.accept(parameter, private_data=data, timeout=None)
+                await self._confirmed(parameter, data, greeting.done)
                 await greeting
         except BaseException:
             connection.abort()
@@ -202,6 +203,20 @@ class ConnectRequest:
             connection.private_data = self._event.private_data
             connection._watch()
         return connection
+
+    async def _confirmed(
+        self, parameter: ConnectionParameter, private_data: bytes, spoken: Callable[[], bool]
+    ) -> None:
+        """Answer, and wait for the confirmation; or for less, from a client that has spoken.
+
+        Such a client may have sent all that it wanted, and be gone already: its disconnection comes
+        in place of the confirmation, and the program gets the connection with what was sent.
+        """
+        try:
+            await self._cm_id.accept(parameter, private_data=private_data, timeout=None)
+        except ConnectionLostError:
+            if not spoken():
+                raise
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse; the client's program finds up to 148 bytes of `private_data` in its exception.
