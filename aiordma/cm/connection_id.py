@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import weakref
 
 from aiordma._ffi import ffi, lib
@@ -23,6 +24,7 @@ from aiordma.cm.options import Options
 from aiordma.cm.qp_transition import CLIENT_LEFT
 from aiordma.cm.resolving import Resolving
 from aiordma.errors import RdmaOSError, cm_error, os_error
+from aiordma.loop.timers import call_later
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.pd import ProtectionDomain
@@ -308,10 +310,9 @@ class ConnectionId(Resolving, Options, Datagrams):
         processing, and with a disconnection behind that, the kernel goes on repeating its answer,
         and destroying the id takes 66 seconds.
         """
-        if self.stage is Stage.ACCEPTED and not self._confirming:
-            self._confirming = True
-            loop = asyncio.get_running_loop()
-            loop.call_later(_CONFIRMATION_S, _confirm, weakref.ref(self))
+        if self.stage is Stage.ACCEPTED and self._confirming is None:
+            confirm = functools.partial(_confirm, weakref.ref(self))
+            self._confirming = call_later(asyncio.get_running_loop(), _CONFIRMATION_S, confirm)
 
     def _confirm(self) -> None:
         if self.stage is Stage.ACCEPTED and not self.closed:

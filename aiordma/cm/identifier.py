@@ -38,6 +38,7 @@ from aiordma.errors import (
     os_error,
     plain_error,
 )
+from aiordma.loop.timers import Timer
 from aiordma.loop.workers import call_blocking, connecting
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPState
@@ -130,7 +131,7 @@ class Identifier(Resource):
         self._channel = channel
         self._context: Context | None = None
         self._access: Access | None = None  # rights of the queue pair, once it has any from here
-        self._confirming = False
+        self._confirming: Timer | None = None
         self._waiter: tuple[frozenset[EventType], asyncio.Future[ConnectionEvent]] | None = None
         self._sink: Callable[[ConnectionEvent], bool] | None = None
         self._unacked = 0
@@ -230,6 +231,8 @@ class Identifier(Resource):
                 event.responder_resources = event.initiator_depth
                 event.initiator_depth = own_reads
             self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
+            if self._confirming is not None:
+                self._confirming.cancel()
         elif kind is EventType.CONNECT_RESPONSE:
             self._on_response(event)
             kind = event.type

@@ -13,6 +13,7 @@ from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
+from aiordma.loop.timers import Timer
 
 from .conftest import Run
 
@@ -27,7 +28,7 @@ class Id:
         self.stage = Stage.ACCEPTED
         self.closed = False
         self.failure = failure
-        self._confirming = False
+        self._confirming: Timer | None = None
 
     def _require(self) -> str:
         return "the id"
