@@ -2,11 +2,11 @@
 
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
 from typing import Any, ClassVar, Protocol, Self, final
 from weakref import ref
 
-@final
+from aiordma.loop.job import Job
+
 @final
 class Loan:
     """Bytes of a message that the library holds."""
@@ -202,8 +202,8 @@ class Owner:
     _state: Any
     _parents: tuple[Any, ...]
     _children: int
-    _ending: Future[None] | None
-    _outcome: OSError | bool | None
+    _ending: Job[None] | None
+    _outcome: OSError | MemoryError | bool | None
     def __init__(self, handle: object, parents: tuple[Owner, ...] = ()) -> None: ...
     @property
     def _made(self) -> dict[int, ref[Any]]: ...

@@ -16,7 +16,6 @@ import asyncio
 import errno
 import ipaddress
 import logging
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, JoinFlags, JoinMask, PortSpace
 from aiordma.cm.identifier import Identifier, Stage
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
+from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -70,7 +70,7 @@ class Multicast(Identifier):
     __slots__ = ("_joined", "_leaves")
 
     _joined: dict[str, _Membership]
-    _leaves: list[Future[None]]
+    _leaves: list[Job[None]]
 
     def _setup(
         self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
@@ -180,12 +180,10 @@ class Multicast(Identifier):
 
     async def _until_left(self, timeout: float) -> None:
         """Wait until groups that are being left are left."""
-        self._leaves = [done for done in self._leaves if not done.done()]
+        self._leaves = [done for done in self._leaves if not done.done]
         if not self._leaves:
             return
-        left, late = await asyncio.wait(
-            [asyncio.wrap_future(done) for done in self._leaves], timeout=timeout
-        )
+        left, late = await asyncio.wait([done.future() for done in self._leaves], timeout=timeout)
         for done in left:
             done.exception()  # whoever left has seen it, or has gone
         if late:
@@ -221,7 +219,7 @@ class Multicast(Identifier):
         del self._joined[host]
         self._detach(member)
         with Limit(timeout, f"leaving the group {host}", "it goes on in its thread"):
-            await asyncio.shield(asyncio.wrap_future(self._leave(member)))
+            await self._leave(member).future()
 
     def _detach(self, member: _Membership) -> None:
         if not member.attached or self.qp is None or self.qp.closed:
@@ -232,7 +230,7 @@ class Multicast(Identifier):
         except OSError as exc:
             _log.debug("queue pair %d: %s", self.qp.num, exc)
 
-    def _leave(self, member: _Membership) -> Future[None]:
+    def _leave(self, member: _Membership) -> Job[None]:
         """Leave in a thread; the C id outlives the call."""
         self._retain()
         handle = self._handle

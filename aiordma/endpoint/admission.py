@@ -42,19 +42,15 @@ def when_gone(
     leave: Callable[[], None],
     give_back: Callable[[], None] = nobody,
 ) -> Callable[[object], None]:
-    """A callback for the future that tells that a queue pair is gone.
-
-    Such a future keeps its callbacks after it has called them, and so would what was closed.
+    """A callback for the job that ends when a queue pair is gone.
 
     Args:
         in_loop: Has a function called by the loop's thread.
         leave: `Place.leave` of the handshake; called there.
         give_back: What `Ledger.take` has returned; called at once, in a thread of the reaper.
     """
-    calls = [(in_loop, leave, give_back)]
 
     def gone(_: object) -> None:
-        in_loop, leave, give_back = calls.pop()
         give_back()
         in_loop(leave)
 

@@ -15,11 +15,12 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from aiordma.errors import plain_error
+from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
 
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_Job = tuple[Callable[[], Any], "Future[Any]"]
 _log = logging.getLogger("aiordma")
 _RETRY_S = 0.1
 _RETRIES = 20
@@ -44,6 +44,8 @@ _RETRIES = 20
 _IDLE_S = 0.5
 #: Seconds in which a thread that the kernel has made must have begun to run.
 _START_S = 1.0
+#: Seconds until a thread that has found no memory tries again.
+_PAUSE_S = 0.01
 
 
 class _Started(threading.Event):
@@ -80,22 +82,25 @@ class WorkerPool:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Job[Any]] = queue.SimpleQueue()
         self._threads = 0
         self._late: set[threading.Thread] = set()
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
-        self._idle = threading.Condition(self._lock)
+        #: Locks that `drain` waits for.  No Condition: `with` of one can find no memory for the
+        #: call that releases it, and then the event loop waits for it for ever.
+        self._draining: list[Any] = []
 
-    def submit(self, job: Callable[[], T]) -> Future[T]:
-        """Run `job` in a thread of the pool; the future belongs to `concurrent.futures`.
+    def submit(self, function: Callable[[], T]) -> Job[T]:
+        """Run `function` in a thread of the pool.
 
         Raises:
             RdmaOSError: EAGAIN, no thread can be started, there is none, and the pool keeps
-                nothing.  The job is not run.
+                nothing.  The function is not called.
+            MemoryError: Likewise.
         """
-        future: Future[T] = Future()
+        job = Job(function)
         with self._lock:
             self._unfinished += 1
             start = self._unfinished > self._threads and self._threads < self._limit
@@ -105,21 +110,25 @@ class WorkerPool:
             if start:
                 self._start()
         except (RuntimeError, MemoryError) as exc:
-            with self._idle:
+            with self._lock:
                 self._threads -= 1
                 refused = not self._threads and not self._keep
-                if refused:
-                    self._end_one()
-                kept = self._unfinished
             if refused:
-                if kept:  # by a call that counted on this one's thread
+                self._count_off()
+                if self._unfinished:  # by a call that counted on this one's thread
                     self._retry_later()
                 hint = "is the limit of processes or of memory reached? see `ulimit -u` and `-v`"
                 raise plain_error(errno.EAGAIN, f"no thread can be started: {exc}", hint) from exc
-        self._jobs.put((job, future))
+        try:
+            self._jobs.put(job)
+        except MemoryError:
+            self._count_off()
+            raise
         if not self._threads:
-            self._retry_later()
-        return future
+            # Where not even a timer can be had, the next job sees to it, or `drain`.
+            with contextlib.suppress(MemoryError):
+                self._retry_later()
+        return job
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._work, name=self._name, daemon=True)
@@ -168,17 +177,10 @@ class WorkerPool:
     def _run_one(self) -> bool:
         """Run a job here, in this thread; False if there is none."""
         try:
-            entry = self._jobs.get_nowait()
+            self._do_next(0)
         except queue.Empty:
             return False
-        self._do(entry)
         return True
-
-    def _end_one(self) -> None:
-        """One job less; under the lock."""
-        self._unfinished -= 1
-        if not self._unfinished:
-            self._idle.notify_all()
 
     def _work(self) -> None:
         thread = threading.current_thread()
@@ -189,16 +191,15 @@ class WorkerPool:
         del thread
         going = True
         while going:
-            # Memory for the pool's own calls; a thread that it ended would be counted for ever.
-            with contextlib.suppress(MemoryError):
+            try:
                 going = self._work_on()
+            except MemoryError:  # a thread that it ended would be counted for ever
+                time.sleep(_PAUSE_S)
 
     def _work_on(self) -> bool:
         """Run the next job; False if there was none for so long, and the thread ends."""
         try:
-            # In a function of its own: a worker must not keep the last job's objects, such as
-            # registered memory, alive while it waits for the next.
-            self._do(self._jobs.get(timeout=self._idle_s))
+            self._do_next(self._idle_s)
         except queue.Empty:
             with self._lock:
                 # Not where a job has come meanwhile that counts on this thread.
@@ -207,13 +208,33 @@ class WorkerPool:
                     return False
         return True
 
-    def _do(self, entry: _Job) -> None:
-        try:
-            _run(*entry)
-        finally:
-            del entry
-            with self._idle:
-                self._end_one()
+    def _do_next(self, timeout: float) -> None:
+        """Run the next job, and count it off, although memory may be refused meanwhile.
+
+        Raises:
+            queue.Empty: None has come in `timeout` seconds.
+            MemoryError: None was taken.
+        """
+        # In a function of its own: a worker must not keep the last job's objects, such as
+        # registered memory, alive while it waits for the next.
+        job: Job[Any] | None = self._jobs.get(timeout=timeout)
+        counted = False
+        while not counted:
+            try:
+                if job is not None:
+                    job.run()
+                    job = None
+                self._count_off()
+                counted = True
+            except MemoryError:  # of a step that can be repeated
+                time.sleep(_PAUSE_S)
+
+    def _count_off(self) -> None:
+        with self._lock:
+            self._unfinished -= 1
+            if not self._unfinished:
+                while self._draining:
+                    self._draining.pop().release()
 
     def drain(self, timeout: float) -> bool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not.
@@ -221,20 +242,18 @@ class WorkerPool:
         Kept jobs are done here, whatever time they take.
         """
         self._run_kept()
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._unfinished, timeout)
-
-
-def _run(job: Callable[[], Any], future: Future[Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            result = job()
-        except BaseException as exc:
-            future.set_exception(exc)
-        else:
-            future.set_result(result)
-    # A failure has this frame in its traceback.
-    del job, future
+        gate = threading.Lock()
+        gate.acquire()
+        with self._lock:
+            if not self._unfinished:
+                return True
+            self._draining.append(gate)
+        if gate.acquire(timeout=timeout):
+            return True
+        with self._lock:
+            if gate in self._draining:
+                self._draining.remove(gate)
+            return not self._unfinished
 
 
 # A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its
@@ -276,25 +295,23 @@ async def call_blocking(
 
     Cancellation: likewise, the late result is undone.
     """
-    inner = (pool or _blocking).submit(function)
-    waiter = asyncio.wrap_future(inner)
+    job = (pool or _blocking).submit(function)
+    future = job.future()
     try:
         with Limit(timeout, "a call in a thread", "it goes on there: look into `dmesg`"):
-            return await asyncio.shield(waiter)
+            return await future
     except BaseException:
-        if not waiter.done():
-            # Also when the thread has failed already, and the loop has not heard of it.
-            waiter.cancel()
-        elif not waiter.cancelled():
-            waiter.exception()  # seen: the loop may end before the shield sees it
-        inner.add_done_callback(lambda done: _undo(done, undo))
+        if future.done() and not future.cancelled():
+            future.exception()  # seen, although it was for a task that is canceled
+        if not job.cancel():
+            job.add_done_callback(lambda done: _undo(done, undo))
         raise
     finally:
-        del inner, waiter  # what the call has raised has this frame in its traceback
+        del job, future  # what the call has raised has this frame in its traceback
 
 
-def _undo(done: Future[T], undo: Callable[[T], object]) -> None:
-    if done.cancelled() or done.exception() is not None:
+def _undo(done: Job[T], undo: Callable[[T], object]) -> None:
+    if done.exception() is not None:
         return
     try:
         undo(done.result())

@@ -292,7 +292,7 @@ class RegistrationCache:
 
     def _let_go(self, region: MemoryRegion) -> None:
         region.close()
-        self._leaving = [left for left in self._leaving if not left._gone.done()]
+        self._leaving = [left for left in self._leaving if not left._gone.done]
         self._leaving.append(region)
 
     def _overlapping(self, start: int, stop: int) -> list[_Entry]:

@@ -32,13 +32,13 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from enum import Enum
 from typing import Any, Self
 
 from aiordma._ffi.fast import Owner
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
+from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
 from aiordma.loop.workers import reaper
@@ -237,16 +237,19 @@ class Resource(Owner):
         if running_loop() is None:
             self._finish()
         else:
-            reaper.submit(self._finish)
+            try:
+                reaper.submit(self._finish)
+            except MemoryError:  # it was not taken
+                self._finish()
 
     def _finish(self) -> None:
         handle, self._handle = self._handle, None
         try:
             if not self._borrowed:
                 self._destroy(handle)
-        except OSError as exc:
-            outcome: OSError | None = exc
-            if exc.errno == errno.EIO:
+        except (OSError, MemoryError) as exc:
+            outcome: OSError | MemoryError | None = exc
+            if isinstance(exc, OSError) and exc.errno == errno.EIO:
                 # The device was taken away, and the kernel has destroyed what was made from it.
                 outcome = None
             else:
@@ -264,27 +267,23 @@ class Resource(Owner):
             self._settle(end)
 
     @property
-    def _gone(self) -> Future[None]:
+    def _gone(self) -> Job[None]:
         """Done when the C object is destroyed.
 
-        Made for whoever asks: a connection has a handful of resources, of which one or two are
-        waited for, and a future of the threaded kind is a kibibyte with a lock of its own.
+        Made at need: a connection has a handful of resources, of which one or two are waited for.
         """
         with _lock:
             end, done = self._ending, self._outcome is not None
             if end is None:
-                end = self._ending = Future()
+                end = self._ending = Job()
             else:
                 done = False
         if done:
             self._settle(end)
         return end
 
-    def _settle(self, end: Future[None]) -> None:
-        if isinstance(self._outcome, OSError):
-            end.set_exception(self._outcome)
-        else:
-            end.set_result(None)
+    def _settle(self, end: Job[None]) -> None:
+        end.finish(self._outcome if isinstance(self._outcome, BaseException) else None)
 
     async def wait_closed(self, timeout: float = 60.0) -> None:
         """Wait until the C object is destroyed.
@@ -295,14 +294,15 @@ class Resource(Owner):
         Raises:
             TimeoutError: It is not destroyed yet; the destroy goes on.
             OSError: The C library refused to destroy it.
+            MemoryError: There was no memory for the call; it may be there still.
 
         Cancellation: ends the wait only.
         """
         if self._outcome is None or self._ending is not None:
             # By way of the future: what others do at the end they have asked for before.
             with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
-                await asyncio.shield(asyncio.wrap_future(self._gone))
-        elif isinstance(self._outcome, OSError):
+                await self._gone.future()
+        elif isinstance(self._outcome, BaseException):
             raise self._outcome
 
     # What subclasses define.

@@ -7,8 +7,10 @@ import gc
 import os
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from aiordma.loop.workers import (
     _blocking,
@@ -108,6 +110,18 @@ def collect() -> None:
                 time.sleep(0.001)
     finally:
         gc.callbacks.remove(note)
+
+
+def collect_dead(dead: weakref.ref[Any]) -> None:
+    """Collect garbage until this is collected, too.
+
+    A thread that has just handed a loop its last result still has the loop, for as long as the
+    machine lets it wait for the processor, and so all that the loop knows.
+    """
+    deadline = time.monotonic() + 20
+    while dead() is not None:
+        collect()
+        assert time.monotonic() < deadline, f"it is not garbage: {dead()!r}"
 
 
 async def settle(seconds: float = 10.0) -> None:

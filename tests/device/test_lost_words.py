@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import warnings
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from aiordma import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from tests.device.meeting import meet
-from tests.device.oracle import collect, until
+from tests.device.oracle import collect_dead, until
 from tests.device.test_two_processes import peer
 
 pytestmark = pytest.mark.device
@@ -85,7 +86,7 @@ async def test_h02_a_program_that_ends_has_sent_what_it_sent(address: str, way: 
     """asyncio.run returns when the messages have arrived, whether it was closed or not."""
     factory = type(asyncio.get_running_loop())
 
-    async def program(port: int, number: int) -> None:
+    async def program(port: int, number: int) -> weakref.ref[aiordma.Connection]:
         connection = await aiordma.connect(address, port)
         for part in range(5):
             await connection.send(b"%d %d" % (number, part))
@@ -95,13 +96,14 @@ async def test_h02_a_program_that_ends_has_sent_what_it_sent(address: str, way: 
             assert not closing.done()
         elif way == "aborts":
             connection.abort()
+        return weakref.ref(connection)
 
     def run(port: int, number: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # that one was not closed
             with asyncio.Runner(loop_factory=factory) as runner:
-                runner.run(program(port, number))
-            collect()
+                connection = runner.run(program(port, number))
+            collect_dead(connection)
 
     async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
         for number in range(10):

@@ -308,6 +308,8 @@ async def test_a_loop_has_no_timer_because_of_connections_and_streams(
         await client.send(b"ping")
         assert bytes(await server.recv()) == b"ping"
         assert set_here, "connecting itself is bounded"
-        assert not [handle for handle in set_here if not handle.cancelled()]
+        # What has run is no longer the loop's: on a machine with other load, steps of the limit.
+        waiting = [handle for handle in set_here if handle.when() > loop.time()]
+        assert not [handle for handle in waiting if not handle.cancelled()]
         writer.close()
         await writer.wait_closed()

@@ -15,6 +15,9 @@ def rping(address: str, count: int = 5) -> str:
     The client gives the address two seconds to be resolved, in which the kernel asks twice. On a
     wire that loses packets that is too few once in a hundred times: then it is run again. The
     server waits for a client for ever, and is ended if none came.
+
+    The client ends with its disconnection under way, and its kernel then sends that only once.
+    Where the wire loses it, the server waits for ever, too, and is ended.
     """
     all_came = f'test "$(echo "$said" | grep -c "ping data: rdma-ping-")" = {count}'
     raced = 'echo "$said" | grep -q "rdma_get_cm_event: Bad file descriptor"'
@@ -24,7 +27,8 @@ def rping(address: str, count: int = 5) -> str:
         f"rping -s -a {address} -C {count} & server=$!; {LISTENING}; "
         f'for try in 1 2 3 4; do {client}; {unresolved} || break; done; echo "$said"; '
         "test $status = 0 || test $status = 255 || kill $server; "
-        f"if {unresolved}; then kill $server; fi; wait $server; "
+        f"if {unresolved}; then kill $server; fi; "
+        "timeout 20 tail --pid=$server -s 0.1 -f /dev/null || kill $server; wait $server; "
         f"if test $status = 255 && {all_came} && {raced}; then status=0; fi; exit $status"
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
 from aiordma.endpoint.outcome import Outcome
+from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap
@@ -66,7 +66,7 @@ class End:
         link.pd = pd
         attributes = SimpleNamespace(atomic_cap=AtomicCap.HCA)
         vars(link)["context"] = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
-        self.gone: Future[None] = Future()
+        self.gone: Job[None] = Job()
         rules = SimpleNamespace(read_depth=read_depth)
         vars(link)["qp"] = SimpleNamespace(_rules=rules, _gone=self.gone)
         self.lane = link.lane.c

@@ -311,7 +311,7 @@ def test_the_end_of_the_link_ends_all(run: Run, c: Lib) -> None:
         await settle()
         assert place.region._registration.uses == 2
         assert ("dereg",) not in c.calls, "the queue pair is still there"
-        end.gone.set_result(None)
+        end.gone.finish()
         await place.region.wait_closed()
         place.pd.close()
 

@@ -6,7 +6,6 @@ import array
 import asyncio
 import errno
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import background
+from aiordma.loop.job import Job
 from aiordma.memory import RegistrationCache
 from aiordma.memory import cache as cache_module
 from aiordma.verbs import Access
@@ -39,7 +39,7 @@ class Region:
         self.length = self.view.nbytes
         self.access = access
         self.closed = False
-        self._gone: Future[None] = Future()
+        self._gone: Job[None] = Job()
         Region.made.append(self)
 
     @classmethod
@@ -53,7 +53,7 @@ class Region:
             self.closed = True
             assert self.view is not None
             self.view.release()
-            self._gone.set_result(None)
+            self._gone.finish()
 
     async def wait_closed(self) -> None:
         assert self.closed

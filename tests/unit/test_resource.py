@@ -250,12 +250,12 @@ def test_the_end_can_be_asked_for_before_and_after(run: Run) -> None:
     async def main() -> None:
         early, late, refused = Fake("early"), Fake("late"), Stubborn("refused")
         before = early._gone
-        assert not before.done()
+        assert not before.done
         for one in (early, late, refused):
             one.close()
         await early.wait_closed()
         await late.wait_closed()
-        assert before.done()
+        assert before.done
         assert early._gone is before
         assert late._gone.result() is None
         with pytest.raises(OSError, match="busy"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _testcapi
 import asyncio
+import contextlib
 import errno
 import functools
 import gc
@@ -13,12 +15,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import Future
 
 import pytest
 
 from aiordma.errors import RdmaError
 from aiordma.loop import workers
+from aiordma.loop.job import Job
 from aiordma.loop.workers import WorkerPool, call_blocking
 
 from .conftest import LIMIT_S, Run, settle
@@ -63,7 +65,7 @@ def test_jobs_start_in_order_and_return_results(pool: WorkerPool) -> None:
     futures = [single.submit(lambda n=n: order.append(n)) for n in range(50)]  # type: ignore[misc]
     assert single.drain(LIMIT_S)
     assert order == list(range(50))
-    assert all(future.done() for future in futures)
+    assert all(future.done for future in futures)
     assert pool.submit(lambda: 42).result(LIMIT_S) == 42
 
 
@@ -95,7 +97,7 @@ def test_a_job_that_was_cancelled_before_it_began_is_not_run() -> None:
     gate, ran = Gate(), []
     first = pool.submit(gate.call)
     assert gate.begun.wait(LIMIT_S)
-    second: Future[None] = pool.submit(lambda: ran.append(1))
+    second: Job[None] = pool.submit(lambda: ran.append(1))
     assert second.cancel()
     gate.go.set()
     assert pool.drain(LIMIT_S)
@@ -373,7 +375,7 @@ def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
         assert order == []
         no_threads.clear()
         async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(*map(asyncio.wrap_future, futures))
+            await asyncio.gather(*(job.future() for job in futures))
 
     run(main())
     assert order == [0, 1, 2]
@@ -412,7 +414,7 @@ def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
     async def main() -> None:
         jobs = [pool.submit(lambda: here.append(threading.get_ident())) for _ in range(3)]
         async with asyncio.timeout(LIMIT_S):
-            await asyncio.gather(*map(asyncio.wrap_future, jobs))
+            await asyncio.gather(*(job.future() for job in jobs))
 
     run(main())
     assert here == [threading.get_ident()] * 3
@@ -435,7 +437,7 @@ def test_g07_a_later_loop_tries_again(
         await asyncio.sleep(0.01)
         no_threads.clear()
         async with asyncio.timeout(LIMIT_S):
-            assert await asyncio.wrap_future(future) == "done"
+            assert await future.future() == "done"
 
     run(first())
     run(second())
@@ -496,6 +498,37 @@ def test_g07_a_thread_outlives_memory_that_it_cannot_have(
     assert failed.is_set()
     assert len(threads) == 1
     assert all(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("first", range(48))
+def test_g07_a_job_is_done_and_counted_off_whatever_memory_is_refused(first: int) -> None:
+    """One allocation of the thread that runs the jobs, whichever it is."""
+    pool = WorkerPool("test-short", 1, idle_s=LIMIT_S)
+    gate = threading.Lock()
+    gate.acquire()
+
+    def call() -> str:
+        gate.acquire()
+        _testcapi.set_nomemory(first, first + 1)
+        return "made"
+
+    jobs = [pool.submit(call), pool.submit(lambda: "next")]
+    ended = threading.Lock()
+    ended.acquire()
+
+    def end(_: object) -> None:
+        _testcapi.remove_mem_hooks()
+        ended.release()
+
+    jobs[1].add_done_callback(end)
+    gate.release()
+    # In C meanwhile: this thread asks for no memory.
+    assert ended.acquire(timeout=LIMIT_S)
+    assert pool.drain(LIMIT_S)
+    assert jobs[0].result() == "made"
+    with contextlib.suppress(MemoryError):  # of the call itself
+        assert jobs[1].result() == "next"
+    assert pool.submit(lambda: "works").result(LIMIT_S) == "works"
 
 
 def test_h07_a_job_that_meets_threads_that_end() -> None:
