@@ -336,7 +336,7 @@ class ConnectionCore:
         return True
 
     async def _deliver(self) -> None:
-        """The loop ends: let arrive what was posted.  What was not closed is told nothing more."""
+        """Let arrive what was posted, at the end of the loop; the peer is told no end."""
         await self._shutdown.deliver()
 
     # End

@@ -171,7 +171,7 @@ class Shutdown:
         try:
             await asyncio.wait([goodbye])
         except asyncio.CancelledError:  # as in `_event`
-            _uncancel()
+            background.stay()
             self.abort()
         self._goodbye = None
 
@@ -218,8 +218,7 @@ class Shutdown:
     async def _event(self, seconds: float) -> bool:
         """Wait until something has happened; False if nothing has, for so long.
 
-        A loop that ends cancels all of its tasks, and then waits for them.  What is waited for here
-        is bounded, and to leave off would lose messages: the caller looks, and waits on.
+        A cancellation is an event, too: to leave off would lose messages, and the caller waits on.
         """
         self._told = self._link.loop.create_future()
         try:
@@ -228,13 +227,7 @@ class Shutdown:
         except TimeoutError:
             return False
         except asyncio.CancelledError:
-            _uncancel()
+            background.stay()
         finally:
             self._told = None
         return True
-
-
-def _uncancel() -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    task.uncancel()

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 from aiordma.loop.running import running_loop
 
-__all__ = ["Delivering", "at_end", "deliver_at_end", "forget", "prepare", "start"]
+__all__ = ["Delivering", "at_end", "deliver_at_end", "forget", "prepare", "start", "stay"]
 
 T = TypeVar("T")
 
@@ -171,3 +171,14 @@ def start(
             background.patient.add(task)
             task.add_done_callback(background.patient.discard)
     return task
+
+
+def stay() -> None:
+    """Undo the cancellation of the running task, which has just caught the CancelledError.
+
+    For a task of `start` that waits, bounded, for what has been sent to arrive: a loop that ends
+    cancels it, and then waits for it.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()

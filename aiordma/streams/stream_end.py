@@ -178,8 +178,8 @@ class StreamEnd:
     async def _event(self, seconds: float) -> bool:
         """Wait until something has happened; False if nothing has, for so long.
 
-        A loop that ends cancels all of its tasks, and then waits for them.  What is waited for here
-        is bounded, and to leave off would lose bytes: it begins anew instead, with less patience.
+        A cancellation is an event, too: to leave off would lose bytes, and the caller waits on,
+        with less patience.
         """
         self._told = self._port.loop.create_future()
         try:
@@ -188,9 +188,7 @@ class StreamEnd:
         except TimeoutError:
             return False
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            assert task is not None
-            task.uncancel()
+            background.stay()
             self.hurry()
         finally:
             self._told = None

@@ -552,7 +552,7 @@ class RdmaTransport(TransportBase):
             self._end.begin()
 
     async def _deliver(self) -> None:
-        """The loop ends: let arrive what was posted.  What was not closed is told nothing more."""
+        """Let arrive what was posted, at the end of the loop; the peer is told no end."""
         if self._port.closed:
             return
         if not self._over:

@@ -7,10 +7,8 @@ import gc
 import os
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from aiordma.loop.workers import (
     _blocking,
@@ -69,19 +67,18 @@ async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
 
 
 class Connecting:
-    """What the threads of iWARP's connects have to do, apart from what they had before.
+    """What threads do for the connects of a test: they have the objects of a call until it ends.
 
-    A connect that was given up keeps its thread for minutes, whichever test that was.
+    That is later than the loop is told of the result, by as much as the thread waits for the
+    processor.  On iWARP a connect that an earlier test has given up keeps its thread for minutes.
     """
 
     def __init__(self) -> None:
         self._before = connecting._unfinished
 
     def let_go(self) -> None:
-        """Wait until they have no objects of the connects that have ended.
-
-        Who awaited a connect is told of its end by its thread, which still has them.
-        """
+        """Wait until no thread has an object of a connect that has ended."""
+        assert _blocking.drain(20), "a blocking call is stuck"
         deadline = time.monotonic() + 10
         while connecting._unfinished > self._before:
             assert time.monotonic() < deadline, "a connect is stuck"
@@ -110,18 +107,6 @@ def collect() -> None:
                 time.sleep(0.001)
     finally:
         gc.callbacks.remove(note)
-
-
-def collect_dead(dead: weakref.ref[Any]) -> None:
-    """Collect garbage until this is collected, too.
-
-    A thread that has just handed a loop its last result still has the loop, for as long as the
-    machine lets it wait for the processor, and so all that the loop knows.
-    """
-    deadline = time.monotonic() + 20
-    while dead() is not None:
-        collect()
-        assert time.monotonic() < deadline, f"it is not garbage: {dead()!r}"
 
 
 async def settle(seconds: float = 10.0) -> None:

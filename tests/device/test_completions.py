@@ -331,8 +331,8 @@ async def test_the_first_cause_comes_before_the_flushes(ends: Ends, is_siw: bool
         assert cause.status_name not in ("SUCCESS", "WR_FLUSH_ERR")
 
 
-async def test_a_flush_without_the_adapter_comes_behind_what_has_completed(ends: Ends) -> None:
-    """The adapter gets none of what is posted to a failed queue pair; the order stays."""
+async def failed_behind_a_success(ends: Ends) -> MemoryRegion:
+    """Send with wr_id 1, and fail the queue pair when it has completed and was not polled."""
     post_receives(ends, 4)
     client = ends.client
     region = client.region(64)
@@ -341,6 +341,12 @@ async def test_a_flush_without_the_adapter_comes_behind_what_has_completed(ends:
     assert await client.channel.get_cq_event(10) is client.cq
     client.cq.ack_events()
     client.qp.to_error()
+    return region
+
+
+async def test_a_flush_without_the_adapter_comes_behind_what_has_completed(ends: Ends) -> None:
+    """The adapter gets none of what is posted to a failed queue pair; the order stays."""
+    region, client = await failed_behind_a_success(ends), ends.client
     client.qp.post_send([SendWR(wr_id=n, sg_list=[SGE(region, 0, 8)]) for n in (2, 3)])
     outcomes = client.cq.poll()
     assert [wc.wr_id for wc in outcomes] == [1, 2, 3]
@@ -350,14 +356,8 @@ async def test_a_flush_without_the_adapter_comes_behind_what_has_completed(ends:
 
 async def test_a_success_that_is_polled_late_stays_one(ends: Ends) -> None:
     """What the adapter does not flush within its time is given up; this it had completed."""
-    post_receives(ends, 4)
+    await failed_behind_a_success(ends)
     client = ends.client
-    region = client.region(64)
-    client.cq.req_notify()
-    client.qp.post_send([SendWR(wr_id=1, sg_list=[SGE(region, 0, 8)])])
-    assert await client.channel.get_cq_event(10) is client.cq
-    client.cq.ack_events()
-    client.qp.to_error()
     client.qp._fail_waiters()  # as the timer of to_error() does
     (outcome,) = client.cq.poll()
     assert (outcome.wr_id, outcome.status) == (1, WCStatus.SUCCESS)

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 import warnings
-import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -18,7 +17,7 @@ from aiordma import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from tests.device.meeting import meet
-from tests.device.oracle import collect_dead, until
+from tests.device.oracle import Connecting, collect, until
 from tests.device.test_two_processes import peer
 
 pytestmark = pytest.mark.device
@@ -84,9 +83,9 @@ async def test_b04_what_was_sent_before_an_abort_arrives(address: str) -> None:
 @pytest.mark.parametrize("way", ["closes", "aborts", "leaves it open"])
 async def test_h02_a_program_that_ends_has_sent_what_it_sent(address: str, way: str) -> None:
     """asyncio.run returns when the messages have arrived, whether it was closed or not."""
-    factory = type(asyncio.get_running_loop())
+    factory, connects = type(asyncio.get_running_loop()), Connecting()
 
-    async def program(port: int, number: int) -> weakref.ref[aiordma.Connection]:
+    async def program(port: int, number: int) -> None:
         connection = await aiordma.connect(address, port)
         for part in range(5):
             await connection.send(b"%d %d" % (number, part))
@@ -96,14 +95,14 @@ async def test_h02_a_program_that_ends_has_sent_what_it_sent(address: str, way: 
             assert not closing.done()
         elif way == "aborts":
             connection.abort()
-        return weakref.ref(connection)
 
     def run(port: int, number: int) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # that one was not closed
             with asyncio.Runner(loop_factory=factory) as runner:
-                connection = runner.run(program(port, number))
-            collect_dead(connection)
+                runner.run(program(port, number))
+            connects.let_go()
+            collect()
 
     async with asyncio.timeout(3 * LIMIT_S), aiordma.listen(address, 0) as listener:
         for number in range(10):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _testcapi
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,12 @@ pytestmark = pytest.mark.device
 Pair = tuple[Connection, Connection]
 #: Allocations of one call, at most: those refused one after the other.
 ALLOCATIONS = 48
+
+
+@pytest.fixture(autouse=True)
+async def no_threads(pair: Pair) -> None:
+    """Until those that have connected the pair have ended: memory is refused to all threads."""
+    await until(lambda: threading.active_count() == 1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 import aiordma
-from tests.device.oracle import collect
+from tests.device.oracle import Connecting, collect
 from tests.device.streaming import LIMIT_S
 from tests.device.test_two_hosts import tc
 
@@ -126,7 +126,7 @@ async def test_h02_a_program_that_ends_has_said_what_it_said(
 ) -> None:
     """asyncio.run returns when what was written has arrived, whether it was closed or not."""
     server = Listening()
-    factory = type(asyncio.get_running_loop())
+    factory, connects = type(asyncio.get_running_loop()), Connecting()
     ways = ("closes", "aborts", "leaves it open")
 
     async def program(port: int, way: str) -> None:
@@ -147,6 +147,7 @@ async def test_h02_a_program_that_ends_has_said_what_it_said(
                 contextlib.suppress(Told, SystemExit, KeyboardInterrupt),
             ):
                 runner.run(program(port, way))
+            connects.let_go()
             collect()
 
     async with await aiordma.start_server(server, address, 0) as listening:

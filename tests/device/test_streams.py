@@ -432,7 +432,7 @@ async def test_a_transport_that_nobody_closed(address: str) -> None:
 async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
     """asyncio.run cancels all tasks; what they held is given back."""
     config = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, close_timeout_s=0.5)
-    before = adapter_objects()
+    before, connects = adapter_objects(), Connecting()
     reports: list[str] = []
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -469,6 +469,7 @@ async def test_a_loop_that_ends_with_everything_under_way(address: str) -> None:
             # A transport that waits for its last bytes has lost its loop, and says so.
             warnings.simplefilter("ignore", ResourceWarning)
             asyncio.run(main(), debug=True)
+            connects.let_go()
             collect()
 
     await asyncio.to_thread(run)
