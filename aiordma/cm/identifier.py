@@ -231,8 +231,7 @@ class Identifier(Resource):
                 event.responder_resources = event.initiator_depth
                 event.initiator_depth = own_reads
             self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
-            if self._confirming is not None:
-                self._confirming.cancel()
+            self._stop_confirming()
         elif kind is EventType.CONNECT_RESPONSE:
             self._on_response(event)
             kind = event.type
@@ -425,7 +424,12 @@ class Identifier(Resource):
             msg = f"the connection id is {self.stage.value}: {remedy}"
             raise ResourceBusyError(errno.EBUSY, msg)
 
+    def _stop_confirming(self) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+
     def _on_close(self) -> None:
+        self._stop_confirming()
         self._channel._ids.pop(self._token)
         self._sink = None
         self._fail(ResourceClosedError("the connection id was closed"))

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import weakref
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
+from aiordma.cm.enums import EventType
+from aiordma.cm.identifier import Identifier
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
 from aiordma.loop.timers import Timer
@@ -83,6 +87,55 @@ def test_a02_a_confirmation_is_waited_for(run: Run, library: Library, what: str)
         assert library.told == (["the id"] if what == "never" else [])
 
     run(main())
+
+
+class Channel:
+    def __init__(self) -> None:
+        self._ids = {7: "the id"}
+
+    def _drop(self, _: object) -> None:
+        pass
+
+
+class Closing(Id):
+    """As much of a ConnectionId as its end needs, too."""
+
+    _on_close = Identifier._on_close
+    _on_event = ConnectionId._on_event
+    _stop_confirming = ConnectionId._stop_confirming
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._channel, self._token = Channel(), 7
+        self._waiter = self._sink = None
+
+    def _fail(self, _: BaseException) -> None:
+        pass
+
+
+@pytest.mark.parametrize("end", ["closed", "confirmed"])
+def test_a02_no_timer_is_left_of_what_is_not_waited_for(
+    run: Run, library: Library, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(connection_id, "_CONFIRMATION_S", 3600.0)
+
+    async def main() -> None:
+        cm_id: Any = Closing()
+        before = timer_descriptors()
+        cm_id.notify_established()
+        assert timer_descriptors() == before + 1
+        if end == "closed":
+            cm_id._on_close()
+        else:
+            cm_id._on_event(SimpleNamespace(type=EventType.ESTABLISHED, ah_attr=None))
+        assert timer_descriptors() == before
+
+    run(main())
+
+
+def timer_descriptors() -> int:
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return sum("timerfd" in os.readlink(link) for link in links if os.path.lexists(link))
 
 
 class Request:
