@@ -63,8 +63,8 @@ WC_HINTS = {
     "adapter, or of the network",
     "LOC_ACCESS_ERR": "the receive's region does not allow local writing: register it with "
     "Access.LOCAL_WRITE",
-    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation (has the lease "
-    "ended?), its posted receive was too small, or an atomic is not aligned",
+    "REM_INV_REQ_ERR": "the peer's queue pair does not allow this operation, perhaps because the "
+    "lease has ended; its posted receive was too small; or an atomic is not aligned",
     "REM_ACCESS_ERR": "wrong rkey or range, missing permission, or the peer's lease has ended",
     "REM_OP_ERR": "the peer's adapter could not complete the request; on Soft-RoCE also: the "
     "message is longer than the posted receive",
@@ -205,7 +205,8 @@ REJECT_REASONS: dict[int, tuple[str, str]] = {
     10: ("stale connection", "the peer still holds an old connection; try again"),
     28: (
         "consumer defined",
-        "the peer's program or its library refused; is it another kind of server?",
+        "the peer's program or its library refused: `private_data` may say why; is it another kind "
+        "of server?",
     ),
     30: ("duplicate communication id", "try again"),
 }

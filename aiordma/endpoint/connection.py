@@ -118,7 +118,7 @@ class Connection(ConnectionCore):
                 if size > self._peer_max:
                     raise self._too_large(size)
                 try:
-                    with Limit(self.config.stall_timeout_s):
+                    with Limit(self.config.stall_timeout_s), self._outcome.explaining():
                         await self._exposer.send(payload, imm)
                 except TimeoutError as exc:
                     raise self._stalled() from exc
@@ -309,10 +309,7 @@ class Connection(ConnectionCore):
         self._outcome.require_open()
         if self._link.context.is_iwarp and access & Access.LOCAL_WRITE:
             access |= Access.REMOTE_WRITE  # a read's data comes in as a write there
-        region = await register(self._link, buf, access)
-        if self._link.closed:
-            region.close()
-            self._outcome.require_open()
+        region = await register(self._link, self._outcome, buf, access)
         self._memory.difference_update([known for known in self._memory if known.closed])
         self._memory.add(region)
         return region
@@ -365,7 +362,7 @@ class Connection(ConnectionCore):
         if atomic and self._link.context.is_iwarp:
             text = f"{self._link.context.name} is iWARP, which has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
-        return Lease(self._link, self._memory, buf, rights, timeout_s)
+        return Lease(self._link, self._outcome, self._memory, buf, rights, timeout_s)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.

@@ -178,7 +178,8 @@ class ConnectionCore:
             return
         self.private_data = hello.user_data
         self._peer_max = hello.max_message_kib * 1024
-        self._sender.eager_size = min(config.slot_size, hello.slot_size) - FRAME_SIZE
+        eager = min(config.slot_size, hello.slot_size) - FRAME_SIZE
+        self._sender.eager_size = min(eager, self._peer_max)
         window = min(config.rendezvous_window, hello.rendezvous_window)
         self._exposer.resize(window)
         self._exposer.sums = hello.asks_checksums

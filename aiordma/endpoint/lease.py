@@ -21,6 +21,7 @@ from typing import Any
 
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import register
+from aiordma.endpoint.outcome import Outcome
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
@@ -42,13 +43,14 @@ class Lease:
     """
 
     __slots__ = (
-        "__weakref__", "_buffer", "_link", "_memory", "_open", "_revoking", "_rights", "_timeout",
-        "_timer", "_waiting", "region",
+        "__weakref__", "_buffer", "_link", "_memory", "_open", "_outcome", "_revoking", "_rights",
+        "_timeout", "_timer", "_waiting", "region",
     )  # fmt: skip
 
     def __init__(
         self,
         link: Link,
+        outcome: Outcome,
         memory: set[MemoryRegion],
         buffer: Any,
         rights: Access,
@@ -56,6 +58,7 @@ class Lease:
     ) -> None:
         self.region: RemoteRegion | None = None
         self._link = link
+        self._outcome = outcome
         self._memory = memory
         self._buffer = buffer
         self._rights = rights
@@ -75,7 +78,7 @@ class Lease:
         access = self._rights
         if access & _WRITES:
             access |= Access.LOCAL_WRITE  # the device demands it
-        opened = await register(self._link, buffer, access)
+        opened = await register(self._link, self._outcome, buffer, access)
         self._open = opened
         self._memory.add(opened)
         self._link.open_access(self._rights)

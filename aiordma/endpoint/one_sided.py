@@ -52,14 +52,24 @@ _WRITE = int(Opcode.RDMA_WRITE)
 Local = MemoryRegion | SGE
 
 
-async def register(link: Link, buffer: Any, access: Access) -> MemoryRegion:
-    """Register memory in the connection's protection domain, in a thread if it takes long."""
+async def register(link: Link, outcome: Outcome, buffer: Any, access: Access) -> MemoryRegion:
+    """Register memory in the connection's protection domain, in a thread if it takes long.
+
+    Raises:
+        OSError: It cannot be registered.
+        ResourceClosedError, ConnectionLostError: The connection is over, perhaps meanwhile.
+    """
     size = buffer if isinstance(buffer, int) else memoryview(buffer).nbytes
-    if size <= INLINE_BYTES:
-        return MemoryRegion(link.pd, buffer, access)
-    return await call_blocking(
-        lambda: MemoryRegion(link.pd, buffer, access), undo=MemoryRegion.close
-    )
+    with outcome.explaining():
+        if size <= INLINE_BYTES:
+            return MemoryRegion(link.pd, buffer, access)
+        region = await call_blocking(
+            lambda: MemoryRegion(link.pd, buffer, access), undo=MemoryRegion.close
+        )
+    if link.closed:
+        region.close()
+        outcome.require_open()
+    return region
 
 
 def _check_remote(remote: Any) -> None:
@@ -243,7 +253,7 @@ class OneSided:
             async with self._cache.get(view, access) as cached:
                 yield cached
             return
-        region = await register(self._link, memory, access)
+        region = await register(self._link, self._outcome, memory, access)
         try:
             yield region
         finally:

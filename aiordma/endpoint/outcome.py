@@ -6,7 +6,9 @@ held by all parts of it, and must not lead back to it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+from collections.abc import Iterator
 
 from aiordma.endpoint.wire import AbortReason
 from aiordma.errors import (
@@ -107,7 +109,10 @@ def vanished_error() -> ConnectionLostError:
     """The peer has disconnected, and has said neither END nor why."""
     text = "the peer disconnected without a word: its process ended, or its adapter failed"
     error = ConnectionLostError(errno.ECONNRESET, text)
-    error.hint = "did the peer's process end, by a signal perhaps? see its log and its exit status"
+    error.hint = (
+        "did the peer's process end, by a signal perhaps, or without closing the connection? Was "
+        "an access of it refused, as after the end of a lease? See its log and its exit status"
+    )
     return error
 
 
@@ -145,6 +150,20 @@ class Outcome:
     def reason(self) -> BaseException | None:
         """The exception for the next call, or None while the connection is open."""
         return self.failure() if self.decided else None
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """For a call that a lost connection may overtake: it finds objects of the adapter closed.
+
+        Raises:
+            ConnectionLostError: That the connection is lost, in place of a ResourceClosedError.
+        """
+        try:
+            yield
+        except ResourceClosedError:
+            if self.cause is None:
+                raise
+            raise self.failure() from None
 
     def require_open(self) -> None:
         """Raise it, unless the connection is open."""

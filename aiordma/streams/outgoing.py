@@ -2,9 +2,10 @@
 
 Theory of operation
     Bytes go from the caller into a registered ring and from there to the peer, in C
-    (`_ffi/stream.c`).  What does not fit waits here, in the backlog, as the caller's own `bytes`
-    objects or as copies.  Whatever waits is joined into messages as large as the ring, the peer's
-    buffer and the limit allow, so that many small writes become few messages when the peer is slow.
+    (`_ffi/stream.c`).  What does not fit waits here, in the backlog: small pieces are joined, a
+    large one is the caller's own `bytes` object or a copy.  What waits is sent in messages as large
+    as the ring, the peer's buffer and the limit allow, so that many small writes become few
+    messages when the peer is slow.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from aiordma.streams.lane import LaneMachine
 from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["Outgoing"]
+
+#: Bytes: less than so many are joined with what waits before them, until that has so many.
+_SMALL = 4096
+_JOINED = 1 << 16
 
 
 class Outgoing:
@@ -35,7 +40,7 @@ class Outgoing:
         self._port = port
         self._lane = port.lane
         self._machine = machine
-        self._backlog: deque[memoryview] = deque()
+        self._backlog: deque[memoryview | bytearray] = deque()
         self.size = 0
 
     @property
@@ -45,16 +50,26 @@ class Outgoing:
 
     def keep(self, data: bytes | bytearray | memoryview, sent: int) -> bool:
         """Keep for later what was not sent, if there is such; the caller may change `data`."""
-        view = memoryview(data)
-        if view.format != "B" or view.ndim != 1:
-            view = view.cast("B")
-        rest = view[sent:]
-        if not rest:
+        if not sent and type(data) is bytes and len(data) < _SMALL:
+            rest: bytes | memoryview = data
+        else:
+            view = memoryview(data)
+            if view.format != "B" or view.ndim != 1:
+                view = view.cast("B")
+            rest = view[sent:]
+        length = len(rest)
+        if not length:
             return False
-        if not isinstance(data, bytes):
-            rest = memoryview(bytes(rest))
-        self._backlog.append(rest)
-        self.size += len(rest)
+        if length < _SMALL:
+            # An object for each of many small writes would be a hundred times their bytes.
+            last = self._backlog[-1] if self._backlog else None
+            if type(last) is bytearray and len(last) < _JOINED:
+                last += rest
+            else:
+                self._backlog.append(bytearray(rest))
+        else:
+            self._backlog.append(memoryview(rest if type(data) is bytes else bytes(rest)))
+        self.size += length
         return True
 
     def flush(self) -> bool:
@@ -80,10 +95,13 @@ class Outgoing:
         while at < end:
             first = self._backlog[0]
             count = min(len(first), end - at)
-            ring[at : at + count] = first[:count]
+            with memoryview(first) as view:
+                ring[at : at + count] = view[:count]
             at += count
             if count == len(first):
                 self._backlog.popleft()
+            elif type(first) is bytearray:
+                del first[:count]
             else:
                 self._backlog[0] = first[count:]
         self.size -= length

@@ -317,10 +317,45 @@ class RdmaLoopMixin(_Loop):
         Cancellation: the connection is closed.
         """
         # asyncio's TLS transport asks the one below: TLS within TLS is possible.
-        told = getattr(transport, "get_extra_info", None)
-        if told is not None and told("backend") == "rdma":
+        if _goes_over_rdma(transport):
             return await start_tls(transport, protocol, sslcontext, **options)
         return await super().start_tls(transport, protocol, sslcontext, **options)
+
+    async def sendfile(
+        self,
+        transport: Any,
+        file: Any,
+        offset: int = 0,
+        count: int | None = None,
+        *,
+        fallback: bool = True,
+    ) -> int:
+        """Send a file, whichever way the connection goes; as `loop.sendfile`.
+
+        Args:
+            transport: The connection's.
+            file: Open in binary mode.
+            offset: Bytes of the file before the first that is sent.
+            count: Bytes to send; to the end of the file by default.
+            fallback: False refuses a connection over RDMA, for which the file is read.
+
+        Returns:
+            Bytes that were sent.
+
+        Raises:
+            ValueError: The file is a text file.
+            RuntimeError: The connection is closing.
+            NotImplementedError: The loop is uvloop's, which sends no files.
+
+        Cancellation: what was read of the file before it is sent.
+        """
+        if _goes_over_rdma(transport):
+            if "b" not in getattr(file, "mode", "b"):
+                msg = "file should be opened in binary mode"
+                raise ValueError(msg)
+            # asyncio's own way to read a file begins where the file is, for an offset of 0.
+            file.seek(offset)
+        return int(await super().sendfile(transport, file, offset, count, fallback=fallback))
 
     async def _look_up(self, host: Any, port: Any, family: int, **hints: int) -> list[Address]:
         found = await self.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM, **hints)
@@ -348,6 +383,11 @@ class RdmaLoopMixin(_Loop):
 
 class RdmaEventLoop(RdmaLoopMixin, asyncio.SelectorEventLoop):
     """asyncio's own loop, with RDMA: `RdmaEventLoop(selector=None, *, when="device")`."""
+
+
+def _goes_over_rdma(transport: Any) -> bool:
+    told = getattr(transport, "get_extra_info", None)
+    return told is not None and told("backend") == "rdma"
 
 
 def new_event_loop(*, when: When = "device", uvloop: bool = False) -> asyncio.AbstractEventLoop:

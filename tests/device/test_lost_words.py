@@ -14,8 +14,11 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
+from aiordma.endpoint import one_sided, rendezvous
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
+from aiordma.loop.workers import call_blocking
+from aiordma.verbs.mr import INLINE_BYTES
 from tests.device.meeting import meet
 from tests.device.oracle import Connecting, collect, until
 from tests.device.test_two_processes import peer
@@ -201,3 +204,42 @@ async def test_b04_a_crash_reads_as_a_crash(address: str, request: pytest.Fixtur
             assert "aborted" not in str(error)
             assert error.hint
             await client.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("call", ["send", "register", "expose", "read", "write"])
+async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
+    address: str, call: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a thread registers its memory, the connection is lost; this side has closed nothing."""
+    async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
+        client, server = await meet(listener, address)
+        size = 2 * INLINE_BYTES
+        async with server.expose(bytearray(size), read=True, write=True) as region:
+            registering = asyncio.Event()
+
+            async def overtaken(function: Callable[[], Any], **options: Any) -> Any:
+                made = await call_blocking(function, **options) if when == "after" else None
+                registering.set()
+                await until(lambda: client._link.closed)
+                return made if when == "after" else await call_blocking(function, **options)
+
+            async def expose() -> None:
+                async with client.expose(bytearray(size), read=True):
+                    pass
+
+            calls: dict[str, Callable[[], Awaitable[Any]]] = {
+                "send": lambda: client.send(bytes(size)),
+                "register": lambda: client.register(bytearray(size)),
+                "expose": expose,
+                "read": lambda: client.read(region, bytearray(size)),
+                "write": lambda: client.write(region, bytes(size)),
+            }
+            for module in (rendezvous, one_sided):
+                monkeypatch.setattr(module, "call_blocking", overtaken)
+            task = asyncio.ensure_future(calls[call]())
+            await registering.wait()
+            server.abort()
+            with pytest.raises(aiordma.ConnectionLostError, match="peer aborted"):
+                await task
+        await asyncio.gather(client.close(), server.close())

@@ -334,6 +334,48 @@ async def test_a_rule_that_is_none(is_uvloop: bool) -> None:
         new_event_loop(when="sometimes", uvloop=is_uvloop)  # type: ignore[arg-type]
 
 
+async def test_h05_a_file_is_sent_from_its_offset(
+    switched: Switched, address: str, is_uvloop: bool, tmp_path: Path
+) -> None:
+    """Wherever the file is: one that was just written is at its end."""
+
+    async def send(host: str) -> list[bytes]:
+        received: list[bytes] = []
+        loop = asyncio.get_running_loop()
+
+        async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            received.append(await reader.read())
+            writer.close()
+
+        async with await asyncio.start_server(keep, host, 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with (tmp_path / "file").open("wb+") as file:
+                file.write(b"0123456789" * 1000)
+                file.flush()
+                for offset, count in ((0, None), (0, 3), (7, 3), (9998, None)):
+                    reader, writer = await asyncio.open_connection(host, port)
+                    await loop.sendfile(writer.transport, file, offset, count)
+                    writer.write_eof()
+                    assert await reader.read() == b""
+                    writer.close()
+                    await writer.wait_closed()
+            with (tmp_path / "file").open() as text:
+                _, writer = await asyncio.open_connection(host, port)
+                with pytest.raises(ValueError, match="binary mode"):
+                    await loop.sendfile(writer.transport, text)  # type: ignore[arg-type]
+                writer.close()
+                await writer.wait_closed()
+        return received
+
+    if is_uvloop:
+        with pytest.raises(NotImplementedError):
+            await switched(lambda: send(address))
+        return
+    expected = [b"0123456789" * 1000, b"012", b"789", b"89", b""]
+    assert await switched(lambda: send(LOCALHOST)) == expected
+    assert await switched(lambda: send(address)) == expected
+
+
 async def test_tls_is_started_on_both_ways(switched: Switched, address: str) -> None:
     authority = trustme.CA()
     theirs = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -126,9 +126,12 @@ def test_messages_and_immediates(run: Run) -> None:
     run(main())
 
 
-def test_a_message_above_the_peers_limit_is_refused_before_it_is_sent(run: Run) -> None:
+@pytest.mark.parametrize("slot_size", [64, 4096], ids=["large", "in a slot"])
+def test_a_message_above_the_peers_limit_is_refused_before_it_is_sent(
+    run: Run, slot_size: int
+) -> None:
     async def main() -> None:
-        config = ConnectionConfig(slot_size=64, max_message_size=2048)
+        config = ConnectionConfig(slot_size=slot_size, max_message_size=2048)
         wire = await opened(config)
         sent = len(wire.links[0].sent)
         with pytest.raises(MessageTooLargeError, match="2048 bytes, this has 2049"):

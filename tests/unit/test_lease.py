@@ -14,6 +14,7 @@ import pytest
 from aiordma.endpoint import lease
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.outcome import Outcome
 from aiordma.loop import background
 from aiordma.verbs.enums import Access
 
@@ -41,7 +42,7 @@ class Side:
             wait_closed=self._wait_closed,
         )  # fmt: skip
 
-        async def register(link: Any, buffer: Any, access: Access) -> Any:
+        async def register(link: Any, outcome: Any, buffer: Any, access: Access) -> Any:
             self.access = access
             return SimpleNamespace(**vars(self.region))
 
@@ -61,7 +62,7 @@ class Side:
 
     def lease(self, timeout: float | None = None) -> Lease:
         link = cast("Link", self.link)
-        return Lease(link, self.memory, bytearray(64), RIGHTS, timeout)
+        return Lease(link, Outcome(), self.memory, bytearray(64), RIGHTS, timeout)
 
 
 class _Bag(list[Any]):

@@ -1,0 +1,79 @@
+"""Outgoing: what waits to be sent costs little more than its bytes, and keeps its order."""
+
+from __future__ import annotations
+
+import random
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiordma.streams import outgoing
+from aiordma.streams.outgoing import Outgoing
+
+RING = 1000
+
+
+class Lane:
+    """The ring and its C calls."""
+
+    def __init__(self) -> None:
+        self.head = 0
+        self.ring = bytearray(RING)
+        self.sent = bytearray()
+
+    def aio_stream_room(self, _: object) -> int:
+        return RING - self.head
+
+    def aio_stream_send(self, _: object, length: int) -> int:
+        self.sent += self.ring[self.head : self.head + length]
+        self.head = (self.head + length) % RING
+        return 0
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    lane = Lane()
+    monkeypatch.setattr(outgoing, "lib", lane)
+    return lane
+
+
+def sending(lane: Lane) -> Outgoing:
+    port = SimpleNamespace(lane=lane, send=memoryview(lane.ring), check=lambda _: None)
+    return Outgoing(cast("Any", port), cast("Any", None))
+
+
+def test_g01_small_writes_that_wait_cost_their_bytes(lane: Lane) -> None:
+    """A client that reads no answers had 12 MB of memory for 64 KiB of them, two bytes each."""
+    out = sending(lane)
+    for _ in range(100_000):
+        assert out.keep(b"x\n", 0)
+    assert out.size == 200_000
+    assert len(out._backlog) < 10
+    assert sum(map(sys.getsizeof, out._backlog)) < 2 * out.size
+
+
+def test_what_waits_keeps_its_order_and_its_bytes(lane: Lane) -> None:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    out, expected = sending(lane), bytearray()
+    for _ in range(400):
+        size = rng.choice((1, 2, 100, 4095, 4096, 70_000))
+        kind: Any = rng.choice((bytes, bytearray, memoryview))
+        content = rng.randbytes(size)
+        data = kind(content)
+        sent = rng.choice((0, 0, rng.randrange(size + 1)))
+        assert out.keep(data, sent) == (sent < size)
+        expected += content[sent:]
+        if kind is bytearray:
+            data[:] = bytes(size)  # it is the caller's again
+            data.clear()
+        if rng.random() < 0.5:
+            for _ in range(rng.randrange(300)):
+                out.flush()
+    while out.size:
+        assert out.flush()
+    assert not out._backlog
+    assert lane.sent == expected
