@@ -10,6 +10,8 @@ import ssl
 import subprocess
 import sys
 import textwrap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -334,6 +336,19 @@ async def test_a_rule_that_is_none(is_uvloop: bool) -> None:
         new_event_loop(when="sometimes", uvloop=is_uvloop)  # type: ignore[arg-type]
 
 
+@asynccontextmanager
+async def opened(
+    host: str, port: int
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection, which the block closes."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_h05_a_file_is_sent_from_its_offset(
     switched: Switched, address: str, is_uvloop: bool, tmp_path: Path
 ) -> None:
@@ -353,18 +368,14 @@ async def test_h05_a_file_is_sent_from_its_offset(
                 file.write(b"0123456789" * 1000)
                 file.flush()
                 for offset, count in ((0, None), (0, 3), (7, 3), (9998, None)):
-                    reader, writer = await asyncio.open_connection(host, port)
-                    await loop.sendfile(writer.transport, file, offset, count)
-                    writer.write_eof()
-                    assert await reader.read() == b""
-                    writer.close()
-                    await writer.wait_closed()
+                    async with opened(host, port) as (reader, writer):
+                        await loop.sendfile(writer.transport, file, offset, count)
+                        writer.write_eof()
+                        assert await reader.read() == b""
             with (tmp_path / "file").open() as text:
-                _, writer = await asyncio.open_connection(host, port)
-                with pytest.raises(ValueError, match="binary mode"):
-                    await loop.sendfile(writer.transport, text)  # type: ignore[arg-type]
-                writer.close()
-                await writer.wait_closed()
+                async with opened(host, port) as (_, writer):
+                    with pytest.raises(ValueError, match="binary mode"):
+                        await loop.sendfile(writer.transport, text)  # type: ignore[arg-type]
         return received
 
     if is_uvloop:
