@@ -337,7 +337,7 @@ class ConnectionCore:
         return True
 
     async def _deliver(self) -> None:
-        """Let arrive what was posted, at the end of the loop; the peer is told no end."""
+        """The connection waits for the requests that it has posted; it sends no END or ABORT."""
         await self._shutdown.deliver()
 
     # End

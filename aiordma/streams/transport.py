@@ -552,7 +552,7 @@ class RdmaTransport(TransportBase):
             self._end.begin()
 
     async def _deliver(self) -> None:
-        """Let arrive what was posted, at the end of the loop; the peer is told no end."""
+        """The stream waits for its requests; its end is one of them if no bytes wait for room."""
         if self._port.closed:
             return
         if not self._over:

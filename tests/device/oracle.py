@@ -69,7 +69,7 @@ async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
 class Connecting:
     """What threads do for the connects of a test: they have the objects of a call until it ends.
 
-    That is later than the loop is told of the result, by as much as the thread waits for the
+    A call ends later than the loop is told of its result, by as much as the thread waits for the
     processor.  On iWARP a connect that an earlier test has given up keeps its thread for minutes.
     """
 
