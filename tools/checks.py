@@ -17,6 +17,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Of the text of an error, in a list of failures.
+_MESSAGE_CHARACTERS = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,21 @@ def read_counts(path: Path) -> Counts | None:
         else:
             skipped += 1
     return Counts(passed, failed, skipped, xfailed)
+
+
+def read_failures(path: Path) -> list[str]:
+    """Return a line for each failed test of a JUnit file: its name and how its error begins."""
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError):
+        return []
+    lines = []
+    for case in root.iter("testcase"):
+        for failure in (*case.findall("failure"), *case.findall("error")):
+            place = case.get("classname", "").removeprefix("tests.")
+            message = " ".join(failure.get("message", "").split())
+            lines.append(f"{place} {case.get('name')}: {message[:_MESSAGE_CHARACTERS]}")
+    return lines
 
 
 class CheckFailedError(Exception):

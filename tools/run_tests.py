@@ -20,12 +20,12 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import IO
 
-from checks import ROOT, Counts, read_counts
+from checks import ROOT, Counts, read_counts, read_failures
 from stages import REPORTS, STAGES, Stage
 
 #: Between the request to end and the kill of a stage that is over its limit.
@@ -33,6 +33,8 @@ GRACE_S = 15.0
 #: Exit statuses of pytest that the counts tell better.
 PYTEST_FAILED, PYTEST_NO_TESTS = "exit status 1", "exit status 5"
 _TAIL_LINES = 60
+#: Failed tests that the end of a run names; the rest are in the logs.
+_NAMED = 12
 _running: set[subprocess.Popen[bytes]] = set()
 
 
@@ -190,7 +192,7 @@ def run_all(stages: Sequence[Stage], options: Sequence[str]) -> list[Result]:
         return [future.result() for future in futures.values()]
 
 
-def print_table(results: Iterable[Result], left_out: Sequence[Stage], seconds: float) -> Counts:
+def print_table(results: Sequence[Result], left_out: Sequence[Stage], seconds: float) -> Counts:
     """Print the summary and return the sum; its last line is the sum in plain words."""
     heads = ("passed", "failed", "skipped", "xfailed", "seconds")
     print(f"\n{'stage':<22}{'result':<8}" + "".join(f"{head:>9}" for head in heads))
@@ -206,6 +208,17 @@ def print_table(results: Iterable[Result], left_out: Sequence[Stage], seconds: f
     print(f"{seconds:.0f} s in all; logs and JUnit files: {REPORTS}/")
     if total.xfailed:
         print(f"{total.xfailed} failed as expected (xfail)")
+    # The names stand at the end: a viewer of a long log shows its last lines first.
+    failures = [
+        f"FAILED {result.stage.name}: {line}"
+        for result in results
+        if result.problem
+        for line in read_failures(ROOT / result.stage.junit) or [result.problem]
+    ]
+    for line in failures[:_NAMED]:
+        print(line)
+    if len(failures) > _NAMED:
+        print(f"... and {len(failures) - _NAMED} more: see the logs")
     print(f"{total.passed} passed, {total.failed} failed, {total.skipped} skipped", flush=True)
     return total
 
