@@ -81,7 +81,7 @@ async def test_what_rdma_server_sends(address: str, port: int) -> None:
         dialed(server, address, port, prepare) as connection,
     ):
         end, region = connection.end, regions[-1]
-        await end.qp.send(SGE(end.region(16)))
+        await end.send_last(SGE(end.region(16)))
         assert (await end.received()).byte_len == len(THEIRS)
         assert_bytes(region.view, THEIRS + POISON * 48)
         await connection.disconnected()
