@@ -37,6 +37,8 @@ def relay() -> Iterator[Relay]:
 def policy(relay: Relay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Whoever asks asyncio for a new loop gets one that goes over RDMA."""
     monkeypatch.chdir(tmp_path)  # some tests write files where they are
+    # asyncio gives TLS 30 seconds to end, which 4 MiB in a guest beside other load do not keep to.
+    monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 120.0)
     asyncio.set_event_loop_policy(Policy())
     yield
     asyncio.set_event_loop_policy(None)
