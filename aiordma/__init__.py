@@ -5,12 +5,14 @@ are the native layer beneath.  Importing works on every machine; `why_unavailabl
 RDMA itself still needs.
 """
 
+from aiordma.datagram.config import DatagramAddress, DatagramConfig
+from aiordma.datagram.endpoint import create_datagram_endpoint
+from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
-from aiordma.endpoint.limits import ListenerLimits
 from aiordma.endpoint.listener import Listener, listen
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.request import ConnectRequest
@@ -48,19 +50,17 @@ from aiordma.errors import (
     RouteError,
     TransportRetryError,
 )
+from aiordma.link.limits import ListenerLimits
+from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
 from aiordma.streams.connecting import create_connection, open_connection
-from aiordma.streams.datagram import create_datagram_endpoint
-from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig
-from aiordma.streams.datagram_transport import RdmaDatagramTransport
 from aiordma.streams.server import RdmaServer
 from aiordma.streams.serving import create_server, start_server
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
-from aiordma.streams.transport_socket import RdmaTransportSocket
 from aiordma.verbs.device import Device, devices, is_available, why_unavailable
 
 __version__ = "0.1.0"

@@ -24,9 +24,9 @@ from aiordma.cli.transfer.exchange import READ_LIMIT, Exchange, TransferError, c
 from aiordma.cli.transfer.folder import Folder
 from aiordma.cli.transfer.frames import Reason
 from aiordma.cli.transfer.server import Quota, serve_one
-from aiordma.endpoint.listening import is_worth_a_line
-from aiordma.endpoint.source import source_of
 from aiordma.errors import RdmaError
+from aiordma.link.listening import is_worth_a_line
+from aiordma.link.source import source_of
 from aiordma.memory.byte_budget import fair_share
 from aiordma.streams import start_server
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aiordma.arguments import check_kind
-from aiordma.endpoint.config_check import check_numbers, check_seconds
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS
+from aiordma.link.config_check import check_numbers, check_seconds
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = ["CONTROL_SLOTS", "DEFAULTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionConfig"]

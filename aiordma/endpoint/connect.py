@@ -14,12 +14,13 @@ from aiordma.cm.address import Address, check_address, check_port
 from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.dialing import dial, limit_of, way_to
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.pacing import Course
 from aiordma.endpoint.plan import plan_of
-from aiordma.endpoint.wire import HELLO_SIZE, Hello, asks_again, library_words, parse_refusal
+from aiordma.endpoint.wire import HELLO_SIZE, Hello
 from aiordma.errors import ConnectionRejectedError, ProtocolError
+from aiordma.link.dialing import dial, limit_of, way_to
+from aiordma.link.pacing import Course
+from aiordma.link.refusal import asks_again, library_words, parse_refusal
 
 __all__ = ["Opening", "connect"]
 

@@ -5,7 +5,7 @@ Theory of operation
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
     n.  The plain completions are taken in C (`endpoint.lane`).  The others a link delivers to four
     handlers, and a failure once; how a failure is found, and how it all ends, is in
-    `endpoint.adapter_side`.
+    `link.adapter_side`.
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
     `endpoint.slots` knows whether slots and completion queue are shared.
@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.adapter_side import AdapterSide, Closing
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
-from aiordma.endpoint.source import source_of
 from aiordma.errors import os_error
+from aiordma.link.adapter_side import AdapterSide, Closing
+from aiordma.link.source import source_of
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve

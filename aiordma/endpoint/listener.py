@@ -35,17 +35,18 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.admission import Ledger, Place, Places
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.dialing import shared_channel, warm_up
-from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import Shortages, choose, listen_on, require_device, resolve
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
-from aiordma.endpoint.wire import Hello, RefusalReason
+from aiordma.endpoint.wire import Hello
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
+from aiordma.link.admission import Ledger, Place, Places
+from aiordma.link.dialing import shared_channel, warm_up
+from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
+from aiordma.link.listening import Shortages, choose, listen_on, require_device, resolve
+from aiordma.link.refusal import RefusalReason
 from aiordma.loop import background, fork, registry
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps

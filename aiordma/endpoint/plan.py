@@ -8,8 +8,8 @@ from typing import cast
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.kept import kept
 from aiordma.endpoint.wire import Hello
+from aiordma.link.kept import kept
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES

@@ -14,22 +14,23 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ANSWER_ROOM, ConnectionId, Stage
 from aiordma.cm.connection_parameter import ConnectionParameter
-from aiordma.endpoint.admission import when_gone
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.dialing import shared_channel
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import plan_of
-from aiordma.endpoint.source import source_of
-from aiordma.endpoint.wire import HELLO_SIZE, Hello, RefusalReason, refusal, seal_refusal
+from aiordma.endpoint.wire import HELLO_SIZE, Hello
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ResourceBusyError
+from aiordma.link.admission import when_gone
+from aiordma.link.dialing import shared_channel
+from aiordma.link.refusal import RefusalReason, refusal, seal_refusal
+from aiordma.link.source import source_of
 from aiordma.loop import fork
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.running import check_loop, check_thread
 
 if TYPE_CHECKING:
-    from aiordma.endpoint.admission import Place
     from aiordma.endpoint.listener import Listener
+    from aiordma.link.admission import Place
 
 __all__ = ["ConnectRequest"]
 

@@ -2,7 +2,7 @@
 
 Theory of operation
     By default a connection has receives for `recv_depth` messages and slots for `send_depth`, and
-    the connections of a loop and device complete in common queues (`endpoint.shared_queues`).  A
+    the connections of a loop and device complete in common queues (`link.shared_queues`).  A
     thousand connections, of which most are silent, then pin memory for all that each of them could
     have under way.
 
@@ -22,10 +22,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiordma.endpoint.adapter_side import Closing
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.plan import CONTROL_SIZE, Plan, plan_of
-from aiordma.endpoint.shared_queues import SharedQueues
+from aiordma.link.adapter_side import Closing
+from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas

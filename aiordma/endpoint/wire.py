@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from aiordma.errors import ProtocolError
+from aiordma.link.refusal import HELLO_MAGIC, begins_hello
 
 __all__ = [
     "CHECKSUM",
@@ -27,19 +28,10 @@ __all__ = [
     "VERSION",
     "FrameKind",
     "Hello",
-    "RefusalReason",
-    "begins_hello",
-    "names_the_kind",
-    "asks_again",
-    "parse_refusal",
-    "refusal",
-    "seal_refusal",
 ]
 
 VERSION = 1
 MIN_VERSION = 1
-_MAGIC = b"aiRD"
-_REFUSAL_MAGIC = b"aiRJ"
 
 # magic, version, lowest version understood, flags, length of the user's bytes, data receives
 # posted, rendezvous window, slot size in bytes, largest message in KiB.
@@ -57,9 +49,6 @@ RENDEZVOUS = struct.Struct("!QII")
 CHECKSUM = struct.Struct("!I")
 
 HAS_IMM = 0x01
-
-_MAX_REFUSAL = 148
-_END_MARK = b"\x80"
 
 
 class FrameKind(IntEnum):
@@ -83,32 +72,6 @@ class AbortReason(IntEnum):
     TIMEOUT = 2
     MEMORY = 3
     DAMAGED = 4
-
-
-class RefusalReason(IntEnum):
-    """Why a listener refused by itself, without its program having a say."""
-
-    NOT_AIORDMA = 1
-    VERSION = 2
-    BUSY = 3
-    TIMEOUT = 4
-    RESOURCES = 5
-    FULL = 6
-    STREAMS = 7
-
-
-_REFUSAL_WORDS = {
-    RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
-    "for foreign peers use ConnectionConfig(raw=True) there",
-    RefusalReason.VERSION: "no common version of the message protocol",
-    RefusalReason.BUSY: "too many connections wait to be accepted; try again",
-    RefusalReason.TIMEOUT: "the request was not answered in time",
-    RefusalReason.RESOURCES: "the listener ran out of resources",
-    RefusalReason.FULL: "the listener has all connections that it takes, in total or from this "
-    "address",
-    RefusalReason.STREAMS: "it is a server of streams, and this is a client of messages: connect "
-    "with aiordma.open_connection or create_connection, or serve with aiordma.listen there",
-}
 
 
 def _protocol_error(text: str) -> ProtocolError:
@@ -152,8 +115,8 @@ class Hello:
             raise ValueError(msg)
         flags = _KNOWS_CHECKSUMS * self.knows_checksums | _ASKS_CHECKSUMS * self.asks_checksums
         header = _HELLO.pack(
-            _MAGIC, self.version, self.min_version, flags, len(self.user_data), self.recv_depth,
-            self.rendezvous_window, self.slot_size, self.max_message_kib,
+            HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
+            self.recv_depth, self.rendezvous_window, self.slot_size, self.max_message_kib,
         )  # fmt: skip
         return header + self.user_data
 
@@ -165,7 +128,7 @@ class Hello:
         Raises:
             ProtocolError: The magic is ours but the rest makes no sense or no common version.
         """
-        if data[:4] != _MAGIC:
+        if not begins_hello(data):
             return None
         if len(data) < HELLO_SIZE:
             raise _protocol_error(f"handshake of {len(data)} bytes is too short")
@@ -186,68 +149,3 @@ class Hello:
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
         )  # fmt: skip
-
-
-def begins_hello(data: bytes) -> bool:
-    """Whether private data are those of a client of messages."""
-    return data[:4] == _MAGIC
-
-
-def seal_refusal(user_data: bytes) -> bytes:
-    """The program's private data for a refusal to an aiordma peer.
-
-    The field arrives padded with zeros and without its length.  A mark, one byte 0x80, ends
-    the data wherever there is room for it; 148 bytes fill the field by themselves.
-
-    Raises:
-        ValueError: More than 148 bytes, or 148 that look like a mark and padding.
-    """
-    if len(user_data) > _MAX_REFUSAL:
-        msg = f"a refusal carries at most {_MAX_REFUSAL} bytes of private data"
-        raise ValueError(msg)
-    if len(user_data) < _MAX_REFUSAL:
-        return user_data + _END_MARK
-    if user_data.rstrip(b"\0").endswith(_END_MARK) or not user_data.rstrip(b"\0"):
-        msg = "148 bytes that end in 0x80 and zeros, or are all zeros, cannot be told from padding"
-        raise ValueError(msg)
-    return user_data
-
-
-def refusal(reason: RefusalReason) -> bytes:
-    """Private data of a refusal by the library itself."""
-    return _REFUSAL_MAGIC + bytes((reason, VERSION))
-
-
-def parse_refusal(data: bytes) -> tuple[bytes, str]:
-    """The program's bytes and the library's words out of a refusal's private data."""
-    stripped = data.rstrip(b"\0")
-    if not stripped:
-        return b"", ""
-    if stripped.endswith(_END_MARK):
-        return stripped[:-1], ""
-    # The program's bytes end in the mark or fill the field, so these cannot be taken for them.
-    words = library_words(stripped)
-    return (b"", words) if words else (data, "")
-
-
-def library_words(data: bytes) -> str:
-    """The words of a library that has refused by itself; empty if the data are a program's."""
-    stripped = data.rstrip(b"\0")
-    if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
-        return ""
-    reason = stripped[4]
-    words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
-    return words or f"refused for reason {reason}"
-
-
-def names_the_kind(data: bytes) -> bool:
-    """Whether a refusal's private data say that the client is no client of messages."""
-    return data.rstrip(b"\0") == refusal(RefusalReason.NOT_AIORDMA)
-
-
-def asks_again(data: bytes) -> bool:
-    """Whether a refusal's private data ask the client to try again."""
-    return data.rstrip(b"\0") == refusal(RefusalReason.BUSY)
-
-
-_KNOWN = frozenset(RefusalReason)

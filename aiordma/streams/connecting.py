@@ -11,10 +11,10 @@ from typing import Any
 
 from aiordma.arguments import check_kind, check_seconds
 from aiordma.cm.address import Address, check_address, check_port
-from aiordma.endpoint.dialing import dial, limit_of, way_to
-from aiordma.endpoint.pacing import Course
-from aiordma.endpoint.wire import asks_again, names_the_kind, parse_refusal
 from aiordma.errors import ConnectionRejectedError
+from aiordma.link.dialing import dial, limit_of, way_to
+from aiordma.link.pacing import Course
+from aiordma.link.refusal import asks_again, names_the_kind, parse_refusal
 from aiordma.loop import fork
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort

@@ -32,24 +32,25 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.admission import Ledger, Place, Places, when_gone
-from aiordma.endpoint.dialing import shared_channel
-from aiordma.endpoint.limits import ListenerLimits
-from aiordma.endpoint.listening import Shortages, listen_on
-from aiordma.endpoint.source import source_of
-from aiordma.endpoint.wire import RefusalReason, begins_hello, refusal
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
+from aiordma.link.admission import Ledger, Place, Places, when_gone
+from aiordma.link.dialing import shared_channel
+from aiordma.link.limits import ListenerLimits
+from aiordma.link.listening import Shortages, listen_on
+from aiordma.link.refusal import RefusalReason, begins_hello, refusal
+from aiordma.link.source import source_of
+from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import background, fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
+from aiordma.streams.sockets import listening_socket
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.tls import secured
 from aiordma.streams.transport import RdmaTransport
-from aiordma.streams.transport_socket import RdmaTransportSocket, listening_socket
 
 __all__ = ["RdmaServer"]
 

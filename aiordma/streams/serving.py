@@ -10,12 +10,12 @@ from typing import Any
 
 from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port
-from aiordma.endpoint.dialing import warm_up
-from aiordma.endpoint.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.endpoint.listening import choose, require_device, resolve
+from aiordma.link.dialing import warm_up
+from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
+from aiordma.link.listening import choose, require_device, resolve
 from aiordma.loop import fork
-from aiordma.streams.given_socket import only_ipv6, take_place
 from aiordma.streams.server import RdmaServer
+from aiordma.streams.sockets import only_ipv6, take_place
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiordma.endpoint.config_check import check_numbers, check_seconds
+from aiordma.link.config_check import check_numbers, check_seconds
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = ["DEFAULTS", "StreamConfig"]

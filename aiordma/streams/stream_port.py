@@ -25,9 +25,9 @@ from socket import ntohl
 from aiordma._ffi import ffi, lib
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
-from aiordma.endpoint.adapter_side import AdapterSide
-from aiordma.endpoint.shared_queues import SharedQueues
 from aiordma.errors import ProtocolError, os_error
+from aiordma.link.adapter_side import AdapterSide
+from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop.empty import nobody
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking

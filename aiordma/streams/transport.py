@@ -42,11 +42,11 @@ from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.outgoing import Outgoing
+from aiordma.streams.sockets import stream_socket
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.transport_base import TransportBase
-from aiordma.streams.transport_socket import stream_socket
 from aiordma.streams.watch import Watch
 
 __all__ = ["RdmaTransport"]

@@ -21,7 +21,7 @@ from aiordma.cm import (
     Option,
 )
 from aiordma.cm import address as address_module
-from aiordma.endpoint import dialing
+from aiordma.link import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import meet, part
 

@@ -16,7 +16,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from aiordma.endpoint import dialing
+from aiordma.link import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import are_alive, part
 from tests.device.oracle import settle, until

@@ -14,7 +14,7 @@ import pytest
 
 import aiordma
 from aiordma import DatagramAddress, DatagramConfig, create_datagram_endpoint
-from aiordma.streams.neighbors import look
+from aiordma.datagram.neighbors import look
 from tests.device.datagrams import Echo, Recorder, endpoint
 from tests.device.forging import forged_datagrams
 

@@ -13,7 +13,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
-from aiordma.endpoint.dialing import shared_channel
+from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
 
 pytestmark = pytest.mark.device

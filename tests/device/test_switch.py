@@ -20,8 +20,8 @@ import pytest
 import trustme
 
 import aiordma
+from aiordma.link.reach import device_at, device_towards
 from aiordma.streams.policy import new_event_loop
-from aiordma.streams.reach import device_at, device_towards
 from tests.device.switching import LIMIT_S, Switched
 
 pytestmark = pytest.mark.device

@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from aiordma.streams.datagram_config import DatagramConfig, Key
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.datagram_transport import RdmaDatagramTransport
-from aiordma.streams.destinations import Destination, Destinations
+from aiordma.datagram.config import DatagramConfig, Key
+from aiordma.datagram.destinations import Destination, Destinations
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.verbs.ah import AHAttributes, gid_of
 
 from .conftest import settle

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from aiordma.endpoint import admission, pacing
-from aiordma.endpoint.admission import Ledger, Place, Places
-from aiordma.endpoint.limits import ListenerLimits
-from aiordma.endpoint.listening import Shortages
-from aiordma.endpoint.pacing import Course, paced
-from aiordma.endpoint.source import source_of
 from aiordma.errors import ConnectionRejectedError, RdmaError
+from aiordma.link import admission, pacing
+from aiordma.link.admission import Ledger, Place, Places
+from aiordma.link.limits import ListenerLimits
+from aiordma.link.listening import Shortages
+from aiordma.link.pacing import Course, paced
+from aiordma.link.source import source_of
 from aiordma.loop.limit import Limit, PatientLimit
 
 ADDRESS = ("192.0.2.1", 7)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, key_of
-from aiordma.streams.destinations import Destinations
+from aiordma.datagram.config import DatagramAddress, DatagramConfig, key_of
+from aiordma.datagram.destinations import Destinations
 
 
 @pytest.mark.parametrize(

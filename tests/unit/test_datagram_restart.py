@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 
 from aiordma._ffi import ffi, load_error
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
 from aiordma.loop.slots import SUB_SHIFT, SlotTable
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.datagram_slots import RECV, RecvSlots, SendSlots
 from aiordma.verbs.enums import QPState, WCStatus
 
 from .conftest import Run, settle

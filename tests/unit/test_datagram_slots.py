@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from aiordma._ffi import ffi, lib, load_error
-from aiordma.streams.datagram_slots import RECV, RecvSlots, SendSlots
+from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.mr import MemoryRegion
 

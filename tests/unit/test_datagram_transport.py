@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma.streams.datagram_config import DatagramConfig
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.datagram_transport import RdmaDatagramTransport
+from aiordma.datagram.config import DatagramConfig
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.transport import RdmaDatagramTransport
 
 from .conftest import Run, settle
 from .datagram_bench import Bench, FakePort, Protocol

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from aiordma.datagram import destinations
+from aiordma.datagram.config import DatagramConfig, Key
+from aiordma.datagram.destinations import Destination, Destinations
+from aiordma.datagram.neighbors import Neighbors, NextHop
 from aiordma.errors import ConnectTimeoutError
-from aiordma.streams import destinations
-from aiordma.streams.datagram_config import DatagramConfig, Key
-from aiordma.streams.destinations import Destination, Destinations
-from aiordma.streams.neighbors import Neighbors, NextHop
 from aiordma.verbs.ah import AHAttributes, gid_of
 from aiordma.verbs.context import GidEntry
 from aiordma.verbs.enums import GIDType

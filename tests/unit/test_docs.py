@@ -13,7 +13,9 @@ import aiordma.verbs
 from aiordma import error_words, errors
 from aiordma.endpoint import wire
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.wire import FrameKind, RefusalReason
+from aiordma.endpoint.wire import FrameKind
+from aiordma.link import refusal
+from aiordma.link.refusal import RefusalReason
 from aiordma.testing.softroce import errors as softroce_errors
 from aiordma.testing.softroce.cli import _parser
 from aiordma.testing.softroce.options import DEVICES, ENGINES
@@ -51,8 +53,8 @@ def test_the_layout_of_hello_and_header() -> None:
         if cells[1].isdecimal() and end:  # not the program's data, nor what follows it
             assert int(cells[0]) + int(cells[1]) == end
     text = (DOCS / "wire.md").read_text()
-    assert f"`{wire._MAGIC.decode()}`" in text
-    assert f"`{wire._REFUSAL_MAGIC.decode()}`" in text
+    assert f"`{refusal.HELLO_MAGIC.decode()}`" in text
+    assert f"`{refusal._REFUSAL_MAGIC.decode()}`" in text
 
 
 def test_the_count_of_the_proof() -> None:

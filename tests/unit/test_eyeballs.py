@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma.cm.address import Address
-from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
 from aiordma.errors import (
     AddressError,
     ConnectionRejectedError,
     ConnectTimeoutError,
     DeviceNotFoundError,
 )
+from aiordma.link.eyeballs import AllFailedError, interleave, race
 from tests.device.stepping import Steps, run_canceled
 
 from .conftest import Run, settle

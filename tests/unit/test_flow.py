@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.streams.flow import FlowControl
+from aiordma.datagram.flow import FlowControl
 
 
 class Paused:

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from aiordma.cm.address import look_up
-from aiordma.endpoint.listening import choose
+from aiordma.link.listening import choose
 
 from .conftest import Run
 

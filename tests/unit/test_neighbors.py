@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aiordma.streams import neighbors
-from aiordma.streams.neighbors import Neighbors, NextHop, look
+from aiordma.datagram import neighbors
+from aiordma.datagram.neighbors import Neighbors, NextHop, look
 
 from .conftest import Run, settle
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma.endpoint import shared_queues
-from aiordma.endpoint.shared_queues import SharedQueues
+from aiordma.link import shared_queues
+from aiordma.link.shared_queues import SharedQueues
 
 ROOM = 10
 

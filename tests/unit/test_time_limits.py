@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.endpoint import listening
+from aiordma.datagram import endpoint as datagram
+from aiordma.datagram.groups import Groups
+from aiordma.link import listening
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
-from aiordma.streams import datagram
-from aiordma.streams.groups import Groups
 
 from .fake_resource import Fake
 
@@ -106,7 +106,7 @@ def _nameless() -> Iterator[str]:
 def test_b01_no_limit_of_the_library_is_nameless() -> None:
     # The first is asyncio's own, for programs of the command line; of the second `dial` makes the
     # error.
-    assert set(_nameless()) == {"loop/timers.py: timeout", "endpoint/dialing.py: limit_of"}
+    assert set(_nameless()) == {"loop/timers.py: timeout", "link/dialing.py: limit_of"}
 
 
 async def test_b01_a_name_of_a_datagram_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,9 @@ from typing import Any
 
 import pytest
 
+from aiordma.link.transport_socket import RdmaTransportSocket
+from aiordma.streams.sockets import listening_socket, stream_socket
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
-from aiordma.streams.transport_socket import (
-    RdmaTransportSocket,
-    listening_socket,
-    stream_socket,
-)
 
 HERE, THERE = ("127.0.0.1", 7), ("127.0.0.1", 9)
 

@@ -19,10 +19,6 @@ from aiordma.endpoint.wire import (
     AbortReason,
     FrameKind,
     Hello,
-    RefusalReason,
-    parse_refusal,
-    refusal,
-    seal_refusal,
 )
 from aiordma.errors import (
     MessageDamagedError,
@@ -30,6 +26,7 @@ from aiordma.errors import (
     RdmaTimeoutError,
     completion_error,
 )
+from aiordma.link.refusal import RefusalReason, parse_refusal, refusal, seal_refusal
 
 REQUEST_ROOM, REPLY_ROOM, REFUSAL_ROOM = 56, 196, 148
 

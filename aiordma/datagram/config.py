@@ -6,7 +6,7 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from aiordma.endpoint.config_check import check_numbers, check_seconds
+from aiordma.link.config_check import check_numbers, check_seconds
 
 __all__ = ["DatagramAddress", "DatagramConfig", "Key", "key_of"]
 

@@ -15,8 +15,8 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.dialing import way_to
 from aiordma.errors import plain_error, tell_where
+from aiordma.link.dialing import way_to
 from aiordma.loop.limit import Limit
 
 __all__ = ["Shortages", "choose", "listen_on", "require_device", "resolve"]

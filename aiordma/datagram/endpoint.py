@@ -13,13 +13,13 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.cm.multicast import group_host
-from aiordma.endpoint.dialing import shared_channel, warm_up
+from aiordma.datagram.config import DatagramConfig
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.errors import HostNotFoundError, tell_what
+from aiordma.link.dialing import shared_channel, warm_up
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
-from aiordma.streams.datagram_config import DatagramConfig
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.datagram_transport import RdmaDatagramTransport
 from aiordma.verbs.ah import host_of
 from aiordma.verbs.device import devices
 from aiordma.verbs.enums import GIDType, TransportType

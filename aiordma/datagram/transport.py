@@ -1,7 +1,7 @@
 """RdmaDatagramTransport: asyncio's DatagramTransport over a queue pair of type UD.
 
 Theory of operation
-    `sendto` copies, into a send slot or into the outbox (streams.outbox), whose water marks pause
+    `sendto` copies, into a send slot or into the outbox (datagram.outbox), whose water marks pause
     the protocol; beyond `max_buffer_size` a datagram is dropped and reported.
 
     What arrives stays in its receive slot until the loop's next turn, at most `_BUDGET` datagrams a
@@ -27,15 +27,15 @@ from typing import Any
 from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
+from aiordma.datagram.config import DatagramConfig, Key, key_of
+from aiordma.datagram.flow import FlowControl
+from aiordma.datagram.groups import Groups
+from aiordma.datagram.outbox import Outbox
+from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, plain_error, tell_where
+from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
-from aiordma.streams.datagram_config import DatagramConfig, Key, key_of
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.flow import FlowControl
-from aiordma.streams.groups import Groups
-from aiordma.streams.outbox import Outbox
-from aiordma.streams.transport_socket import RdmaTransportSocket
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
 

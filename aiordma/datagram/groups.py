@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.datagram.port import DatagramPort
 from aiordma.loop.limit import Limit
-from aiordma.streams.datagram_port import DatagramPort
 
 __all__ = ["Groups"]
 

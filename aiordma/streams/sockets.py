@@ -1,7 +1,7 @@
-"""Sockets that a program gives: what stands in their way to RDMA, and the address they name.
+"""Sockets beside streams: those that a program gives, and the stand-ins that it gets.
 
-A socket cannot change its kind.  One that is not connected and does not listen has nothing but an
-address so far, and a server over RDMA can take its place there.
+A socket of a program cannot change its kind.  A socket that is not connected and does not listen
+has nothing but an address so far, and a server over RDMA can take its place there.
 """
 
 from __future__ import annotations
@@ -11,8 +11,17 @@ import socket
 from typing import Any
 
 from aiordma.cm.address import Address
+from aiordma.link.transport_socket import RdmaTransportSocket, SocketOption
+from aiordma.streams.stream_config import StreamConfig
 
-__all__ = ["address_of", "obstacle", "only_ipv6", "take_place"]
+__all__ = [
+    "address_of",
+    "listening_socket",
+    "obstacle",
+    "only_ipv6",
+    "stream_socket",
+    "take_place",
+]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
@@ -64,3 +73,36 @@ def take_place(sock: Any) -> Address:
     if not sock.getsockname()[1]:
         sock.bind(("", 0))
     return address_of(sock.getsockname())
+
+
+def stream_socket(
+    sockname: Address, peername: Address | None, config: StreamConfig
+) -> RdmaTransportSocket:
+    """The stand-in of a connection."""
+    facts = {**_buffers(config), **_type_of_service(sockname, config)}
+    keepalive = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): int(config.keepalive_s is not None)}
+    return RdmaTransportSocket(sockname, peername, facts=facts, defaults=keepalive)
+
+
+def listening_socket(sockname: Address, config: StreamConfig) -> RdmaTransportSocket:
+    """The stand-in of a server, for one of its addresses."""
+    facts = {**_buffers(config), (socket.SOL_SOCKET, socket.SO_ACCEPTCONN): 1}
+    if ":" in sockname[0]:
+        facts[socket.IPPROTO_IPV6, socket.IPV6_V6ONLY] = 1
+    free_at_once = {(socket.SOL_SOCKET, socket.SO_REUSEADDR): 1}
+    return RdmaTransportSocket(sockname, facts=facts, defaults=free_at_once)
+
+
+def _buffers(config: StreamConfig) -> dict[SocketOption, int]:
+    return {
+        (socket.SOL_SOCKET, socket.SO_RCVBUF): config.receive_buffer_size,
+        (socket.SOL_SOCKET, socket.SO_SNDBUF): config.send_buffer_size,
+    }
+
+
+def _type_of_service(sockname: Address, config: StreamConfig) -> dict[SocketOption, int]:
+    if config.tos is None:
+        return {}
+    if ":" in sockname[0]:
+        return {(socket.IPPROTO_IPV6, socket.IPV6_TCLASS): config.tos}
+    return {(socket.IPPROTO_IP, socket.IP_TOS): config.tos}

@@ -13,7 +13,7 @@ Theory of operation
     two kinds share nothing.  At most `_MOST_AT_A_TIME` services and groups are looked for at a
     time.  A source whose next hop the kernel knows, and so each peer that has just resolved us,
     gets its address handle at once.  For the others `max_unresolved_sources` next hops are resolved
-    at a time, without a thread each (streams.neighbors), and as many sources wait for that; when
+    at a time, without a thread each (datagram.neighbors), and as many sources wait for that; when
     one more comes, the source that has waited longest is given up.  Sources leave the program's own
     destinations half of `max_destinations`.
 
@@ -38,6 +38,10 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
+from aiordma.datagram.config import DatagramAddress, DatagramConfig, Key
+from aiordma.datagram.groups import Groups
+from aiordma.datagram.neighbors import Neighbors, NextHop, look
+from aiordma.datagram.port import DatagramPort
 from aiordma.errors import (
     ConnectTimeoutError,
     DeviceNotFoundError,
@@ -47,10 +51,6 @@ from aiordma.errors import (
 )
 from aiordma.loop import background
 from aiordma.loop.workers import WorkerPool, answering, answering_slowly, call_blocking
-from aiordma.streams.datagram_config import DatagramAddress, DatagramConfig, Key
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.groups import Groups
-from aiordma.streams.neighbors import Neighbors, NextHop, look
 from aiordma.verbs.ah import GRH, AddressHandle, AHAttributes, gid_of, host_of
 from aiordma.verbs.enums import GIDType
 from aiordma.verbs.wc import WCRecord, WorkCompletion

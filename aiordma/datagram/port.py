@@ -8,7 +8,7 @@ Theory of operation
       the member of multicast groups;
     - the listener, if the endpoint has an address of its own, answers each request with the number
       of the queue pair, and forgets it: no request costs anything afterwards;
-    - destinations ask with ids of their own (streams.destinations).
+    - destinations ask with ids of their own (datagram.destinations).
 
     As with connections, one entry of the channel's slot table serves all, and the sub-index of a
     wr_id tells the slot.
@@ -37,13 +37,13 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.dialing import shared_channel
+from aiordma.datagram.config import DatagramConfig
+from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
 from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error, plain_error
+from aiordma.link.dialing import shared_channel
 from aiordma.loop import fork
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
-from aiordma.streams.datagram_config import DatagramConfig
-from aiordma.streams.datagram_slots import RECV, RecvSlots, SendSlots
 from aiordma.verbs.ah import GRH, AddressHandle
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context

@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.datagram.config import DatagramConfig, Key
+from aiordma.datagram.destinations import Destination, Destinations
+from aiordma.datagram.flow import FlowControl
+from aiordma.datagram.groups import Groups
+from aiordma.datagram.port import DatagramPort
 from aiordma.errors import plain_error
-from aiordma.streams.datagram_config import DatagramConfig, Key
-from aiordma.streams.datagram_port import DatagramPort
-from aiordma.streams.destinations import Destination, Destinations
-from aiordma.streams.flow import FlowControl
-from aiordma.streams.groups import Groups
 
 __all__ = ["Outbox"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from aiordma.endpoint.config_check import check_numbers, check_seconds
+from aiordma.link.config_check import check_numbers, check_seconds
 
 __all__ = ["DEFAULT_LIMITS", "ListenerLimits"]
 

@@ -15,8 +15,8 @@ import socket
 
 from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.dialing import shared_channel, warm_up
 from aiordma.errors import DeviceNotFoundError, LibraryMissingError
+from aiordma.link.dialing import shared_channel, warm_up
 from aiordma.verbs.device import devices
 
 __all__ = ["device_at", "device_towards"]

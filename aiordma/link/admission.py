@@ -28,8 +28,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Self
 
-from aiordma.endpoint.limits import ListenerLimits
 from aiordma.errors import plain_error
+from aiordma.link.limits import ListenerLimits
 from aiordma.loop import fork
 from aiordma.loop.empty import nobody
 from aiordma.memory.byte_budget import fair_share

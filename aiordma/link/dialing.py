@@ -16,9 +16,9 @@ from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.endpoint.eyeballs import AllFailedError, interleave, race
-from aiordma.endpoint.pacing import Course, paced
 from aiordma.errors import AddressError, ConnectTimeoutError, tell_where
+from aiordma.link.eyeballs import AllFailedError, interleave, race
+from aiordma.link.pacing import Course, paced
 from aiordma.loop import background, registry
 from aiordma.loop.limit import Limit, PatientLimit
 from aiordma.loop.workers import call_blocking

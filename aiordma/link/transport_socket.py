@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from aiordma.cm.address import Address
-from aiordma.streams.stream_config import StreamConfig
 
-__all__ = ["RdmaTransportSocket", "SocketAddress", "listening_socket", "stream_socket"]
+__all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption"]
 
 #: As `socket.getsockname()` has it: (host, port), for IPv6 (host, port, flow, scope).
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
-_Option = tuple[int, int]
+#: (level, option), as `socket.setsockopt` takes them.
+SocketOption = tuple[int, int]
 
 _INT = struct.Struct("i")
 _KINDS = {socket.SOCK_STREAM: socket.IPPROTO_TCP, socket.SOCK_DGRAM: socket.IPPROTO_UDP}
 # What a socket answers before the program has set anything.
-_DEFAULTS: dict[_Option, int] = {
+_DEFAULTS: dict[SocketOption, int] = {
     (socket.SOL_SOCKET, socket.SO_BROADCAST): 0,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 0,
     (socket.SOL_SOCKET, socket.SO_OOBINLINE): 0,
@@ -57,15 +57,15 @@ class RdmaTransportSocket:
         peername: Address | None = None,
         kind: socket.SocketKind = socket.SOCK_STREAM,
         *,
-        facts: Mapping[_Option, int] | None = None,
-        defaults: Mapping[_Option, int] | None = None,
+        facts: Mapping[SocketOption, int] | None = None,
+        defaults: Mapping[SocketOption, int] | None = None,
     ) -> None:
         self._sockname = sockname
         self._peername = peername
         self._kind = kind
         self._facts = facts or {}
         self._defaults = defaults or {}
-        self._set: dict[_Option, int | bytes] = {}
+        self._set: dict[SocketOption, int | bytes] = {}
 
     @property
     def family(self) -> socket.AddressFamily:
@@ -121,7 +121,7 @@ class RdmaTransportSocket:
             return value
         return (value if isinstance(value, bytes) else _INT.pack(value))[:buflen]
 
-    def _value(self, key: _Option) -> int | bytes:
+    def _value(self, key: SocketOption) -> int | bytes:
         own = {
             (socket.SOL_SOCKET, socket.SO_TYPE): int(self._kind),
             (socket.SOL_SOCKET, socket.SO_DOMAIN): int(self.family),
@@ -230,39 +230,6 @@ class RdmaTransportSocket:
             f"<{type(self).__name__} fd=-1, family={self.family!s}, type={self.type!s}, "
             f"proto={self.proto}, laddr={self.getsockname()}{peer}>"
         )
-
-
-def stream_socket(
-    sockname: Address, peername: Address | None, config: StreamConfig
-) -> RdmaTransportSocket:
-    """The stand-in of a connection."""
-    facts = {**_buffers(config), **_type_of_service(sockname, config)}
-    keepalive = {(socket.SOL_SOCKET, socket.SO_KEEPALIVE): int(config.keepalive_s is not None)}
-    return RdmaTransportSocket(sockname, peername, facts=facts, defaults=keepalive)
-
-
-def listening_socket(sockname: Address, config: StreamConfig) -> RdmaTransportSocket:
-    """The stand-in of a server, for one of its addresses."""
-    facts = {**_buffers(config), (socket.SOL_SOCKET, socket.SO_ACCEPTCONN): 1}
-    if ":" in sockname[0]:
-        facts[socket.IPPROTO_IPV6, socket.IPV6_V6ONLY] = 1
-    free_at_once = {(socket.SOL_SOCKET, socket.SO_REUSEADDR): 1}
-    return RdmaTransportSocket(sockname, facts=facts, defaults=free_at_once)
-
-
-def _buffers(config: StreamConfig) -> dict[_Option, int]:
-    return {
-        (socket.SOL_SOCKET, socket.SO_RCVBUF): config.receive_buffer_size,
-        (socket.SOL_SOCKET, socket.SO_SNDBUF): config.send_buffer_size,
-    }
-
-
-def _type_of_service(sockname: Address, config: StreamConfig) -> dict[_Option, int]:
-    if config.tos is None:
-        return {}
-    if ":" in sockname[0]:
-        return {(socket.IPPROTO_IPV6, socket.IPV6_TCLASS): config.tos}
-    return {(socket.IPPROTO_IP, socket.IP_TOS): config.tos}
 
 
 def _as_socket(address: Address) -> SocketAddress:

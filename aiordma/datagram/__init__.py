@@ -1,0 +1,1 @@
+"""Datagrams: asyncio's DatagramProtocol over a queue pair of unreliable datagrams."""

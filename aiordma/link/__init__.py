@@ -1,0 +1,1 @@
+"""What messages, streams and datagrams share: finding a peer, and the adapter's objects."""

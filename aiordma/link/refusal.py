@@ -1,0 +1,120 @@
+"""The private data of a refusal, and how a request of messages is told from one of streams.
+
+A client of one kind can meet a listener of the other: both read what is here.  docs/wire.md is the
+specification; this file and that page change together.  Parsing is total: it returns a value,
+whatever the peer has sent.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = [
+    "HELLO_MAGIC",
+    "RefusalReason",
+    "asks_again",
+    "begins_hello",
+    "library_words",
+    "names_the_kind",
+    "parse_refusal",
+    "refusal",
+    "seal_refusal",
+]
+
+VERSION = 1
+#: With these bytes the private data of a client of messages begin.
+HELLO_MAGIC = b"aiRD"
+_REFUSAL_MAGIC = b"aiRJ"
+_MAX_REFUSAL = 148
+_END_MARK = b"\x80"
+
+
+class RefusalReason(IntEnum):
+    """Why a listener refused by itself, without its program having a say."""
+
+    NOT_AIORDMA = 1
+    VERSION = 2
+    BUSY = 3
+    TIMEOUT = 4
+    RESOURCES = 5
+    FULL = 6
+    STREAMS = 7
+
+
+_REFUSAL_WORDS = {
+    RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
+    "for foreign peers use ConnectionConfig(raw=True) there",
+    RefusalReason.VERSION: "no common version of the message protocol",
+    RefusalReason.BUSY: "too many connections wait to be accepted; try again",
+    RefusalReason.TIMEOUT: "the request was not answered in time",
+    RefusalReason.RESOURCES: "the listener ran out of resources",
+    RefusalReason.FULL: "the listener has all connections that it takes, in total or from this "
+    "address",
+    RefusalReason.STREAMS: "it is a server of streams, and this is a client of messages: connect "
+    "with aiordma.open_connection or create_connection, or serve with aiordma.listen there",
+}
+
+
+def begins_hello(data: bytes) -> bool:
+    """Whether private data are those of a client of messages."""
+    return data[:4] == HELLO_MAGIC
+
+
+def seal_refusal(user_data: bytes) -> bytes:
+    """The program's private data for a refusal to an aiordma peer.
+
+    The field arrives padded with zeros and without its length.  A mark, one byte 0x80, ends
+    the data wherever there is room for it; 148 bytes fill the field by themselves.
+
+    Raises:
+        ValueError: More than 148 bytes, or 148 that look like a mark and padding.
+    """
+    if len(user_data) > _MAX_REFUSAL:
+        msg = f"a refusal carries at most {_MAX_REFUSAL} bytes of private data"
+        raise ValueError(msg)
+    if len(user_data) < _MAX_REFUSAL:
+        return user_data + _END_MARK
+    if user_data.rstrip(b"\0").endswith(_END_MARK) or not user_data.rstrip(b"\0"):
+        msg = "148 bytes that end in 0x80 and zeros, or are all zeros, cannot be told from padding"
+        raise ValueError(msg)
+    return user_data
+
+
+def refusal(reason: RefusalReason) -> bytes:
+    """Private data of a refusal by the library itself."""
+    return _REFUSAL_MAGIC + bytes((reason, VERSION))
+
+
+def parse_refusal(data: bytes) -> tuple[bytes, str]:
+    """The program's bytes and the library's words out of a refusal's private data."""
+    stripped = data.rstrip(b"\0")
+    if not stripped:
+        return b"", ""
+    if stripped.endswith(_END_MARK):
+        return stripped[:-1], ""
+    # The program's bytes end in the mark or fill the field, so these cannot be taken for them.
+    words = library_words(stripped)
+    return (b"", words) if words else (data, "")
+
+
+def library_words(data: bytes) -> str:
+    """The words of a library that has refused by itself; empty if the data are a program's."""
+    stripped = data.rstrip(b"\0")
+    if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
+        return ""
+    reason = stripped[4]
+    words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
+    return words or f"refused for reason {reason}"
+
+
+def names_the_kind(data: bytes) -> bool:
+    """Whether a refusal's private data say that the client is no client of messages."""
+    return data.rstrip(b"\0") == refusal(RefusalReason.NOT_AIORDMA)
+
+
+def asks_again(data: bytes) -> bool:
+    """Whether a refusal's private data ask the client to try again."""
+    return data.rstrip(b"\0") == refusal(RefusalReason.BUSY)
+
+
+_KNOWN = frozenset(RefusalReason)
