@@ -13,6 +13,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import house
 import mutate
 from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
@@ -36,6 +37,17 @@ def check_sizes() -> None:
                 long.append(f"{path} has {lines} lines")
     if long:
         raise CheckFailedError(f"{'; '.join(long)} (limit {MAX_LINES}): divide them by topic")
+
+
+def check_house() -> None:
+    """Fail if a figure of the structure is above its bound; see tools/house.py."""
+    bad = [
+        f"{figure.name}: {figure.value}, above {figure.bound} ({figure.where})"
+        for figure in house.figures()
+        if figure.value > figure.bound
+    ]
+    if bad:
+        raise CheckFailedError("; ".join(bad))
 
 
 def check_c_warnings() -> None:
@@ -136,6 +148,7 @@ def main() -> int:
     checks.run("shell syntax", check_shell)
     checks.run("codespell", check_spelling)
     checks.run("file sizes", check_sizes)
+    checks.run("structure", check_house)
     checks.run("mutations", check_mutations)
     return checks.finish()
 
