@@ -90,7 +90,8 @@ def test_the_second_begins_after_the_head_start_and_wins(run: Run) -> None:
         net = Net()
         net.answer(V4[0])
         assert await net.race([V6[0], V4[0], V6[1]]) == "10.0.0.1"
-        (first, a), (second, b) = net.began
+        # The third begins, too, where the loop is late by another head start.
+        (first, a), (second, b), *_ = net.began
         assert (a, b) == (V6[0], V4[0])
         assert 0.018 <= second - first < 10  # uvloop counts in milliseconds
         assert net.answers[V6[0]].cancelled()
