@@ -168,7 +168,7 @@ async def test_b06_more_than_the_backlog_are_told_so(address: str) -> None:
             assert "try again" in str(error)
             assert "4791" not in str(error)  # the way there is open
             assert "backlog" in error.hint
-        assert listener.refused >= 8  # each has been tried again
+        assert listener.refused > len(late), "not one has been tried again"
         for _ in range(2):
             (await anext(requests)).reject(b"no")
         await asyncio.wait(pending)
