@@ -212,8 +212,9 @@ STAGES: tuple[Stage, ...] = (
         "the unit tests that drive C the most, under AddressSanitizer and UBSan",
         "address,undefined",
         *(f"tests/unit/test_{name}.py" for name in _MUCH_C),
-        # The sanitizer's allocator is not made for it: a child of a process with threads may find
-        # it locked by a thread that it does not have, and waits for ever.
+        # AddressSanitizer's allocator does not support it: fork() can copy the allocator while
+        # another thread holds its lock; that thread does not exist in the child, and the child
+        # waits for ever.
         "--deselect=tests/unit/test_timers.py::test_a_forked_child_has_none",
         limit_s=900,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-__all__ = ["FlowControl"]
+__all__ = ["FlowControl", "tell_protocol"]
 
 _DEFAULT_HIGH = 64 * 1024
 
@@ -17,9 +17,9 @@ class FlowControl:
     the protocol is paused, once, and at the low one or below it goes on.
 
     Args:
-        loop: Whose exception handler hears of a protocol that raises.
-        transport: For its messages.
-        protocol: Whom to tell.
+        loop: Its exception handler reports an exception of the protocol.
+        transport: The exception handler gets it beside the exception.
+        protocol: Has `pause_writing` and `resume_writing`.
     """
 
     __slots__ = ("_loop", "_protocol", "_transport", "high", "low", "paused", "size")
@@ -71,14 +71,21 @@ class FlowControl:
             self._tell("pause_writing")
 
     def _tell(self, name: str) -> None:
-        try:
-            getattr(self._protocol, name)()
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._loop.call_exception_handler({
-                "message": f"protocol.{name}() failed",
-                "exception": exc,
-                "transport": self._transport,
-                "protocol": self._protocol,
-            })  # fmt: skip
+        tell_protocol(self._loop, self._transport, self._protocol, name)
+
+
+def tell_protocol(
+    loop: asyncio.AbstractEventLoop, transport: Any, protocol: Any, name: str, *args: Any
+) -> None:
+    """Call a method of a protocol; the loop reports an exception, as it does with asyncio's own."""
+    try:
+        getattr(protocol, name)(*args)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as exc:
+        loop.call_exception_handler({
+            "message": f"protocol.{name}() failed",
+            "exception": exc,
+            "transport": transport,
+            "protocol": protocol,
+        })  # fmt: skip

@@ -28,7 +28,7 @@ from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.datagram.config import DatagramConfig, Key, key_of
-from aiordma.datagram.flow import FlowControl
+from aiordma.datagram.flow import FlowControl, tell_protocol
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
@@ -247,18 +247,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         return True
 
     def _call(self, name: str, *args: Any) -> None:
-        """Call the protocol; what it raises is the loop's to report, as with asyncio."""
-        try:
-            getattr(self._protocol, name)(*args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as exc:
-            self._loop.call_exception_handler({
-                "message": f"protocol.{name}() failed",
-                "exception": exc,
-                "transport": self,
-                "protocol": self._protocol,
-            })  # fmt: skip
+        tell_protocol(self._loop, self, self._protocol, name, *args)
 
     # Groups
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from aiordma.errors import ProtocolError
-from aiordma.link.refusal import HELLO_MAGIC, begins_hello
+from aiordma.link.refusal import HELLO_MAGIC, VERSION, begins_hello
 
 __all__ = [
     "CHECKSUM",
@@ -30,7 +30,6 @@ __all__ = [
     "Hello",
 ]
 
-VERSION = 1
 MIN_VERSION = 1
 
 # magic, version, lowest version understood, flags, length of the user's bytes, data receives

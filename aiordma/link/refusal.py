@@ -1,8 +1,8 @@
-"""The private data of a refusal, and how a request of messages is told from one of streams.
+"""The private data of a refusal, and the bytes with which a request of messages begins.
 
-A client of one kind can meet a listener of the other: both read what is here.  docs/wire.md is the
-specification; this file and that page change together.  Parsing is total: it returns a value,
-whatever the peer has sent.
+A client of messages can meet a server of streams, and a client of streams a listener of messages:
+both servers read these bytes.  docs/wire.md is the specification; this file and that page change
+together.  Parsing is total: it returns a value, whatever the peer has sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from enum import IntEnum
 
 __all__ = [
     "HELLO_MAGIC",
+    "VERSION",
     "RefusalReason",
     "asks_again",
     "begins_hello",
@@ -21,6 +22,7 @@ __all__ = [
     "seal_refusal",
 ]
 
+#: The newest version of the message protocol; a refusal names it, too.
 VERSION = 1
 #: With these bytes the private data of a client of messages begin.
 HELLO_MAGIC = b"aiRD"
@@ -41,6 +43,7 @@ class RefusalReason(IntEnum):
     STREAMS = 7
 
 
+_KNOWN = frozenset(RefusalReason)
 _REFUSAL_WORDS = {
     RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
     "for foreign peers use ConnectionConfig(raw=True) there",
@@ -115,6 +118,3 @@ def names_the_kind(data: bytes) -> bool:
 def asks_again(data: bytes) -> bool:
     """Whether a refusal's private data ask the client to try again."""
     return data.rstrip(b"\0") == refusal(RefusalReason.BUSY)
-
-
-_KNOWN = frozenset(RefusalReason)

@@ -67,10 +67,10 @@ async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:
 
 
 class Connecting:
-    """What threads do for the connects of a test: they have the objects of a call until it ends.
+    """The connects of a test in threads: a thread holds the objects of its call until that ends.
 
-    A call ends later than the loop is told of its result, by as much as the thread waits for the
-    processor.  On iWARP a connect that an earlier test has given up keeps its thread for minutes.
+    The thread hands the result to the loop before it leaves the call, so that the loop can be ahead
+    of it.  On iWARP a connect that an earlier test has given up keeps its thread for minutes.
     """
 
     def __init__(self) -> None:
