@@ -71,7 +71,7 @@ setup:
 # The kernel stays: it is in the user's cache, and takes minutes to build.
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_ffi/_*.so aiordma/_ffi/_rdma.c
+	rm -rf .import_linter_cache .coverage .coverage.* htmlcov aiordma/_*/_*.so aiordma/_ffi/_rdma.c
 	find aiordma tests tools examples docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 help:

@@ -1,4 +1,4 @@
-"""Build script of the compiled module `aiordma._ffi._rdma`: the only one.
+"""Build script of the compiled module `aiordma._ffi._rdma`, made by cffi.
 
 `setup.py` hands `ffibuilder` to cffi.  The module is made from files in `aiordma/_ffi`: what
 is declared (`verbs.cdef.h`, `cm.cdef.h`, `glue.cdef.h`) and what is compiled beside it
@@ -22,9 +22,7 @@ from cffi import FFI
 
 _FFI_DIR = Path(__file__).resolve().parent / "aiordma" / "_ffi"
 _STUB = _FFI_DIR / "_rdma.pyi"
-C_FILES = (
-    "glue.c", "posting.c", "message.c", "stream_send.c", "stream.c", "connecting.c", "crc32c.c",
-)  # fmt: skip
+C_FILES = ("glue.c", "posting.c", "connecting.c")
 _CDEF_FILES = ("verbs.cdef.h", "cm.cdef.h", "glue.cdef.h")
 
 _STRUCT = re.compile(r"^struct \w+ \{.*?^\};", re.MULTILINE | re.DOTALL)
@@ -33,24 +31,18 @@ _PREAMBLE = """
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
-#include <pthread.h>
-#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#if defined(__aarch64__)
-#  include <sys/auxv.h>
-#  ifndef HWCAP_CRC32
-#    define HWCAP_CRC32 (1 << 7)
-#  endif
-#endif
 
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <rdma/rdma_verbs.h>
+
+#include "shared.h"
 
 /* Linux has it since 4.0; some C libraries do not list it. */
 #ifndef AF_IB
@@ -82,6 +74,7 @@ def make_ffibuilder() -> FFI:
         "aiordma._ffi._rdma",
         c_source(),
         libraries=["rdmacm", "ibverbs"],
+        include_dirs=["aiordma/_core"],
         py_limited_api=True,
         # -Wno-unused-parameter, -Wno-missing-field-initializers: cffi's own code, not ours.
         extra_compile_args=[

@@ -5,14 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FAST = (
-    "alarm", "cm_events", "fast", "held", "mail", "operation", "owner", "reader", "received",
-    "registration", "stream_calls", "transfer", "wakeup",
-)  # fmt: skip
+CORE = sorted(str(path) for path in Path("aiordma/_core").glob("*.c"))
 
 #: What the C sources include and a machine may lack.
 HEADERS = ("Python.h", "infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h")
@@ -67,13 +65,15 @@ setup(
     cffi_modules=["build_ffi.py:ffibuilder"],
     ext_modules=[
         Extension(
-            "aiordma._ffi._fast",
-            [f"aiordma/_ffi/{name}.c" for name in FAST],
-            # The stable ABI of 3.11 is the first with the buffer protocol (received.c).
+            "aiordma._core._compiled",
+            CORE,
+            libraries=["rdmacm", "ibverbs"],
+            # The stable ABI of 3.11 is the first with the buffer protocol (message_object.c).
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
-            depends=["aiordma/_ffi/glue.cdef.h", "aiordma/_ffi/fast.h"],
+            depends=sorted(str(path) for path in Path("aiordma/_core").glob("*.h")),
             extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-fvisibility=hidden"],
+            extra_link_args=["-Wl,--as-needed"],
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},

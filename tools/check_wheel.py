@@ -21,6 +21,9 @@ ALLOWED_NEEDED = re.compile(
     r"(libc|libdl|libpthread|ld-linux[\w-]*|libibverbs|librdmacm)\.so\.\d+|libc\.musl-\w+\.so\.1"
 )
 
+#: The compiled modules.
+MODULES = ("aiordma/_core/_compiled", "aiordma/_ffi/_rdma")
+
 
 class Wheel:
     """The wheel under test; each method is one check, in this order."""
@@ -61,9 +64,9 @@ class Wheel:
         """The compiled modules need no library but those of `ALLOWED_NEEDED`; none is bundled."""
         with zipfile.ZipFile(self._path) as archive:
             shared = [name for name in archive.namelist() if re.search(r"\.so(\.|$)", name)]
-            foreign = [name for name in shared if not name.startswith("aiordma/_ffi/_")]
-            if foreign or not shared:
-                raise CheckFailedError(f"expected compiled modules of _ffi only, found {shared}")
+            found = sorted(name.partition(".")[0] for name in shared)
+            if found != sorted(MODULES):
+                raise CheckFailedError(f"expected {', '.join(MODULES)}, found {shared}")
             modules = [archive.extract(name, self._scratch / "unpacked") for name in shared]
         for module in modules:
             name = Path(module).name

@@ -16,23 +16,22 @@ from pathlib import Path
 from checks import ROOT, CheckFailedError, Checks, call
 
 FOLDER = ROOT / "build" / "fuzz"
-SOURCE = ROOT / "tests" / "fuzz" / "fuzz_wire.c"
-_FLAGS = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wno-unused-function", "-Werror")
+CORE = ROOT / "aiordma" / "_core"
+#: The target, and the files that it drives: those of the core that know nothing of Python.
+SOURCES = (ROOT / "tests" / "fuzz" / "fuzz_wire.c", CORE / "message.c", CORE / "stream.c")
+_FLAGS = ("-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{CORE}")
 _SANITIZERS = "address,undefined"
 
 
 def build(compiler: str, program: Path, *options: str, sanitizers: str = _SANITIZERS) -> None:
-    """Compile the target together with every C file of the module.
+    """Compile the target together with the two protocols.
 
     Raises:
         CheckFailedError: it does not compile.
     """
     FOLDER.mkdir(parents=True, exist_ok=True)
-    code = "import build_ffi; print(build_ffi.c_source(), end='')"
-    (FOLDER / "joined.c").write_text(call(sys.executable, "-c", code, cwd=ROOT))
     checks = (f"-fsanitize={sanitizers}", "-fno-sanitize-recover=undefined")
-    libraries = ("-libverbs", "-lrdmacm")
-    call(compiler, *_FLAGS, *options, *checks, f"-I{FOLDER}", SOURCE, "-o", program, *libraries)
+    call(compiler, *_FLAGS, *options, *checks, *SOURCES, "-o", program)
 
 
 def guided(seconds: int) -> int:

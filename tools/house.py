@@ -14,10 +14,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from checks import ROOT, repository_files
+
 LIBRARY = "aiordma"
 #: Folders that are programs beside the library.
 PROGRAMS = ("cli", "testing")
+#: What a byte of a plain message passes: sent, posted, polled, noted as arrived, its task resumed.
+BYTE_PASSES = (
+    "endpoint/connection.py", "_core/message_state.c", "_core/message.c", "_core/drain.c",
+    "_core/wakeup.c",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -161,17 +167,136 @@ def _reached(start: str, graph: dict[str, set[str]]) -> set[str]:
     return seen
 
 
+def function_pointers() -> dict[str, int]:
+    """Places where a module gets a function of another one as a number, or makes one of it."""
+    found = {}
+    for path in (*library(".py"), *library(".c"), *library(".h")):
+        text = path.read_text()
+        count = len(re.findall(r"(?<!def )\bfunction_address\(", text))
+        count += len(re.findall(r"\(\*\)\([^;]*?\)\)\s*\(uintptr_t\)", text))
+        count += len(re.findall(r"\bPyCapsule_\w+", text))
+        if count:
+            found[str(path.relative_to(ROOT))] = count
+    return found
+
+
+_DEFINE = re.compile(r"^#define[ \t]+(\w+)[ \t]+([^/\n]+)", re.MULTILINE)
+_ENUM = re.compile(r"\benum\s*\w*\s*\{([^{}]*)\}")
+#: A number with a comment that says where it stands once more.
+_SAYS_WHERE = re.compile(
+    r"^[ \t]*(?:#define[ \t]+\w+|\w+(?::[^=\n]+)?[ \t]*=)[ \t]*[-(\d].*(?:#|/\*).*\b[\w/]+\.[ch]\b",
+    re.MULTILINE,
+)
+
+
+def constants_of_c() -> tuple[dict[str, int], list[str]]:
+    """The numbers that C gives names, without AIO_; and the names that two files define."""
+    values: dict[str, int] = {}
+    where: dict[str, set[str]] = defaultdict(set)
+    for path in (*library(".h"), *library(".c")):
+        if path.name.endswith(".cdef.h"):
+            continue  # cffi's: the compiler fills in what other headers say
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        pairs = _DEFINE.findall(text)
+        for body in _ENUM.findall(text):
+            for item in body.split(","):
+                name, _, value = item.partition("=")
+                pairs.append((name.strip(), value))
+        for name, value in pairs:
+            if not name.startswith("AIO_"):
+                continue
+            where[name].add(path.name)
+            value = re.sub(r"\bUINT\d+_C\((\w+)\)", r"\1", value).replace("AIO_", "")
+            number = _number(re.sub(r"\b(\d\w*?)[uUlL]+\b", r"\1", value), values)
+            if number is not None:
+                values[name.removeprefix("AIO_")] = number
+    return values, [f"{name} in {', '.join(sorted(w))}" for name, w in where.items() if len(w) > 1]
+
+
+def _number(text: str, names: dict[str, int]) -> int | None:
+    """The value of an expression of numbers and known names."""
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        parts = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.operator,
+                 ast.unaryop, ast.expr_context)  # fmt: skip
+        if not all(isinstance(node, parts) for node in ast.walk(tree)):
+            return None
+        value = eval(compile(tree, "constant", "eval"), {"__builtins__": {}}, names)
+    except (SyntaxError, NameError, TypeError, ZeroDivisionError):
+        return None
+    return value if isinstance(value, int) else None
+
+
+def constants_twice() -> list[str]:
+    """Constants of the data path that stand in two places."""
+    values, found = constants_of_c()
+    for path in (*library(".py"), *library(".c"), *library(".h")):
+        text, name = path.read_text(), path.relative_to(ROOT / LIBRARY)
+        if path.suffix != ".py":
+            found += [f"{name}: {hit.split()[1]}" for hit in _SAYS_WHERE.findall(text)]
+            continue
+        hits = {hit.split()[0] for hit in _SAYS_WHERE.findall(text)}
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
+                continue
+            own = node.targets[0].id
+            # The same name, perhaps without the word for the group, and the same value.
+            number, ending = _number(ast.unparse(node.value), {}), "_" + own.lstrip("_")
+            if any(f"_{each}".endswith(ending) and values[each] == number for each in values):
+                hits.add(own)
+        found += [f"{name}: {hit}" for hit in sorted(hits)]
+    return found
+
+
+def files_of_a_byte() -> int:
+    """Files that a byte of a message passes, from send() to recv().
+
+    Raises:
+        FileNotFoundError: one of the list is not there.
+    """
+    for name in BYTE_PASSES:
+        (ROOT / LIBRARY / name).stat()
+    return len(BYTE_PASSES)
+
+
+#: A file that a text names; not one of another package, in pointed brackets.
+_NAMED = re.compile(r"(?<![\w<./*}])((?:[\w-]+/)*[\w-]+\.(?:py|c|h))\b(?!\()")
+
+
+def dead_references() -> list[str]:
+    """Where the library names a file of the repository that is not there."""
+    known = {f"/{path}" for path in repository_files()} | {"/Python.h"}
+    found = []
+    for path in (*library(".py"), *library(".c"), *library(".h")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            found += [
+                f"{path.relative_to(ROOT)}:{number}: {name}"
+                for name in _NAMED.findall(line)
+                if not any(each.endswith(f"/{name}") for each in known)
+            ]
+    return found
+
+
 def figures() -> list[Figure]:
     """All of them."""
     ends = ends_of_callbacks()
     most, largest = attributes()[0]
     rings = circles()
+    pointers = function_pointers()
+    twice = constants_twice()
+    dead = dead_references()
     return [
-        Figure("lines of the library", lines(), 39_100, 27_000),
-        Figure("files in endpoint/", files_in("endpoint"), 24, 15),
-        Figure("files in streams/", files_in("streams"), 19, 15),
-        Figure("most attributes of a class", most, 47, 20, largest),
+        Figure("lines of the library", lines(), 39_700, 27_000),
+        Figure("files in endpoint/", files_in("endpoint"), 23, 15),
+        Figure("files in streams/", files_in("streams"), 18, 15),
+        Figure("most attributes of a class", most, 46, 20, largest),
         Figure("callbacks overwritten at the end", sum(ends.values()), 31, 5, ", ".join(ends)),
+        Figure("files that a byte passes", files_of_a_byte(), 5, 5),
+        Figure(
+            "functions handed over as numbers", sum(pointers.values()), 0, 0, ", ".join(pointers)
+        ),
+        Figure("constants written twice", len(twice), len(twice), 0, "; ".join(twice)),
+        Figure("names of files that are not there", len(dead), 3, 0, "; ".join(dead)),
         Figure("circles of imports", len(rings), 0, 0, "; ".join(map(" ".join, rings))),
     ]
 

@@ -38,6 +38,8 @@ from checks import ROOT, CheckFailedError, repository_files
 
 ENTRIES = ROOT / "tests" / "mutations.toml"
 SCRATCH = ROOT / "build" / "mutate"
+#: Folders with a compiled module each.
+MODULES = ("aiordma/_core", "aiordma/_ffi")
 #: Exit statuses of pytest: all passed, some failed.
 PASSED, FAILED = 0, 1
 #: Seconds that the tests of one entry may take in all, and those of all entries together.
@@ -154,6 +156,11 @@ def _is_there(root: Path, test: str) -> bool:
     )
 
 
+def compiled(root: Path) -> list[Path]:
+    """The compiled modules below a folder."""
+    return sorted(path for folder in MODULES for path in (root / folder).glob("_*.so"))
+
+
 @dataclass
 class Tree:
     """A copy of the repository, in which one bug at a time is put.
@@ -167,8 +174,8 @@ class Tree:
 
     def fill(self) -> None:
         """Copy what git tracks or would track, and what was compiled."""
-        built = [path.relative_to(ROOT) for path in (ROOT / "aiordma" / "_ffi").glob("_*.so")]
-        if len(built) < 2:
+        built = [path.relative_to(ROOT) for path in compiled(ROOT)]
+        if len(built) < len(MODULES):
             raise CheckFailedError("the extension is not built: run make setup")
         for name in [*repository_files(), *built]:
             target = self.root / name
@@ -187,20 +194,21 @@ class Tree:
         self._latest = max(self._latest + 1, time.time())
         os.utime(path, (self._latest, self._latest))
 
-    def _modules(self) -> list[Path]:
-        return sorted((self.root / "aiordma" / "_ffi").glob("_*.so"))
+    def _kept(self, path: Path) -> Path:
+        return self.root / "build" / path.relative_to(self.root)
 
     def keep_built(self) -> None:
         """Remember what was compiled without a bug."""
-        for path in self._modules():
-            shutil.copy2(path, self.root / "build" / path.name)
+        for path in compiled(self.root):
+            self._kept(path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, self._kept(path))
 
     def restore_built(self) -> None:
         """Put that back."""
-        for path in self._modules():
+        for path in compiled(self.root):
             path.unlink()  # another process may have it mapped
-        for path in (self.root / "build").glob("_*.so"):
-            shutil.copy2(path, self.root / "aiordma" / "_ffi" / path.name)
+        for path in compiled(self.root / "build"):
+            shutil.copy2(path, self.root / path.relative_to(self.root / "build"))
 
     def compile(self, changed: str) -> None:
         """Compile the module of a C file that has changed; without optimization, which is quicker.
@@ -208,10 +216,9 @@ class Tree:
         Raises:
             CheckFailedError: it does not compile.
         """
-        fast = (ROOT / "setup.py").read_text().count(f'"{Path(changed).stem}"') == 1
-        for path in self._modules():
+        for path in compiled(self.root):
             # Times tell setuptools nothing here.
-            if changed.endswith(".h") or path.name.startswith("_fast") == fast:
+            if changed.endswith(".h") or Path(changed).parent == path.parent.relative_to(self.root):
                 path.unlink()
         command = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
         status, output = run(command, self.root, 300, CFLAGS="-O0 -g0")

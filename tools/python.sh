@@ -119,13 +119,14 @@ deps_ensure() {
 # The extension and the editable install: again whenever what goes into them has changed.
 build_ensure() {
     local key
-    key=$(cd "$ROOT" && cat pyproject.toml setup.py build_ffi.py aiordma/_ffi/*.h \
-        $(compgen -G 'aiordma/_ffi/*.c' | grep -v '/_rdma') \
+    key=$(cd "$ROOT" && cat pyproject.toml setup.py build_ffi.py aiordma/_{core,ffi}/*.h \
+        $(compgen -G 'aiordma/_*/*.c' | grep -v '/_rdma') \
         /usr/include/infiniband/verbs.h /usr/include/rdma/rdma_cma.h | sha256sum) ||
         die "files of the build are missing: is this a whole copy of the repository?"
-    stamp_is build "$key" && compgen -G "$ROOT/aiordma/_ffi/_rdma*.so" >/dev/null && return
+    stamp_is build "$key" && compgen -G "$ROOT/aiordma/_ffi/_rdma*.so" >/dev/null &&
+        compgen -G "$ROOT/aiordma/_core/_compiled*.so" >/dev/null && return
     say "building the extension"
-    rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/aiordma/_ffi/_*.so
+    rm -rf "$ROOT"/build/lib* "$ROOT"/build/temp* "$ROOT"/aiordma/_{core,ffi}/_*.so
     pip_install "$LOGS/build.log" --no-build-isolation --no-deps -e "$ROOT"
     stamp_set build "$key"
 }

@@ -157,13 +157,13 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
 
 #: The files that drive C the most, with memory that comes and goes.
 _MUCH_C = (
-    "message_lane", "operations", "mail_waiting", "stream_lane", "wakeup", "wakeup_tasks",
-    "readable", "resource", "message_cycles", "crc32c", "timers", "memory_region",
+    "message_state", "operations", "message_waiting", "stream_state", "wakeup", "wakeup_tasks",
+    "drain", "readable", "resource", "message_cycles", "crc32c", "timers", "memory_region",
     "sharing_model", "slab", "core_types", "message",
 )  # fmt: skip
 
 #: Those of them that are done soon, although a debug build is three times as slow.
-_DEBUG = ("message_cycles", "core_types", "message", "message_lane", "wakeup_tasks")
+_DEBUG = ("message_cycles", "core_types", "message", "message_state", "wakeup_tasks")
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
 _VIRTUAL = ("--timeout=7200",)

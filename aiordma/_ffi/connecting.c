@@ -6,93 +6,6 @@
  * decided by the policy (cm/qp_transition.py), whose values are limits, or -1 for what is proposed.
  */
 
-/*
- * An id's context: its token, and above it the milliseconds for the route of an id that goes on
- * from its address to its route by itself; 0 for others.
- */
-#define AIO_TOKEN_BITS 40
-
-static uint64_t aio_cm_token(const struct rdma_cm_id *id)
-{
-    return (uint64_t)(uintptr_t)id->context & ((UINT64_C(1) << AIO_TOKEN_BITS) - 1);
-}
-
-/*
- * Go on where nobody has to be asked: 0, and nobody is told of this event.  1: this is no such
- * event; or -errno of rdma_resolve_route, which becomes the event's status.
- */
-static int aio_cm_go_on(const struct rdma_cm_event *ev)
-{
-    struct rdma_cm_id *id = ev->id;
-    int limit;
-
-    if (ev->event != RDMA_CM_EVENT_ADDR_RESOLVED || !id || ev->status)
-        return 1;
-    limit = (int)((uint64_t)(uintptr_t)id->context >> AIO_TOKEN_BITS);
-    if (!limit)
-        return 1;
-    id->context = (void *)(uintptr_t)aio_cm_token(id);
-    return rdma_resolve_route(id, limit) ? -(errno ? errno : EIO) : 0;
-}
-
-/*
- * Take one connection-management event: copy all of it, acknowledge, return 0.
- *
- * One at a time by design.  Fetching a batch first would leave unacknowledged events of an id
- * that a handler destroys, and rdma_destroy_id waits for those without end.
- * The id's context holds an integer token; the pointer of a new id is handed over for
- * CONNECT_REQUEST only, the one event whose receiver becomes its owner.
- * -EAGAIN ends a drain.  librdmacm may swallow events, so that a readable descriptor can
- * end here at once.
- */
-static int aio_cm_next(struct rdma_event_channel *channel, struct aio_cm_event *out)
-{
-    struct rdma_cm_event *ev;
-    const void *data;
-    int refused;
-
-    do {
-        if (rdma_get_cm_event(channel, &ev))
-            return errno ? -errno : -EIO;
-        refused = aio_cm_go_on(ev);
-        if (!refused)
-            rdma_ack_cm_event(ev);
-    } while (!refused);
-    memset(out, 0, offsetof(struct aio_cm_event, private_data));
-    out->type = (int)ev->event;
-    out->status = refused < 0 ? refused : ev->status;
-    if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
-        out->id = ev->id; /* its context is a copy of the listener's: not its own token */
-        out->listen_token = ev->listen_id ? aio_cm_token(ev->listen_id) : 0;
-    } else {
-        out->token = ev->id ? aio_cm_token(ev->id) : 0;
-    }
-    if (ev->id && ev->id->qp_type == IBV_QPT_UD) { /* port spaces UDP and IPOIB */
-        out->is_datagram = 1;
-        out->qp_num = ev->param.ud.qp_num;
-        out->qkey = ev->param.ud.qkey;
-        out->ah_attr = ev->param.ud.ah_attr;
-        out->private_data_len = ev->param.ud.private_data_len;
-        data = ev->param.ud.private_data;
-    } else {
-        out->qp_num = ev->param.conn.qp_num;
-        out->responder_resources = ev->param.conn.responder_resources;
-        out->initiator_depth = ev->param.conn.initiator_depth;
-        out->flow_control = ev->param.conn.flow_control;
-        out->retry_count = ev->param.conn.retry_count;
-        out->rnr_retry_count = ev->param.conn.rnr_retry_count;
-        out->srq = ev->param.conn.srq;
-        out->private_data_len = ev->param.conn.private_data_len;
-        data = ev->param.conn.private_data;
-    }
-    if (data && out->private_data_len)
-        memcpy(out->private_data, data, out->private_data_len);
-    else
-        out->private_data_len = 0;
-    rdma_ack_cm_event(ev);
-    return 0;
-}
-
 static int aio_lower(int proposed, int most)
 {
     return most >= 0 && most < proposed ? most : proposed;
@@ -158,17 +71,6 @@ static struct rdma_conn_param aio_offer(const char *data, int length, int respon
     return param;
 }
 
-/*
- * rdma_resolve_addr for the id with that token: -1 with errno.  With milliseconds for the route the
- * id goes on to that by itself; see aio_cm_next.
- */
-static int aio_resolve(struct rdma_cm_id *id, struct sockaddr_storage *src,
-                       struct sockaddr_storage *dst, int limit, uint64_t token, int route)
-{
-    id->context = (void *)(uintptr_t)(token | (uint64_t)route << AIO_TOKEN_BITS);
-    return rdma_resolve_addr(id, (struct sockaddr *)src, (struct sockaddr *)dst, limit);
-}
-
 /* rdma_connect and rdma_accept: -1 with errno. */
 static int aio_connect(struct rdma_cm_id *id, const char *data, int length, int responder_resources,
                        int initiator_depth, int flow_control, int retry_count, int rnr_retry_count,
@@ -191,11 +93,11 @@ static int aio_accept(struct rdma_cm_id *id, const char *data, int length, int r
 }
 
 /* ibv_create_cq: NULL with errno, which is 0 where a driver gives no reason. */
-static struct ibv_cq *aio_create_cq(struct ibv_context *context, int cqe, struct aio_cq *own,
+static struct ibv_cq *aio_create_cq(struct ibv_context *context, int cqe, uint64_t own,
                                     struct ibv_comp_channel *channel, int vector)
 {
     errno = 0;
-    return ibv_create_cq(context, cqe, own, channel, vector);
+    return ibv_create_cq(context, cqe, (void *)(uintptr_t)own, channel, vector);
 }
 
 /*

@@ -61,26 +61,12 @@ static int aio_post_write(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint
 }
 
 /*
- * Post an RDMA WRITE of nothing: the peer's adapter acknowledges it, its program sees nothing.
- * Returns 0 or a positive errno.
+ * Post a chain of receives, one for each slot of an arena: slot i lies at addr + i * stride and
+ * completes as wr_id + (i << 24).  Without `slots` the first `count`.  Long runs go out in chains
+ * of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
  */
-static int aio_post_probe(struct ibv_qp *qp, uint64_t wr_id)
-{
-    struct ibv_send_wr wr = {
-        .wr_id = wr_id, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
-    struct ibv_send_wr *bad = NULL;
-
-    return ibv_post_send(qp, &wr, &bad);
-}
-
-/*
- * Post a chain of receives, one for each slot of an arena, to a queue pair or, without one, to a
- * shared receive queue: slot i lies at addr + i * stride and completes as wr_id + (i << 24).
- * Without `slots` the first `count`.  Long
- * runs go out in chains of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
- */
-static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
-                          uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
+static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
+                               uint32_t lkey, const uint16_t *slots, int count)
 {
     struct ibv_sge sge[AIO_RECV_CHAIN];
     struct ibv_recv_wr wr[AIO_RECV_CHAIN];
@@ -101,23 +87,11 @@ static int aio_post_slots(struct ibv_qp *qp, struct ibv_srq *srq, uint64_t wr_id
             wr[i].num_sge = 1;
             wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
         }
-        rc = qp ? ibv_post_recv(qp, wr, &bad) : ibv_post_srq_recv(srq, wr, &bad);
+        rc = ibv_post_recv(qp, wr, &bad);
         if (rc)
             return rc;
     }
     return 0;
-}
-
-static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
-                               uint32_t lkey, const uint16_t *slots, int count)
-{
-    return aio_post_slots(qp, NULL, wr_id, addr, stride, lkey, slots, count);
-}
-
-static int aio_post_srq_recv_slots(struct ibv_srq *srq, uint64_t wr_id, uint64_t addr,
-                                   uint32_t stride, uint32_t lkey, const uint16_t *slots, int count)
-{
-    return aio_post_slots(NULL, srq, wr_id, addr, stride, lkey, slots, count);
 }
 
 /*

@@ -1,7 +1,7 @@
 """EventChannel: the descriptor on which connection events arrive.
 
 Theory of operation
-    `aio_cm_next` (glue.c) takes one event from the kernel, copies and acknowledges it; where an id
+    `CMEvents.next` takes one event from the kernel, copies and acknowledges it; where an id
     is to go on from its address to its route by itself, it starts that instead.  It is then
     routed by the integer token in the id's context, never by pointer, and dispatched before the
     next one is taken: a handler may close the id that the next event names.
@@ -31,9 +31,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, Self
 
-from aiordma._ffi import ffi, function_address, lib
+from aiordma._core import CMEvents
+from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_pointer
-from aiordma._ffi.fast import CMEvents
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
@@ -85,7 +85,7 @@ class EventChannel(Resource):
     """
 
     __slots__ = (
-        "_budget", "_event", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
+        "_budget", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
         "_max_unread", "_over", "_pump", "_short", "_tokens", "_unacked", "_waiters",
         "dropped_events",
     )  # fmt: skip
@@ -96,12 +96,7 @@ class EventChannel(Resource):
             raise ValueError(msg)
         fork.use_library()
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
-        self._event = ffi.new("struct aio_cm_event *")
-        self._events = CMEvents(
-            int(ffi.cast("uintptr_t", handle)),
-            int(ffi.cast("uintptr_t", self._event)),
-            function_address("aio_cm_next"),
-        )
+        self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
         self._ids: WeakTable[ConnectionId] = WeakTable()
         self._tokens = itertools.count(1)
         # Made with the first iterator: to go through an empty one takes as long as the rest.
@@ -162,7 +157,7 @@ class EventChannel(Resource):
                 return
 
     def _enroll(self, connection_id: Any) -> int:
-        token = next(self._tokens)  # of 40 bits at most: aio_cm_token
+        token = next(self._tokens)  # of 40 bits at most: token_of in _core/cm.c
         self._ids[token] = connection_id
         return token
 
@@ -213,16 +208,16 @@ class EventChannel(Resource):
         if kind is EventType.CONNECT_REQUEST:
             listener = self._ids.get(listen_token)
             if listener is None or listener.closed:
-                self._discard(self._event.id)
+                self._discard(self._requested())
                 return
-            target: ConnectionId | None = ConnectionId._adopt(self, self._event.id, listener)
+            target: ConnectionId | None = ConnectionId._adopt(self, self._requested(), listener)
         else:
             target = self._ids.get(token)
             if target is None:
                 return
         event = ConnectionEvent(self, kind, status, target, listener, private_data, numbers)
-        if kind in _WITH_WAY and self._event.is_datagram:
-            event.ah_attr = AHAttributes._from_c(self._event.ah_attr)
+        if kind in _WITH_WAY and (address := self._events.ah_attr):
+            event.ah_attr = AHAttributes._from_c(ffi.cast("struct ibv_ah_attr *", address))
         handler = listener or target
         assert handler is not None
         taken = True
@@ -232,6 +227,10 @@ class EventChannel(Resource):
             self._report(exc)
         if not event.hidden and (not taken or self._is_read):
             self._publish(event)
+
+    def _requested(self) -> Any:
+        """The C id of the last request."""
+        return ffi.cast("struct rdma_cm_id *", self._events.id)
 
     def _discard(self, handle: Any) -> None:
         """Refuse a request whose listener is gone; the channel outlives the calls."""

@@ -23,9 +23,9 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Self
 
+from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
-from aiordma._ffi.fast import CMEvents
 from aiordma.cm.address import Address, from_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType, PortSpace

@@ -13,6 +13,7 @@ import errno
 import os
 import time
 
+from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
 from aiordma.arguments import check_seconds
@@ -129,11 +130,15 @@ class Resolving(Identifier):
 
         def call() -> None:
             limit = max(1, int(min(left, patience) * 1000))
-            code = lib.aio_resolve(self._require(), c_src, c_dst, limit, self._token, route)
+            handle, source, destination = (
+                int(ffi.cast("uintptr_t", pointer)) for pointer in (self._require(), c_src, c_dst)
+            )
+            code = CMEvents.resolve(handle, source, destination, limit, self._token, route)
             # Software iWARP refuses loopback here; Soft-RoCE has no route for it, ENODEV.
-            if code and ffi.errno == errno.EINVAL and is_loopback(dst):
+            if code == errno.EINVAL and is_loopback(dst):
                 raise os_error(errno.ENODEV, "rdma_resolve_addr", detail=f"({dst[0]} is loopback)")
-            check_minus_one(code, "rdma_resolve_addr")
+            if code:
+                raise os_error(code, "rdma_resolve_addr")
 
         while True:
             left = max(0.001, deadline - loop.time())

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, Self
 
-from aiordma._ffi import ffi, lib
 from aiordma.arguments import check_seconds, fitting, no_buffer
 from aiordma.endpoint.core import ConnectionCore, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
@@ -79,7 +78,7 @@ class Connection(ConnectionCore):
         """
         # C refuses in another loop or thread, and then the check says so.
         if imm is None:
-            code = self._mail.send(buf)
+            code = self._state.send(buf)
             if not code:
                 return
             if code > 0:
@@ -88,7 +87,6 @@ class Connection(ConnectionCore):
         else:
             imm = fitting("imm", imm, 32)
         self._check_loop()
-        lane = self._lane
         try:
             payload = memoryview(buf)
         except TypeError:
@@ -104,7 +102,7 @@ class Connection(ConnectionCore):
             size = payload.nbytes
             if size <= self._sender.eager_size:
                 if imm is None:
-                    code = lib.aio_lane_send(lane, ffi.from_buffer(payload), size)
+                    code = self._state.send_buffer(payload)
                     if code >= 0:
                         if code:
                             self._link.fail(os_error(code, "ibv_post_send"))
@@ -126,8 +124,8 @@ class Connection(ConnectionCore):
             # The exception keeps this frame, and is not to keep the caller's buffer exported.
             payload.release()
             raise
-        lane.messages_sent += 1
-        lane.bytes_sent += size
+        self._state.messages_sent += 1
+        self._state.bytes_sent += size
 
     def _too_large(self, size: int) -> MessageTooLargeError:
         if self.config.raw:
@@ -157,7 +155,7 @@ class Connection(ConnectionCore):
         Cancellation: no message is lost.
         """
         try:
-            message: Message | None = await self._mail
+            message: Message | None = await self._state
         except BaseException:
             self._receiver.left()
             raise
@@ -203,7 +201,7 @@ class Connection(ConnectionCore):
         adapter is done with it.
         """
         # C does the plain case; see `send` for threads and loops.
-        operation = self._mail.read(remote, into, offset)
+        operation = self._state.read(remote, into, offset)
         if operation is None:
             self._check_loop()
             return await self._one_sided.read(remote, into, offset)
@@ -232,7 +230,7 @@ class Connection(ConnectionCore):
         written.
         """
         if imm is None:
-            operation = self._mail.write(remote, data, offset)
+            operation = self._state.write(remote, data, offset)
             if operation is not None:
                 try:
                     return await operation
@@ -387,7 +385,7 @@ class Connection(ConnectionCore):
         self._check_loop()
         outcome = self._outcome
         if not outcome.decided:
-            outcome.closing = self._lane.over = True
+            outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
             self._exposer.window.fail(outcome.failure)
             self._receiver.fail(outcome.failure)
@@ -409,7 +407,7 @@ class Connection(ConnectionCore):
             RuntimeError: The connection's event loop runs in another thread; nothing was done.
         """
         check_thread(self._link.loop, "connection")
-        self._outcome.closing = self._lane.over = True
+        self._outcome.closing = self._state.over = True
         if not self._shutdown.abort() and self._outcome.cause is None:
             self._say_aborted()
             self._over(closed_error())
@@ -454,8 +452,8 @@ class Connection(ConnectionCore):
     @property
     def stats(self) -> ConnectionStats:
         """Counters of the connection, as they are now."""
-        lane = self._lane
-        return ConnectionStats(**{name: getattr(lane, name) for name in _COUNTERS})
+        state = self._state
+        return ConnectionStats(**{name: getattr(state, name) for name in _COUNTERS})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """What the connection runs on, by `name`; `default` for a name that is unknown.

@@ -86,14 +86,13 @@ class ConnectionCore:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
         self.private_data = b""
-        self._lane = link.lane.c
         self._link = link
         self._loop = link.loop
         self._receiver = Receiver(
             link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
         )
-        self._mail = self._receiver.mail
-        self._mail.sge, self._mail.remote, self._mail.pd = SGE, RemoteRegion, link.pd
+        self._state = link.state
+        self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
         self._sender = Sender(link, config, self._receiver.window)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None  # made for the first large message
@@ -118,13 +117,13 @@ class ConnectionCore:
         link.cm_id._sink = self._on_cm_event
         link.start(
             self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
-            self._on_ended, self._mail,
+            self._on_ended, self._state,
         )  # fmt: skip
 
     @property
     def _operations(self) -> Operations:
         if self._own_operations is None:
-            self._own_operations = Operations(self._link, self.config, self._mail, self._outcome)
+            self._own_operations = Operations(self._link, self.config, self._outcome)
         return self._own_operations
 
     @property
@@ -355,7 +354,7 @@ class ConnectionCore:
         if outcome.cause is not None:
             return
         outcome.cause = cause
-        self._lane.over = True
+        self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
             self._shutdown.unmet()

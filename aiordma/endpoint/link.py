@@ -3,7 +3,7 @@
 Theory of operation
     The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x5000 + n is
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  The plain completions are taken in C (`endpoint.lane`).  The others a link delivers to four
+    n.  The plain completions are taken in C (`MessageState`).  The others a link delivers to four
     handlers, and a failure once; how a failure is found, and how it all ends, is in
     `link.adapter_side`.
 
@@ -16,18 +16,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
+from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing
 from aiordma.link.source import source_of
 from aiordma.loop.empty import nobody
-from aiordma.loop.slots import SUB_SHIFT
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve
+from aiordma.memory.elastic import ElasticArena
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.attention import expect, listen, unlisten
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
@@ -40,9 +40,6 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["COPIED_BYTES", "Link"]
 
-_RECV = 0x8000
-_READ = 0x4000
-_OPERATE = 0x5000
 # Bytes: of a short message the adapter need not fetch anything.  Each work request of the send
 # queue gets longer by it.
 _INLINE = 128
@@ -75,10 +72,10 @@ class Link(AdapterSide):
     """
 
     __slots__ = (
-        "_account", "_data_slots", "_flags", "_lane", "_listeners", "_on_ended", "_on_frame",
+        "_account", "_data_slots", "_elastic", "_listeners", "_on_ended", "_on_frame",
         "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_outgoing_size", "_pool",
         "_pool_size", "_quiet", "_rights", "_slots", "before_close", "budget", "check_large",
-        "control", "lands_in_the_open", "lane", "last_word", "on_unexplained", "recv", "send",
+        "control", "lands_in_the_open", "last_word", "on_unexplained", "recv", "send", "state",
     )  # fmt: skip
 
     def __init__(
@@ -92,15 +89,32 @@ class Link(AdapterSide):
         config: ConnectionConfig,
     ) -> None:
         super().__init__(cm_id, context, channel, pd, slots.cq, qp)
-        self.lane = Lane(config, slots.recv.count, slots.send.count)
-        self._flags = _SIGNALED if config.raw else _SIGNALED | _SOLICITED
-        inline_size = qp.limits.max_inline_data
-        self.lane.bind(self._qp_handle, slots.send, slots.recv, self._flags, inline_size)
-        self._lane = self.lane.c
+        plan = plan_of(config)
+        self.recv, self.send, self.control = slots.recv, slots.send, slots.control
+        recv, send = slots.recv, slots.send
+        #: Messages, credits and operations, as C has them.
+        self.state = MessageState(
+            self.loop,
+            sends=send.count,
+            receives=recv.count,
+            send_depth=config.send_depth,
+            arrivals=plan.arrivals,
+            control=plan.control,
+            raw=config.raw,
+        )
+        self.state.bind(
+            int(ffi.cast("uintptr_t", self._qp_handle)),
+            _SIGNALED if config.raw else _SIGNALED | _SOLICITED,
+            qp.limits.max_inline_data,
+            (send.addr, send.slot_size, send.lkey, send.count),
+            (recv.addr, recv.slot_size, recv.lkey, recv.count),
+            int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
+        )
+        self._elastic = isinstance(recv, ElasticArena)
+        self.fit()
         # A foreign peer asks for no attention.
         self._quiet = not (config.raw or context.is_iwarp)
         self._listeners = 0
-        self.recv, self.send, self.control = slots.recv, slots.send, slots.control
         self._slots = slots
         self._data_slots = config.send_depth  # send slots from this number on are control slots
         #: Whether large messages of the peer are to be checked end to end.
@@ -182,29 +196,28 @@ class Link(AdapterSide):
         self._post_all()
 
     def _tell(self, on_news: Callable[[int], None]) -> None:
-        sink = ffi.cast("struct aio_sink *", self._lane)
-        self._channel.sinks.add(self._base, sink, on_news)
+        self._channel.drain.add(self._base, self.state, on_news)
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed, and was not plain."""
-        if self._lane.sink.spilled:
-            self._lane.sink.spilled -= 1
+        if self.state.passed:
+            self.state.passed -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        if sub & _RECV:
-            self._lane.receives -= 1
+        if sub & SUB_RECV:
+            self.state.receives -= 1
             if not record[1]:
                 self._on_frame(sub & 0x7FFF, record)
-        elif sub >= _OPERATE:
-            self._on_ended(sub - _OPERATE, record)
-        elif sub & _READ:
+        elif sub >= SUB_OPERATE:
+            self._on_ended(sub - SUB_OPERATE, record)
+        elif sub & SUB_READ:
             self.posted -= 1
             self.unlisten()
             if not record[1]:
                 self._on_read(sub & 0x3FFF)
         elif record[1]:
-            self._lane.completed += 1
+            self.state.completed += 1
         else:
             self._on_sent(sub)
         if record[1]:
@@ -237,7 +250,7 @@ class Link(AdapterSide):
     @property
     def under_way(self) -> int:
         """Work requests that the adapter has not given back."""
-        return self.posted + self.lane.under_way
+        return self.posted + self.state.under_way
 
     def _last_word(self, cause: BaseException) -> bool:
         return self.last_word is not None and self.last_word(cause)
@@ -246,11 +259,11 @@ class Link(AdapterSide):
         self.on_unexplained()
 
     def _operation(self, sub: int) -> str:
-        if sub & _RECV:
+        if sub & SUB_RECV:
             return "receive"
-        if sub >= _OPERATE:
+        if sub >= SUB_OPERATE:
             return "one-sided operation"
-        return "RDMA read" if sub & _READ else "send"
+        return "RDMA read" if sub & SUB_READ else "send"
 
     # Posting
 
@@ -261,15 +274,8 @@ class Link(AdapterSide):
         arena, place = self.send, slot
         if slot >= self._data_slots and self.control is not None:
             arena, place = self.control, slot - self._data_slots
-        code = lib.aio_post_send(
-            self._qp_handle,
-            self._base + (slot << SUB_SHIFT),
-            arena.addr + place * arena.slot_size,
-            length,
-            arena.key(place),
-            self._flags,
-            imm is not None,
-            imm or 0,
+        code = self.state.post_send(
+            slot, arena.addr + place * arena.slot_size, length, arena.key(place), imm
         )
         if code:
             self.fail(os_error(code, "ibv_post_send"))
@@ -280,15 +286,7 @@ class Link(AdapterSide):
         """RDMA READ `length` bytes of `remote` (address, key) into a region."""
         if self.closed:
             return
-        code = lib.aio_post_read(
-            self._qp_handle,
-            self._base + ((_READ | number) << SUB_SHIFT),
-            region.addr + offset,
-            length,
-            region.lkey,
-            remote[0],
-            remote[1],
-        )
+        code = self.state.post_read(number, region.addr + offset, length, region.lkey, *remote)
         self.posted += 1
         self.listen()
         if code:
@@ -302,12 +300,7 @@ class Link(AdapterSide):
         if not arena.whole:
             self.post_recv(range(arena.count))
             return
-        code = lib.aio_post_recv_slots(
-            self._qp_handle, self._base + (_RECV << SUB_SHIFT), arena.addr, arena.slot_size,
-            arena.lkey, ffi.NULL, arena.count,
-        )  # fmt: skip
-        self._lane.receives += arena.count
-        if code:
+        if code := self.state.post_receives(arena.lkey, arena.count):
             self.fail(os_error(code, "ibv_post_recv"))
 
     def post_recv(self, slots: Iterable[int]) -> None:
@@ -319,19 +312,16 @@ class Link(AdapterSide):
         for key, chain in chains:
             if self.closed or self.failure is not None:
                 return
-            numbers = ffi.new("uint16_t[]", list(chain))
-            code = lib.aio_post_recv_slots(
-                self._qp_handle,
-                self._base + (_RECV << SUB_SHIFT),
-                arena.addr,
-                arena.slot_size,
-                key,
-                numbers,
-                len(numbers),
-            )
-            self._lane.receives += len(numbers)
-            if code:
+            if code := self.state.post_receives(key, list(chain)):
                 self.fail(os_error(code, "ibv_post_recv"))
+
+    def fit(self) -> None:
+        """Tell C which slots of a pool there are: some have come, or gone."""
+        if not self._elastic:
+            return
+        for receives, arena in ((True, self.recv), (False, self.send)):
+            assert isinstance(arena, ElasticArena)
+            self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
 
     # Memory beside the slots
 
@@ -410,7 +400,7 @@ class Link(AdapterSide):
         That is each receive; one by one through Python they would be a fifth of all closing.
         """
         if not self.closed:
-            self._lane.flushing = True
+            self.state.flushing = True
             self._tell(self._on_flushed)
 
     async def quiesce(self) -> None:
@@ -427,9 +417,9 @@ class Link(AdapterSide):
         if not self.closed and self.before_close is not None:
             self.before_close()
             self.before_close = None
-        self._lane.closed = True
+        self.state.closed = True
         if self._base and not self.closed:
-            self._channel.sinks.remove(self._base)
+            self._channel.drain.remove(self._base)
             if self._listeners and self._quiet:
                 unlisten(self._cq)
         super().close()
@@ -440,8 +430,8 @@ class Link(AdapterSide):
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         super().poison_after_fork()
-        self._lane.closed = self._lane.blocked = True
-        self._lane.rare = 1  # recv() asks Python first, which refuses
+        self.state.closed = self.state.blocked = True
+        self.state.rare = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
         parts = self._slots.close(self.qp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiordma._ffi.fast import Loan, Message
+from aiordma._core import Loan, Message
 
 __all__ = ["Message", "lent"]
 

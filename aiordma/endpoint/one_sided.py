@@ -9,7 +9,7 @@ Theory of operation
     cheaper than a registration, and more is registered for the time of the operation.
 
     Registered memory that goes in one request, which is fast, C has checked and posted before this
-    is asked (`_ffi/transfer.c`); what C does not take comes here, to be done or to be refused.
+    is asked (`_core/operation.c`); what C does not take comes here, to be done or to be refused.
 
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.
@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aiordma._ffi.fast import Operation
+from aiordma._core import LARGEST_REQUEST, Operation
 from aiordma.arguments import fitting, no_buffer
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
@@ -44,7 +44,6 @@ from aiordma.verbs.wr import SGE
 __all__ = ["OneSided", "register"]
 
 _COPY = 64 * 1024
-_PIECE = 1 << 20  # _ffi/transfer.c has it, too
 _GROUP = 4
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
 _READ = int(Opcode.RDMA_READ)
@@ -278,7 +277,7 @@ class OneSided:
         posted = self._operations.posted
         done = 0
         while True:
-            part = min(_PIECE, size - done)
+            part = min(LARGEST_REQUEST, size - done)
             last = done + part == size
             kind = Opcode.RDMA_WRITE_WITH_IMM if last and imm is not None else opcode
             addr = region.addr + start + done

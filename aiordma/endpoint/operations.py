@@ -1,7 +1,7 @@
 """Operations: requests of the program on the peer's memory, from the post to the end.
 
 Theory of operation
-    An operation is posted, and its completion taken, in C (`_ffi/operation.c`, `_ffi/message.c`);
+    An operation is posted, and its completion taken, in C (`_core/operation.c`, `_core/message.c`);
     the task that awaits it is resumed by the drain, without a future.  What is not a success comes
     to Python.
 
@@ -26,7 +26,7 @@ import functools
 import weakref
 from collections import deque
 
-from aiordma._ffi.fast import Mail, Operation
+from aiordma._core import MessageState, Operation
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
@@ -55,17 +55,16 @@ def _rest(reference: weakref.ref[Operations]) -> None:
 
 
 class Operations:
-    """Those of one connection, beside the plain ones that C posts (`Mail.read`, `Mail.write`).
+    """Those of one connection, beside the plain ones that C posts (`MessageState.read`, `write`).
 
     Args:
         link: The adapter's side.
         config: Depth.
-        mail: Posts, and is told of ends.
         outcome: Makes the exception for a connection that is over.
     """
 
     __slots__ = (
-        "__weakref__", "_c", "_depth", "_line", "_link", "_mail", "_outcome", "_resting",
+        "__weakref__", "_c", "_depth", "_line", "_link", "_outcome", "_resting",
         "_unexplained",
     )  # fmt: skip
 
@@ -73,12 +72,10 @@ class Operations:
         self,
         link: Link,
         config: ConnectionConfig,
-        mail: Mail,
         outcome: Outcome,
     ) -> None:
         self._link = link
-        self._c = link.lane.c
-        self._mail = mail
+        self._c: MessageState = link.state
         self._depth = config.one_sided_depth
         self._outcome = outcome
         self._line: deque[asyncio.Future[int]] = EMPTY
@@ -115,7 +112,7 @@ class Operations:
         """
         self._attend()
         number = await self._number() if self._line or not self._c.n_operations_free else -1
-        operation = self._mail.operate(
+        operation = self._c.operate(
             number, opcode, addr, size, where, rkey, compare_add, swap, region
         )
         if isinstance(operation, Operation):
@@ -132,7 +129,7 @@ class Operations:
         place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self._line is EMPTY:
             self._line = deque()
-            self._mail.room = self._room
+            self._c.room = self._room
         self._line.append(place)
         self._c.operations_wanted = True
         try:
@@ -149,9 +146,7 @@ class Operations:
 
     def _give(self, number: int) -> None:
         """A number is free again."""
-        c = self._c
-        c.operations_free[c.n_operations_free] = number
-        c.n_operations_free += 1
+        self._c.give_number(number)
         self._room()
 
     def _room(self) -> None:
@@ -160,8 +155,7 @@ class Operations:
         while self._line and c.n_operations_free:
             place = self._line.popleft()
             if not place.done():
-                c.n_operations_free -= 1
-                place.set_result(c.operations_free[c.n_operations_free])
+                place.set_result(c.take_number())
         c.operations_wanted = bool(self._line)
 
     def _refused(self, code: int) -> BaseException:
@@ -182,7 +176,7 @@ class Operations:
         self._end(number, error)
 
     def _end(self, number: int, error: BaseException | None) -> None:
-        region = self._mail.ended(number, error)
+        region = self._c.ended(number, error)
         if region is not None:
             region._transferred()
         if self._line:
@@ -202,9 +196,9 @@ class Operations:
         if self._resting is not None:
             self._resting.cancel()
         qp = self._link.qp
-        self._c.done_head = self._c.done_tail  # nobody is told of those any more
+        self._c.forget_done()
         for number in range(self._depth):
-            region = self._mail.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
+            region = self._c.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
             if region is not None:
                 qp._gone.add_done_callback(functools.partial(_transferred, region))
         for place in self._line:
@@ -212,7 +206,7 @@ class Operations:
                 place.set_exception(self.lost())
         if self._line is not EMPTY:
             self._line = EMPTY
-            del self._mail.room  # which leads here
+            del self._c.room  # which leads here
         if self._resting is not None:
             self._link.expect(answers=False)
 
@@ -230,9 +224,9 @@ class Operations:
     def _attend(self) -> None:
         """Have the link listen."""
         if not self._c.n_operations:
-            self._link.lane.allow_operations(self._depth)
+            self._c.allow_operations(self._depth)
             self._link.at_close(self._drop)
-            self._mail.may_read = self._link.qp._rules.read_depth != 0
+            self._c.may_read = self._link.qp._rules.read_depth != 0
         self._c.attended = True
         if self._resting is None and not self._link.closed:
             self._link.listen()

@@ -12,7 +12,7 @@ Theory of operation
     Messages wait in a queue and coroutines wait beside it; no message is ever bound to a
     coroutine, so that a canceled `recv()` loses nothing.
 
-    Plain messages are taken in C, into a ring (`endpoint.lane`), and become objects when the
+    Plain messages are taken in C, into a ring (`MessageState`), and become objects when the
     program asks for them.  What Python has queued is older than what is in the ring: before it
     queues anything it takes the ring's messages along.
 
@@ -26,14 +26,13 @@ Theory of operation
 from __future__ import annotations
 
 import errno
+import functools
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from aiordma._ffi import ffi, function_address, lib
-from aiordma._ffi.fast import Mail, Parked
+from aiordma._core import EVENT_ARRIVED
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.lane import WANT_ARRIVAL
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.window import Window
@@ -41,6 +40,7 @@ from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError, os_error
 from aiordma.loop.empty import EMPTY, nobody
 from aiordma.loop.waiters import Waiters
+from aiordma.memory.arena import Arena
 from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
 
@@ -67,6 +67,30 @@ class Arrival:
         self.fetched = fetched
 
 
+class _Kept:
+    """What is left of a receiver: the memory of messages that the program has kept."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: Callable[[int, int], memoryview]) -> None:
+        self._view = view
+
+    def slot_view(self, slot: int, length: int) -> memoryview:
+        """The bytes of a message."""
+        return self._view(slot, length)
+
+    def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
+        """The slot of a message is free, and is not used any more."""
+
+    def _posted_again(self, slot: int, code: int) -> None:
+        """It is not posted again."""
+
+
+def _view_of(arena: Arena, head: int, slot: int, length: int) -> memoryview:
+    start = slot * arena.slot_size + head
+    return arena.view[start : start + length]
+
+
 class Receiver:
     """Takes frames from the link and gives messages to the program.
 
@@ -81,14 +105,14 @@ class Receiver:
     Attributes:
         on_wanted: Called when `take` has found nothing but a large message that is not there yet.
         window: Posted receives and credits.
-        queue: Messages that Python has queued; older than those in the lane's ring.
+        queue: Messages that Python has queued; older than those in the state's ring.
         over: There will be no further messages.
     """
 
     __slots__ = (
         "_c", "_config", "_ended", "_failure", "_head", "_lingering", "_link",
-        "_on_control", "_on_credit", "_on_taken", "_parked", "_waiters", "mail",
-        "on_wanted", "over", "queue", "window",
+        "_on_control", "_on_credit", "_on_taken", "_parked", "_waiters", "on_wanted",
+        "over", "queue", "window",
     )  # fmt: skip
 
     def __init__(
@@ -108,24 +132,16 @@ class Receiver:
         self.on_wanted: Callable[[], object] = nobody
         self.queue: deque[Arrival] = EMPTY
         self.over = False
-        self._parked = Parked(link.loop)
         self._waiters = Waiters()
-        self._c = link.lane.c
+        #: The plain way, in C.
+        self._c = link.state
+        self._parked = link.state.parked
         self._head = 0 if config.raw else FRAME_SIZE
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
         self.window = Window(link, config.control_depth, send_credit)
-        #: The plain way, in C.
-        self.mail = Mail(
-            int(ffi.cast("uintptr_t", self._c)),
-            function_address("aio_lane_send"),
-            function_address("aio_lane_next"),
-            function_address("aio_lane_back"),
-            function_address("aio_lane_operate"),
-            self,
-            self._parked,
-        )
+        self._c.receiver = self
 
     @property
     def heard(self) -> bool:
@@ -144,7 +160,7 @@ class Receiver:
             self._waiters.wake()
             self._due_soon()
         else:
-            self._c.want &= ~WANT_ARRIVAL
+            self._c.want &= ~EVENT_ARRIVED
 
     def _due_soon(self) -> None:
         """As `on_due`, once the tasks that were woken have had their turn."""
@@ -157,26 +173,21 @@ class Receiver:
 
     def _collect(self) -> None:
         """Take the ring's messages into the queue, in front of what comes next."""
-        c = self._c
-        while c.head != c.tail:
+        while (first := self._c.peek()) is not None:
             # Made before it is taken, and the place before the message, which gives its slot back
             # when it goes: without memory for it all stays as it is.
-            first = c.arrivals[c.head & c.arrival_mask]
-            slot, length = first.slot, first.length
+            slot, length, imm = first
             arrival = Arrival(None, slot)
             self._queued(arrival)
             try:
-                imm = first.imm if first.has_imm else None
                 arrival.message = self._message(slot, length, imm)
             except BaseException:
                 self.queue.pop()
                 raise
-            lib.aio_lane_next(c)
-            c.messages_received -= 1  # not yet
-            c.bytes_received -= length
+            self._c.skip()
 
     def _message(self, slot: int, length: int, imm: int | None) -> Message:
-        return self.mail.message(slot, length, imm)
+        return self._c.message(slot, length, imm)
 
     def _queued(self, arrival: Arrival) -> None:
         if self.queue is EMPTY:
@@ -225,7 +236,7 @@ class Receiver:
             self._on_control(kind, flags, argument, body, imm if flags & HAS_IMM else None)
         finally:
             body.release()
-            code = -1 if self._link.failure else lib.aio_lane_back_now(self._c, slot)
+            code = -1 if self._link.failure else self._c.back_now(slot)
             if code < 0:
                 self.window.back(slot)
             elif code:
@@ -271,7 +282,7 @@ class Receiver:
         """Whether there is a message for the program."""
         if self.queue:
             return self.queue[0].message is not None
-        return bool(self._c.head != self._c.tail)
+        return bool(self._c.arrived)
 
     @property
     def waiting(self) -> bool:
@@ -282,9 +293,7 @@ class Receiver:
 
     def slot_view(self, slot: int, length: int) -> memoryview:
         """The bytes of a message."""
-        arena = self._link.recv
-        start = slot * arena.slot_size + self._head
-        return arena.view[start : start + length]
+        return _view_of(self._link.recv, self._head, slot, length)
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
         """A message was released, or its last reference went, in whatever thread.
@@ -305,11 +314,11 @@ class Receiver:
         self._c.held -= kept
         if self._link.closed:
             return
-        if code := lib.aio_lane_back(self._c, slot):
+        if code := self._c.back(slot):
             self._posted_again(slot, code)
 
     def _posted_again(self, slot: int, code: int) -> None:
-        """What `aio_lane_back` leaves to Python."""
+        """What `MessageState.back` leaves to Python."""
         if code == 1:
             self.window.credit()
         elif code < 0:
@@ -355,7 +364,7 @@ class Receiver:
                 raise self._ended()
             if self._failure is not None:
                 raise self._failure()
-            self._c.want |= WANT_ARRIVAL
+            self._c.want |= EVENT_ARRIVED
             self.window.credit()  # which may have been put off
             if queue:
                 self.on_wanted()
@@ -417,10 +426,10 @@ class Receiver:
     def part(self) -> None:
         """No frame will come any more; let nothing lead back to what was told of them.
 
-        A message that the program has kept leads here, and with this to the memory that it is in.
+        A message that the program has kept leads to the memory that it is in, and not here.
         """
         self._collect()
-        del self.mail
+        self._c.receiver = _Kept(functools.partial(_view_of, self._link.recv, self._head))
         self._on_control = self._on_credit = self._on_taken = self.on_wanted = nobody
         self.window.part()
 

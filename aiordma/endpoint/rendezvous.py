@@ -43,7 +43,8 @@ import weakref
 from collections import deque
 from typing import Any
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import copy as copy_bytes
+from aiordma._core import crc32c
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
@@ -82,8 +83,8 @@ async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memory
         settled = view
         if copy:
             settled = memoryview(bytearray(len(view)))
-            lib.aio_copy(ffi.from_buffer(settled), ffi.from_buffer(view), len(view))
-        return settled, lib.aio_crc32c(0, ffi.from_buffer(settled), len(view)) if check else 0
+            copy_bytes(settled, view)
+        return settled, crc32c(0, settled) if check else 0
 
     if len(view) <= INLINE_BYTES or not (check or copy):
         return run()

@@ -10,7 +10,7 @@ Theory of operation
     both sides, enough for all that can be under way (docs/wire.md).  Every message carries the
     credits that are owed to the peer, so a CREDIT of its own is rare.
 
-    The numbers are in the lane, and so is the plain case, which C does (`endpoint.lane`): nobody
+    The numbers are in `MessageState`, and so is the plain case, which C does: nobody
     waits, there is room, and the message has no immediate.  This file is for the others.
 """
 
@@ -21,8 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from aiordma._core import WANT_SENT
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.lane import WANT_SENT
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.loop.empty import EMPTY
@@ -60,7 +60,6 @@ class Sender:
         "_dead",
         "_failure",
         "_flushers",
-        "_free",
         "_held",
         "_link",
         "_listening",
@@ -77,8 +76,7 @@ class Sender:
         self._link = link
         self._config = config
         self._window = window
-        self._c = link.lane.c
-        self._free = link.lane.free
+        self._c = link.state
         controls = 0 if link.control is None else link.control.count
         self._control_free = list(range(config.send_depth, config.send_depth + controls))
         self._control: deque[tuple[FrameKind, int, int]] = EMPTY
@@ -132,10 +130,10 @@ class Sender:
     def _try_slot(self, *, more: bool = False) -> int | None:
         if self._waiters or self._held or self.credits <= 0:
             return None
-        if not (self._free or (more and self._more())):
+        if not (self._c.n_free or (more and self._more())):
             return None
         self.credits -= 1
-        return self._free.pop()
+        return self._c.take_slot()
 
     async def _slot(self) -> int:
         if self._failure is not None:
@@ -170,37 +168,37 @@ class Sender:
 
     def _wake(self) -> None:
         while self._waiters and not self._held and self.credits > 0:
-            if not (self._free or self._more()):
+            if not (self._c.n_free or self._more()):
                 break
             waiter = self._waiters.popleft()
             if not waiter.done():
                 self.credits -= 1
-                waiter.set_result(self._free.pop())
+                waiter.set_result(self._c.take_slot())
         self._plain()
 
     def _more(self) -> bool:
         """Get more slots, if there are any for this connection."""
         arena = self._link.send
         before = arena.count
-        self._free.extend(arena.grow(self._wake))
+        for slot in arena.grow(self._wake):
+            self._c.give_slot(slot)
         if arena.count != before:
-            self._link.lane.fit()
-        return bool(self._free)
+            self._link.fit()
+        return bool(self._c.n_free)
 
     def _give(self, slot: int) -> None:
         """A data slot is free; it, or others, may be wanted elsewhere."""
         arena = self._link.send
         if arena.leaving(slot):
             arena.hand_in(slot)
-            self._link.lane.fit()
+            self._link.fit()
             return
-        self._free.append(slot)
+        self._c.give_slot(slot)
         if arena.spare and not self._waiters:
             for leaving in arena.shrink():
-                if leaving in self._free:
-                    self._free.remove(leaving)
+                if self._c.withdraw_slot(leaving):
                     arena.hand_in(leaving)
-            self._link.lane.fit()
+            self._link.fit()
 
     def grant(self, credits: int) -> None:
         """The peer has posted this many receives again."""

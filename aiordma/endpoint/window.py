@@ -49,7 +49,7 @@ class Window:
         self._link = link
         self._control = control
         self._send_credit = send_credit
-        self._c = link.lane.c
+        self._c = link.state
         # For each CREDIT frame that may be unprocessed: what was granted before it.
         self._marks: list[int] = []
 
@@ -151,7 +151,7 @@ class Window:
         """A slot is free: to the adapter again, or out of service."""
         if self._link.recv.leaving(slot) and self.posted >= self.unused + self._control:
             self._link.recv.hand_in(slot)
-            self._link.lane.fit()
+            self._link.fit()
         else:
             self.post((slot,))
 
@@ -175,9 +175,7 @@ class Window:
 
     def _post_back(self) -> None:
         """Post the slots that C would post later, together with others."""
-        c = self._c
-        slots, c.n_back = list(c.back[0 : c.n_back]), 0
-        if slots:
+        if slots := self._c.take_freed():
             self.post(slots)
 
     def _grow(self) -> None:
@@ -193,5 +191,5 @@ class Window:
 
     def _fit(self) -> None:
         """The number of slots has changed."""
-        self._link.lane.size(self.size)
-        self._link.lane.fit()
+        self._c.size(self.size)
+        self._link.fit()

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
+from aiordma._core import INDEX_BITS, SUB_SHIFT
+
 __all__ = ["INDEX_BITS", "SUB_SHIFT", "TAG", "TAG_SHIFT", "SlotTable", "is_tagged", "sub_index"]
 
 T = TypeVar("T")
 
 TAG = 0xA1
 TAG_SHIFT = 56
-INDEX_BITS = 24
-SUB_SHIFT = INDEX_BITS
 _GENERATION_SHIFT = 40
 _INDEX_MASK = (1 << INDEX_BITS) - 1
 _IDENTITY_MASK = (0xFFFF << _GENERATION_SHIFT) | _INDEX_MASK

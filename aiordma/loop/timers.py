@@ -25,7 +25,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 
-from aiordma._ffi.fast import alarm_open, alarm_set
+from aiordma._core import alarm_open, alarm_set
 from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report

@@ -15,16 +15,21 @@ Theory of operation
 
     A word can arrive before the private data when the caller looks at completions first; such
     words wait for `meet()`.
+
+    The numbers that data and credits change are in a state, with which C does the frequent cases
+    (`_core.StreamState`).  What C may do follows from the rest, and is said by a few flags: each
+    method that can change them sets them anew (`sync`).
 """
 
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiordma.rsocket.ending import Ending
 from aiordma.rsocket.flow import ReceiveFlow, SendFlow
 from aiordma.rsocket.iomap import Iomap
+from aiordma.rsocket.state import State
 from aiordma.rsocket.wire import (
     DESCRIPTOR_SIZE,
     IOMAP_SLOT_SIZE,
@@ -40,6 +45,9 @@ from aiordma.rsocket.wire import (
     protocol_error,
     unpack_word,
 )
+
+if TYPE_CHECKING:
+    from aiordma._core import StreamState
 
 __all__ = ["Machine", "Place", "Post"]
 
@@ -100,6 +108,7 @@ class Machine:
             hold some more, for control messages.
         send_depth: Work requests of the send queue; four are kept for control messages.
         iwarp: Words travel as messages of their own, after the write.
+        state: Has the numbers; one of its own by default.
 
     Attributes:
         iomap: The mappings of both sides.
@@ -109,9 +118,8 @@ class Machine:
     """
 
     __slots__ = (
-        "_control_out", "_data_limit", "_data_out", "_data_wrs", "_early", "_ending", "_entry",
-        "_hello", "_is_open", "_iwarp", "_max_early", "_memory", "_peer", "_peer_entry",
-        "_receive", "_ring", "_send", "iomap",
+        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_live", "_max_early", "_memory",
+        "_peer", "_receive", "_ring", "_send", "_state", "iomap",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +131,7 @@ class Machine:
         credits: int,
         send_depth: int,
         iwarp: bool = False,
+        state: State | StreamState | None = None,
     ) -> None:
         slots, rest = divmod(table.size - _TABLE_SIZE, IOMAP_SLOT_SIZE)
         if slots < 0 or rest or decode_scaled(encode_scaled(slots)) != slots:
@@ -149,28 +158,35 @@ class Machine:
             credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
             slots, _BIG_ENDIAN,
         ).pack()  # fmt: skip
-        self._receive = self._new_receive(ring.size, credits)
+        state = self._state = State() if state is None else state
+        self._receive = ReceiveFlow(state, ring.size, credits)
         # Nothing, until the peer has said more.
-        self._send = self._new_send(0, Descriptor(0, 0, 0))
+        self._send = SendFlow(state, 0, Descriptor(0, 0, 0))
         self._ending = Ending()
         self._peer: Hello | None = None
         self._early: list[int] = []
         self._max_early = credits + _EARLY_CONTROL
-        self._entry = 1  # of our table: where the peer's next descriptor appears
-        self._peer_entry = 1  # of its table: where our next one goes
-        self._data_wrs = wrs
-        self._data_limit = send_depth - _CONTROL_WRS - wrs  # with at most so many out one more fits
-        self._data_out = 0
-        self._control_out = 0
+        state.entry = state.peer_entry = 1
+        state.data_wrs = wrs
+        state.data_limit = send_depth - _CONTROL_WRS - wrs
+        state.data_out = state.control_out = 0
         self._is_open = False
+        self._live = False
 
-    # -- where the numbers lie; see streams/lane.py
+    # -- what C may do by itself
 
-    def _new_receive(self, size: int, limit: int) -> ReceiveFlow:
-        return ReceiveFlow(size, limit)
+    def begin(self) -> None:
+        """From now on C may take words, as far as the peer may send them."""
+        self._live = True
+        self.sync()
 
-    def _new_send(self, limit: int, first: Descriptor) -> SendFlow:
-        return SendFlow(limit, first)
+    def sync(self) -> None:
+        """Say what may be done without the protocol."""
+        state, ending, met = self._state, self._ending, self._peer is not None
+        state.receiving = met and self._live and not ending.eof
+        state.sending = self._is_open and ending.writable and not self.iomap.pending
+        state.crediting = met and self._is_open and ending.wants_credit
+        state.owing = ending.pending is not None or self.iomap.pending
 
     # -- the handshake
 
@@ -193,12 +209,16 @@ class Machine:
             raise protocol_error("words of iWARP have its own byte order, which is not ours")
         self._peer = peer
         self.iomap.meet(peer)
-        self._send = self._new_send(
-            peer.credits, Descriptor(peer.buffer_addr, peer.buffer_key, peer.buffer_length)
-        )
+        first = Descriptor(peer.buffer_addr, peer.buffer_key, peer.buffer_length)
+        self._send = SendFlow(self._state, peer.credits, first)
+        state = self._state
+        state.table_addr, state.table_key = peer.table_addr, peer.table_key
+        state.table_length = peer.table_length
+        state.swapped = peer.big_endian != _BIG_ENDIAN
         early, self._early = self._early, []
         for word in early:
             self.on_word(word)
+        self.sync()
 
     def open(self) -> None:
         """Sending may begin: the reply has come, or the connection is established.
@@ -210,6 +230,7 @@ class Machine:
             msg = "open() before meet()"
             raise RuntimeError(msg)
         self._is_open = True
+        self.sync()
 
     @property
     def met(self) -> bool:
@@ -243,6 +264,7 @@ class Machine:
             self._take_descriptor()
         elif kind == Kind.CTRL:
             ending.heard(value)
+            self.sync()
         elif kind == Kind.IOMAP:
             self._on_iomap(value & 0xFFFF)
         else:
@@ -251,27 +273,34 @@ class Machine:
     def on_sent(self, post: Post) -> None:
         """A message has completed; without success counts as well."""
         if post.word <= MAX_VALUE:
-            self._data_out -= post.wrs
+            self._state.data_out -= post.wrs
         else:
-            self._control_out -= post.wrs
-            self._ending.completed(post.word)
+            self._state.control_out -= post.wrs
+            self.completed(post.word)
+
+    def completed(self, word: int) -> None:
+        """A message with this word has completed, and its work requests are counted."""
+        if word > MAX_VALUE:
+            self._ending.completed(word)
+            self.sync()
 
     def lost(self) -> None:
         """The connection is gone; what has arrived can still be read."""
         self._ending.finish()
+        self.sync()
 
     # -- receiving
 
     @property
     def readable(self) -> int:
         """Bytes that have arrived and were not consumed."""
-        return self._receive.readable
+        return self._state.readable
 
     def peek(self) -> tuple[int, int]:
         """Where the next bytes are: offset into the ring and length up to its end."""
         receive = self._receive
         length = receive.contiguous()
-        return (receive.offset, length) if length else (0, 0)
+        return (self._state.offset, length) if length else (0, 0)
 
     def consume(self, n: int) -> None:
         """The application has taken `n` bytes; their place may be advertised again.
@@ -291,7 +320,7 @@ class Machine:
             not send.allowed
             or not self._ending.writable
             or not self._is_open
-            or self._data_out > self._data_limit
+            or self._state.data_out > self._state.data_limit
             or self.iomap.pending
         ):
             return 0
@@ -308,8 +337,8 @@ class Machine:
         if length <= 0:
             msg = f"{wanted} bytes to write, room for {room}"
             raise ValueError(msg)
-        wrs = self._data_wrs
-        self._data_out += wrs
+        wrs = self._state.data_wrs
+        self._state.data_out += wrs
         addr, key = self._send.take(length)
         return Post(addr, key, length, length, b"", wrs)
 
@@ -318,7 +347,7 @@ class Machine:
         peer, ending = self._peer, self._ending
         if peer is None or not self._is_open:
             return None
-        free = _CONTROL_WRS - self._control_out
+        free = _CONTROL_WRS - self._state.control_out
         # iWARP may need two work requests; rsockets waits for two in any case, and so do we.
         if ending.wants_credit and self._receive.due and free > self._iwarp:
             return self._update(peer)
@@ -327,7 +356,8 @@ class Machine:
         word = ending.say() if free else None
         if word is None:
             return None
-        self._control_out += 1
+        self.sync()
+        self._state.control_out += 1
         return Post(0, 0, 0, word, b"", 1)
 
     def show_life(self) -> None:
@@ -339,10 +369,12 @@ class Machine:
     def shutdown(self) -> None:
         """Close our direction, after the last `write()`; again does nothing."""
         self._ending.shutdown()
+        self.sync()
 
     def disconnect(self) -> None:
         """Close both directions, after the last `write()`; again does nothing."""
         self._ending.disconnect()
+        self.sync()
 
     @property
     def writable(self) -> bool:
@@ -367,7 +399,7 @@ class Machine:
     @property
     def idle(self) -> bool:
         """Everything that was posted has completed."""
-        return not self._data_out and not self._control_out
+        return not self._state.data_out and not self._state.control_out
 
     @property
     def unsent_control(self) -> bool:
@@ -386,11 +418,11 @@ class Machine:
         limit, offset = self._receive.update()
         word = pack_word(Kind.SGL, limit)
         if offset is None:
-            self._control_out += 1
+            self._state.control_out += 1
             return Post(0, 0, 0, word, b"", 1)
-        ring, entry, wrs = self._ring, self._peer_entry, self._data_wrs
-        self._peer_entry = (entry + 1) % peer.table_length
-        self._control_out += wrs
+        ring, entry, wrs = self._ring, self._state.peer_entry, self._state.data_wrs
+        self._state.peer_entry = (entry + 1) % peer.table_length
+        self._state.control_out += wrs
         half = Descriptor(ring.addr + offset, ring.key, ring.size // 2).pack(peer.big_endian)
         place = peer.table_addr + entry * DESCRIPTOR_SIZE
         return Post(place, peer.table_key, DESCRIPTOR_SIZE, word, half, wrs)
@@ -401,7 +433,7 @@ class Machine:
         Not every update brings one.  The next may be on its way into memory at this instant,
         so the length, which is written last, is seen before the rest is copied.
         """
-        start = self._entry * DESCRIPTOR_SIZE
+        start = self._state.entry * DESCRIPTOR_SIZE
         end = start + DESCRIPTOR_SIZE
         memory = self._memory
         if memory[start + _LENGTH_OFFSET : end] == _NO_LENGTH:
@@ -411,7 +443,7 @@ class Machine:
             return  # taken back in between; a peer that keeps the rules does not
         self._send.add(buffer)
         memory[start:end] = _NO_DESCRIPTOR
-        self._entry = (self._entry + 1) % TABLE_LENGTH
+        self._state.entry = (self._state.entry + 1) % TABLE_LENGTH
 
     @property
     def _may_publish(self) -> bool:
@@ -421,8 +453,10 @@ class Machine:
         """Write a mapping into a slot of the peer, which takes a credit but no space."""
         slot, place, key, payload = self.iomap.next()
         self._send.take(0)
-        self._control_out += self._data_wrs
-        return Post(place, key, len(payload), pack_word(Kind.IOMAP, slot), payload, self._data_wrs)
+        self.sync()
+        wrs = self._state.data_wrs
+        self._state.control_out += wrs
+        return Post(place, key, len(payload), pack_word(Kind.IOMAP, slot), payload, wrs)
 
     def _on_iomap(self, index: int) -> None:
         """The peer published a mapping.

@@ -16,8 +16,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from aiordma._ffi import ffi, function_address, lib
-from aiordma._ffi.fast import StreamCalls, Wakeup
+from aiordma._core import StreamState, Wakeup
 from aiordma.loop.empty import nobody
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
@@ -41,12 +40,12 @@ class Incoming:
         half: Bytes that the peer can always send without being told of more room.
         eof_given: The protocol has heard that there are no more.
         wakeup: By which it is resumed.
-        lane: The calls of the data path.
+        state: The data and credits of the stream.
     """
 
     __slots__ = (
-        "_buffered", "_close", "_end_is_due", "_end_is_next", "_fatal", "_lane", "_machine",
-        "_paused", "_port", "_protocol", "_soon", "_stopped", "eof_given", "half", "lane", "wakeup",
+        "_buffered", "_close", "_end_is_due", "_end_is_next", "_fatal", "_machine", "_paused",
+        "_port", "_protocol", "_soon", "_stopped", "eof_given", "half", "state", "wakeup",
     )  # fmt: skip
 
     def __init__(
@@ -58,8 +57,8 @@ class Incoming:
         soon: Callable[[], None],
     ) -> None:
         self._port = port
-        self._lane = port.lane
-        self.half = port.lane.ring_size // 2
+        self.state: StreamState = port.state
+        self.half = port.state.ring_size // 2
         self._machine = machine
         self._fatal = fatal
         self._close = close
@@ -68,15 +67,8 @@ class Incoming:
         self._buffered = False
         self._paused = False
         self._stopped = False
-        self.wakeup = Wakeup(port.loop)
-        self.lane = StreamCalls(
-            int(ffi.cast("uintptr_t", port.lane)),
-            function_address("aio_stream_write"),
-            function_address("aio_stream_read"),
-            self.wakeup,
-            port.memory,
-        )
-        self.lane.attention = self._attention
+        self.wakeup = self.state.wakeup = Wakeup(port.loop)
+        self.state.attention = self._attention
         self.eof_given = False
         self._end_is_next = self._end_is_due = False
 
@@ -107,47 +99,47 @@ class Incoming:
         self._choose()
 
     def _choose(self) -> None:
-        lane, protocol = self._lane, self._protocol
+        state, protocol = self.state, self._protocol
         plain = protocol is not None and not self._buffered
-        self.lane.protocol = protocol if plain else None
-        lane.plain = plain and not (self._paused or self._stopped)
-        lane.stopped = self._stopped
+        state.protocol = protocol if plain else None
+        state.plain = plain and not (self._paused or self._stopped)
+        state.stopped = self._stopped
         if not self.waiting:
-            self.lane.done()
+            state.done()
 
     @property
     def waiting(self) -> bool:
         """A task waits for bytes."""
-        return bool(self._lane.waiter)
+        return bool(self.state.waiter)
 
     def _attention(self) -> None:
         """There is more than was taken, or a post has failed."""
-        if self._lane.error:
-            self._port.check(self._lane.error)
+        if self.state.error:
+            self._port.check(self.state.error)
         # A protocol that does not ask for the rest is given it.
         self._soon()
 
     def part(self) -> None:
         """The connection was given back: nothing more will come."""
         self._fatal = self._close = self._soon = nobody
-        calls = self.lane
-        calls.attention = calls.other = calls.failed = nobody
+        state = self.state
+        state.attention = state.other = state.failed = nobody
 
     # To the protocol
 
     def deliver(self) -> bool:
         """Give what has come to task or protocol; whether there is more, for another turn."""
         more = False
-        if not self.waiting or not self._lane.readable:
+        if not self.waiting or not self.state.readable:
             more = self._deliver()
         if self.waiting and (self.eof_given or self.enough()):
             self.wakeup.wake_soon()
         return more
 
     def _deliver(self) -> bool:
-        lane, left = self._lane, _BUDGET
+        state, left = self.state, _BUDGET
         while not (self._paused or self._stopped):
-            length = int(lane.readable)
+            length = state.readable
             if not length:
                 if not self._machine.eof or self.eof_given:
                     return False
@@ -163,7 +155,7 @@ class Incoming:
             if self._buffered:
                 length = self._into_buffer(length)
             else:
-                self._call("data_received", self.lane.cut(length))
+                self._call("data_received", self.state.cut(length))
             left -= length
         return False
 
@@ -195,11 +187,9 @@ class Incoming:
         return length
 
     def _read(self, buffer: Any, length: int) -> int:
-        into = ffi.from_buffer(buffer, require_writable=True)
-        count = lib.aio_stream_read(self._lane, into, length)
-        ffi.release(into)  # the caller's buffer is not to stay exported by an exception
-        if self._lane.error:
-            self._port.check(self._lane.error)
+        count = self.state.read(buffer, length)
+        if self.state.error:
+            self._port.check(self.state.error)
         return count
 
     def _give_eof(self) -> None:
@@ -224,23 +214,25 @@ class Incoming:
 
     def some(self, most: int) -> bytes:
         """What is there, at most so many bytes."""
-        readable = self._lane.readable
-        return (readable and self.lane.cut(min(readable, most))) or b""
+        readable = self.state.readable
+        return (readable and self.state.cut(min(readable, most))) or b""
 
     def take(self, buffer: memoryview) -> int:
         """Copy what has arrived straight into `buffer`; how many bytes that were."""
-        if self._stopped or not self._lane.readable or not len(buffer):
+        if self._stopped or not self.state.readable or not len(buffer):
             return 0
         count = self._read(buffer, len(buffer))
-        if self._lane.readable:
+        if self.state.readable:
             self._soon()
         return count
 
     def enough(self) -> bool:
         """Whether the task that waits has to be woken."""
-        lane = self._lane
-        readable = 0 if self._stopped else lane.readable
-        return bool(readable and (readable >= lane.want or 2 * lane.waiting_count >= lane.credits))
+        state = self.state
+        readable = 0 if self._stopped else state.readable
+        return bool(
+            readable and (readable >= state.want or 2 * state.waiting_count >= state.credits)
+        )
 
     async def wait(self, length: int) -> None:
         """Wait until there is something to take, or the protocol has heard of the end.
@@ -256,13 +248,13 @@ class Incoming:
         if self.waiting:
             msg = "another coroutine is already waiting for incoming data"
             raise RuntimeError(msg)
-        lane = self._lane
-        lane.want = min(length, self.half)
+        state = self.state
+        state.want = min(length, self.half)
         if self.enough():
-            self.lane.done()
+            self.state.done()
             return
-        lane.waiter = 1
-        if not lane.receiving:  # the end is near, and has to be told
+        state.waiter = True
+        if not state.receiving:  # the end is near, and has to be told
             self._soon()
         try:
             await self.wakeup
@@ -271,11 +263,11 @@ class Incoming:
             self._soon()
             raise
         finally:
-            self.lane.done()
+            self.state.done()
 
     def canceled(self) -> None:
         """The wait was broken off: what has come is the protocol's."""
-        self.lane.done()
+        self.state.done()
         self._soon()
 
     def wake(self) -> None:

@@ -17,7 +17,7 @@ from aiordma.arguments import whole
 from aiordma.errors import ConnectionLostError
 from aiordma.loop import fork
 from aiordma.rsocket.iomap import Mapping
-from aiordma.streams.lane import LaneMachine
+from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -42,7 +42,7 @@ class MappedRegion:
     __slots__ = ("__weakref__", "_machine", "_port", "_slot", "offset", "region")
 
     def __init__(
-        self, port: StreamPort, machine: LaneMachine, region: MemoryRegion, slot: int, offset: int
+        self, port: StreamPort, machine: Machine, region: MemoryRegion, slot: int, offset: int
     ) -> None:
         self._port = port
         self._machine = machine
@@ -84,7 +84,7 @@ class StreamIomap:
 
     __slots__ = ("__weakref__", "_control", "_machine", "_port")
 
-    def __init__(self, port: StreamPort, machine: LaneMachine, control: Callable[[], None]) -> None:
+    def __init__(self, port: StreamPort, machine: Machine, control: Callable[[], None]) -> None:
         self._port = port
         self._machine = machine
         self._control = control

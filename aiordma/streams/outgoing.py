@@ -2,7 +2,7 @@
 
 Theory of operation
     Bytes go from the caller into a registered ring and from there to the peer, in C
-    (`_ffi/stream.c`).  What does not fit waits here, in the backlog: small pieces are joined, a
+    (`_core/stream.c`).  What does not fit waits here, in the backlog: small pieces are joined, a
     large one is the caller's own `bytes` object or a copy.  What waits is sent in messages as large
     as the ring, the peer's buffer and the limit allow, so that many small writes become few
     messages when the peer is slow.
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from aiordma._ffi import lib
-from aiordma.streams.lane import LaneMachine
+from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["Outgoing"]
@@ -34,11 +33,11 @@ class Outgoing:
         size: Bytes that wait and are not in the ring yet.
     """
 
-    __slots__ = ("_backlog", "_lane", "_machine", "_port", "size")
+    __slots__ = ("_backlog", "_machine", "_port", "_state", "size")
 
-    def __init__(self, port: StreamPort, machine: LaneMachine) -> None:
+    def __init__(self, port: StreamPort, machine: Machine) -> None:
         self._port = port
-        self._lane = port.lane
+        self._state = port.state
         self._machine = machine
         self._backlog: deque[memoryview | bytearray] = deque()
         self.size = 0
@@ -46,7 +45,7 @@ class Outgoing:
     @property
     def progress(self) -> int:
         """Messages that have completed."""
-        return int(self._lane.progress)
+        return self._state.progress
 
     def keep(self, data: bytes | bytearray | memoryview, sent: int) -> bool:
         """Keep for later what was not sent, if there is such; the caller may change `data`."""
@@ -75,7 +74,7 @@ class Outgoing:
     def flush(self) -> bool:
         """Send as much of what waits as is possible now; whether any was."""
         before = self.size
-        while self.size and (room := lib.aio_stream_room(self._lane)):
+        while self.size and (room := self._state.room()):
             self._send_backlog(min(room, self.size))
         return self.size != before
 
@@ -90,7 +89,7 @@ class Outgoing:
         self.size = 0
 
     def _send_backlog(self, length: int) -> None:
-        ring, at = self._port.send, int(self._lane.head)
+        ring, at = self._port.send, self._state.head
         end = at + length
         while at < end:
             first = self._backlog[0]
@@ -105,4 +104,4 @@ class Outgoing:
             else:
                 self._backlog[0] = first[count:]
         self.size -= length
-        self._port.check(lib.aio_stream_send(self._lane, length))
+        self._port.check(self._state.send_ring(length))

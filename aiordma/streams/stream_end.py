@@ -16,7 +16,7 @@ import logging
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
 from aiordma.loop import background
 from aiordma.loop.limit import Limit
-from aiordma.streams.lane import LaneMachine
+from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
 
@@ -58,7 +58,7 @@ class StreamEnd:
         "_told",
     )  # fmt: skip
 
-    def __init__(self, port: StreamPort, machine: LaneMachine, config: StreamConfig) -> None:
+    def __init__(self, port: StreamPort, machine: Machine, config: StreamConfig) -> None:
         self._port = port
         self._machine = machine
         self._config = config
@@ -154,14 +154,14 @@ class StreamEnd:
 
     async def _linger(self) -> None:
         """Let arrive what was posted."""
-        progress = self._port.lane.progress
+        progress = self._port.state.progress
         while not self._is_there:
             short = self._linger_s
             if short == 0:
                 return
             if await self._event(self._config.close_timeout_s if short is None else short):
                 continue
-            moved, progress = progress != self._port.lane.progress, self._port.lane.progress
+            moved, progress = progress != self._port.state.progress, self._port.state.progress
             if short is not None or not moved:
                 _log.info("queue pair %d: what was sent has not arrived", self._port.qp.num)
                 return

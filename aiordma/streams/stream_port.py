@@ -8,8 +8,8 @@ Theory of operation
     A few more receives are posted than are announced: words about buffers and the end are not
     counted, and used-up receives are posted again by the chain, not one by one.
 
-    Most completions never get here: `attach` gives them to `_ffi/stream.c`, which hands on what is
-    not plain.  Its struct (`lane`) counts what is under way.
+    Most completions never get here: `attach` gives them to `StreamState`, which hands on what is
+    not plain, and counts what is under way.
 
     The ring and the table are the only memory that the peer may write to.  They are registered
     each for itself, so that the adapter refuses what is written beyond one of them; what is for
@@ -22,17 +22,16 @@ import struct
 from collections.abc import Callable
 from socket import ntohl
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import STREAM_MESSAGE, STREAM_PROBE, STREAM_RECV, SUB_SHIFT, StreamState
+from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop.empty import nobody
-from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
-from aiordma.rsocket.machine import Place, Post
-from aiordma.streams.lane import LaneMachine, new_lane
+from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
@@ -47,10 +46,6 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["StreamPort"]
 
-# Sub-indices of the ids; all but the last are stream.c's.
-_RECV = 0x8000
-_MESSAGE = 0x4000
-_PROBE = 4
 _WORD = struct.Struct("=I")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _WITH_IMM = int(WCFlags.WITH_IMM)
@@ -75,13 +70,13 @@ class StreamPort(AdapterSide):
     Attributes:
         ring: Where the peer's bytes land; a piece of it is a `bytes` object, copied once.
         send: Where own bytes lie while they are sent.
-        lane: The `struct aio_stream`.
+        state: Data and credits.
         plan: What follows from its configuration.
     """
 
     __slots__ = (
-        "_attached", "_iwarp", "_keep", "_on_flushed_out", "_on_sent", "_on_word", "_probing",
-        "_regions", "_words_view", "lane", "plan", "ring", "send",
+        "_attached", "_iwarp", "_on_flushed_out", "_on_sent", "_on_word", "_probing", "_regions",
+        "_words_view", "plan", "ring", "send", "state",
     )  # fmt: skip
 
     def __init__(
@@ -107,21 +102,17 @@ class StreamPort(AdapterSide):
         self._attached = False
         self.send = own.view[: config.send_buffer_size]
         self.ring = ffi.buffer(ffi.cast("char *", ring.addr), ring.length)
-        self.lane, keep = new_lane(
-            ring=Place(ring.addr, ring.rkey, ring.length),
+        self.state = StreamState(
+            ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
             send=(own.addr, config.send_buffer_size, own.lkey),
             credits=config.recv_depth,
             send_depth=plan.sends - 1,
             iwarp=self._iwarp,
             inline_size=qp.limits.max_inline_data,
+            # Addresses keep nothing alive.
+            memory=[region.view for region in regions],
         )
-        # Addresses keep nothing alive, and a view that exports must not get to the collector.
-        self._keep = [keep, *(region.view for region in regions)]
-        self.lane.qp = self._qp_handle
-        if self._iwarp:
-            self.lane.words = ffi.cast("uint8_t *", own.addr + plan.words)
-            self.lane.words_lkey = own.lkey
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:
@@ -166,17 +157,17 @@ class StreamPort(AdapterSide):
         port.at_close(release)
         return port
 
-    def machine(self) -> LaneMachine:
+    def machine(self) -> Machine:
         """The protocol's side of this stream."""
         (ring, table), plan = self._regions[:2], self.plan
-        return LaneMachine(
-            self.lane,
+        return Machine(
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
             credits=plan.config.recv_depth,
             send_depth=plan.sends - 1,
             iwarp=self._iwarp,
+            state=self.state,
         )
 
     def start(
@@ -192,8 +183,11 @@ class StreamPort(AdapterSide):
         self._on_word = on_word
         self._on_sent = on_sent
         self._begin(on_failed)
-        self.lane.wr_id = self._base
-        self.check(lib.aio_stream_fill(self.lane, self.plan.receives), "recv")
+        own = self._regions[2]
+        words = own.addr + self.plan.words if self._iwarp else 0
+        qp = int(ffi.cast("uintptr_t", self._qp_handle))
+        self.state.bind(qp, self._base, words, own.lkey)
+        self.check(self.state.fill(self.plan.receives), "recv")
 
     def attach(self, news: Callable[[int], None]) -> None:
         """Have C take completions from now on, and call `news`; not in the midst of a drain."""
@@ -202,8 +196,7 @@ class StreamPort(AdapterSide):
             self._tell(news)
 
     def _tell(self, news: Callable[[int], None]) -> None:
-        sink = ffi.cast("struct aio_sink *", self.lane)
-        self._channel.sinks.add(self._base, sink, news)
+        self._channel.drain.add(self._base, self.state, news)
 
     def _on_flushed(self, _: int) -> None:
         self._came_back()
@@ -212,21 +205,20 @@ class StreamPort(AdapterSide):
 
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed, and was not plain."""
-        lane = self.lane
         if self._attached:
-            lane.sink.spilled -= 1
+            self.state.passed -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        if sub & _RECV and not record[1]:
+        if sub & STREAM_RECV and not record[1]:
             self._received(sub & 0x7FFF, record)
-        elif sub & _RECV:
-            lane.posted -= 1
+        elif sub & STREAM_RECV:
+            self.state.posted -= 1
             self._failed(record)
-        elif sub & _MESSAGE:
+        elif sub & STREAM_MESSAGE:
             self._completed(sub, record)
         elif record[1]:
-            self.posted -= sub == _PROBE
+            self.posted -= sub == STREAM_PROBE
             self._failed(record)
-        elif sub == _PROBE:
+        elif sub == STREAM_PROBE:
             self.posted -= 1
             self._probing = False
             self._probed()
@@ -235,17 +227,17 @@ class StreamPort(AdapterSide):
     @property
     def under_way(self) -> int:
         """Work requests whose completion will come."""
-        return self.posted + int(self.lane.posted)
+        return self.posted + self.state.posted
 
     def _completed(self, sub: int, record: WCRecord) -> None:
         """A message has completed, and with it all before it."""
-        lane, failed = self.lane, bool(record[1])
-        count = lib.aio_stream_reach(lane, sub)
+        failed = bool(record[1])
+        count = self.state.reach(sub)
         for _ in range(count - failed):
-            self._on_sent(lib.aio_stream_retire(lane))
+            self._on_sent(self.state.retire())
         if failed:
             if count:
-                lib.aio_stream_drop(lane)
+                self.state.drop()
             self._failed(record)
 
     def _received(self, slot: int, record: WCRecord) -> None:
@@ -255,14 +247,14 @@ class StreamPort(AdapterSide):
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)
-        self.check(lib.aio_stream_used(self.lane, slot), "recv")
+        self.check(self.state.used(slot), "recv")
         if whole:
             self._on_word(word)
         else:
             self.fail(ProtocolError(71, "the peer broke the protocol: a message without a word"))
 
     def _operation(self, sub: int) -> str:
-        return "receive" if sub & _RECV else "send"
+        return "receive" if sub & STREAM_RECV else "send"
 
     # Posting
 
@@ -270,10 +262,7 @@ class StreamPort(AdapterSide):
         """Send a control message."""
         if self.closed or self.failure is not None:
             return
-        code = lib.aio_stream_control(
-            self.lane, post.word, post.wrs, post.payload, post.length, post.addr, post.key, 1
-        )
-        self.check(code)
+        self.check(self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True))
 
     def check(self, code: int, what: str = "send") -> None:
         """What a function of stream.c returned: anything but 0 ends the connection."""
@@ -286,8 +275,7 @@ class StreamPort(AdapterSide):
             return
         self._probing = True
         self.posted += 1
-        code = lib.aio_post_probe(self._qp_handle, self._base + (_PROBE << SUB_SHIFT))
-        if code:
+        if code := self.state.probe():
             self.fail(os_error(code, "ibv_post_send"))
 
     def flush(self, done: Callable[[], None]) -> None:
@@ -304,11 +292,6 @@ class StreamPort(AdapterSide):
         done, self._on_flushed_out = self._on_flushed_out, None
         if done is not None:
             done()
-
-    @property
-    def memory(self) -> object:
-        """What keeps the lane alive, and all that it points to; it leads nowhere else."""
-        return self.lane, self._keep
 
     # Memory of the program's own
 
@@ -327,25 +310,25 @@ class StreamPort(AdapterSide):
 
         C counts the receives; all else that completes from now on is Python's.
         """
-        self.lane.dead = 1
-        if self._attached and not self.lane.flushing:
-            self.lane.flushing = 1
+        self.state.dead = True
+        if self._attached and not self.state.flushing:
+            self.state.flushing = True
             self._tell(self._on_flushed)
         super().to_error()
 
     def close(self) -> None:
         """Give everything back; see `AdapterSide.close`."""
-        self.lane.dead = 1
+        self.state.dead = True
         if self._attached:
             self._attached = False
-            self._channel.sinks.remove(self._base)
+            self._channel.drain.remove(self._base)
         super().close()
         self._on_word = self._on_sent = self._on_failed = nobody
         self._on_flushed_out = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing may be posted."""
-        self.lane.dead = 1
+        self.state.dead = True
         super().poison_after_fork()
 
     def _give_back(self) -> list[Resource]:

@@ -123,15 +123,15 @@ class RdmaStreamReader(asyncio.StreamReader):
         """
         source = self._source()
         if source is not None and not self._buffer:  # what happens most
-            there = source.lane.cut(n)
-            if there is None and self._waiter is None and source.lane.ask(n):
+            there = source.state.cut(n)
+            if there is None and self._waiter is None and source.state.ask(n):
                 try:
                     await source.wakeup
                 except BaseException:
                     source.canceled()
                     raise
-                source.lane.done()
-                there = source.lane.cut(n)
+                source.state.done()
+                there = source.state.cut(n)
             if there is not None:
                 return there
         return await self._readexactly(source, n)
@@ -142,7 +142,7 @@ class RdmaStreamReader(asyncio.StreamReader):
         while source is not None and len(buffer) < n:
             if self._exception is not None:
                 raise self._exception
-            if not buffer and (there := source.lane.cut(n)) is not None:
+            if not buffer and (there := source.state.cut(n)) is not None:
                 return there
             if waited or buffer or n > source.half:
                 buffer += source.some(n - len(buffer))

@@ -7,7 +7,7 @@ Theory of operation
     the loop's same turn, and one that closes or writes never does it in the midst of a drain.
 
     Most wake-ups bring data and nothing else, and most writes fit: C deals with those
-    (`_ffi/stream_calls.c`).  Whatever is unusual closes a gate (`_gate`), so that the usual case
+    (`_core/stream_state.c`).  Whatever is unusual closes a gate (`_gate`), so that the usual case
     has one thing to ask.
 
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
@@ -33,7 +33,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import STREAM_FAILED
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.identifier import Stage
@@ -53,7 +53,6 @@ __all__ = ["RdmaTransport"]
 
 _log = logging.getLogger("aiordma")
 _WARN_AFTER = 5  # calls of write() after the end
-_FAILED = 4  # news of stream.c
 
 
 def _written_late(stream: weakref.ref[RdmaTransport], data: Any, sent: int) -> None:
@@ -97,9 +96,9 @@ class RdmaTransport(TransportBase):
         self._config = config
         self._machine = port.machine()
         self._out = Outgoing(port, self._machine)
-        self._lane = port.lane
+        self._state = port.state
         self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
-        calls = self._in.lane
+        calls = self._state
         calls.run, calls.other, calls.failed = self._context.run, self._on_news, self._push_failed
         calls.rest = self._write
         calls.elsewhere = functools.partial(check_thread, loop, "stream")
@@ -174,7 +173,7 @@ class RdmaTransport(TransportBase):
     # From the port, in the midst of a drain
 
     def _on_word(self, word: int) -> None:
-        self._lane.heard = 1
+        self._state.heard = True
         if self._protocol is None and not self._over:
             # It can be here before the event that allows it is read, or after that got lost.
             self._port.cm_id.notify_established()
@@ -222,8 +221,8 @@ class RdmaTransport(TransportBase):
 
     def _on_news(self, bits: int) -> None:
         """What C has taken and not passed on; called at the end of a drain."""
-        if bits & _FAILED:
-            self._port.check(self._lane.error)
+        if bits & STREAM_FAILED:
+            self._port.check(self._state.error)
         self._context.run(self._process)
 
     def _push_failed(self, exc: BaseException) -> None:
@@ -254,7 +253,7 @@ class RdmaTransport(TransportBase):
         if not self._attached and not self._listens_first:
             self._attached = True
             self._machine.begin()
-            self._port.attach(self._in.lane)
+            self._port.attach(self._state)
         try:
             self._out.control()
             if self._in.deliver():
@@ -321,7 +320,7 @@ class RdmaTransport(TransportBase):
 
     def _unread(self) -> bool:
         """Whether what came before the connection broke is still to be taken by the program."""
-        if not self._lane.readable or self._closing or self._out.size:
+        if not self._state.readable or self._closing or self._out.size:
             return False
         if isinstance(self._cause, ProtocolError):
             return False
@@ -371,7 +370,7 @@ class RdmaTransport(TransportBase):
         if self._over:
             self._write(data, 0)
         else:
-            self._in.lane.write(data)
+            self._state.write(data)
 
     def _write(self, data: Any, sent: int) -> None:
         """What was not plain: `sent` bytes have gone."""
@@ -402,18 +401,16 @@ class RdmaTransport(TransportBase):
             self._fatal_error(lost(self._cause), "Fatal write error on an RDMA stream")
             return
         if type(data) is not bytes:
-            view = ffi.from_buffer(data)
-            sent = lib.aio_stream_write(self._lane, view, len(view))
-            ffi.release(view)
-        if self._lane.error:
-            self._port.check(self._lane.error)
+            sent = self._state.send(data)
+        if self._state.error:
+            self._port.check(self._state.error)
         if self._out.keep(data, sent):
             self._gate()
             self._maybe_pause_protocol()
 
     def _gate(self) -> None:
         """Whether `write` may leave everything to C."""
-        self._lane.held = bool(
+        self._state.held = bool(
             self._out.size or self._closing or self._eof_sent or self._over or self._cause
         )
 
@@ -564,13 +561,13 @@ class RdmaTransport(TransportBase):
         """Everything was given back, and nothing will be told any more."""
         vars(self).pop("write", None)
         self._in.part()
-        self._in.lane.rest = functools.partial(_written_late, weakref.ref(self))
+        self._state.rest = functools.partial(_written_late, weakref.ref(self))
 
     # Others
 
     def poison_after_fork(self) -> None:
         """In a forked child: a `write` that was kept refuses, as the others do."""
-        self._in.lane.rest = _written_in_a_child
+        self._state.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on.
@@ -581,7 +578,7 @@ class RdmaTransport(TransportBase):
         check_thread(self._loop, "stream")
         self._protocol = protocol
         self._in.set_protocol(protocol)
-        if self._lane.readable:
+        if self._state.readable:
             self._soon()
 
     def __del__(

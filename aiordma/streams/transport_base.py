@@ -6,9 +6,9 @@ from asyncio import constants, transports
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.rsocket.machine import Machine
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
-from aiordma.streams.lane import LaneMachine
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_end import StreamEnd
 from aiordma.streams.stream_port import StreamPort
@@ -33,7 +33,7 @@ class TransportBase(transports._FlowControlMixin):
     _closing: bool
     _end: StreamEnd
     _in: Incoming
-    _machine: LaneMachine
+    _machine: Machine
     _out: Outgoing
     _over: bool
     _port: StreamPort

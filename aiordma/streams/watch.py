@@ -92,8 +92,8 @@ class Watch:
                 self._give_up(ConnectTimeoutError(errno.ETIMEDOUT, text))
                 return
             self._seen = progress
-        elif self._port.lane.heard:
-            self._port.lane.heard = 0
+        elif self._port.state.heard:
+            self._port.state.heard = False
             self._since = now()
         else:
             silence = now() - self._since

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARMED_FOR_ALL", "expect", "listen", "unlisten"]
 
-ARMED_FOR_ALL = 1  # as aio_cq.armed has it
+ARMED_FOR_ALL = 1  # as QueueState.armed has it
 _counts = fork.new_lock()
 
 
@@ -53,6 +53,6 @@ def unlisten(cq: CompletionQueue) -> None:
 
 
 def expect(cq: CompletionQueue, change: int) -> None:
-    """One more (1), or one fewer (-1), wants the queue armed late; see `aio_drain` in glue.c."""
+    """One more (1), or one fewer (-1), wants the queue armed late; see _core/drain.c."""
     with _counts:
-        cq._aio.eager += change
+        cq._aio.arm_late += change

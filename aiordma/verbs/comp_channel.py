@@ -1,10 +1,10 @@
 """CompletionChannel: one descriptor that becomes readable when any of its CQs has completions.
 
 Theory of operation
-    The channel is drained by one C call per wake-up (`aio_drain` in glue.c, where the order of
-    arm, poll and acknowledge is explained).  Its completions come back as an array; ids that the
-    channel's slot table made are dispatched to their waiters, all others belong to callers that
-    post with ids of their own and go to the CQ's queue.
+    The channel is drained by one C call per wake-up (`Drain`, where the order of arm, poll and
+    acknowledge is explained).  Its completions come back as a list; ids that the channel's slot
+    table made are dispatched to their waiters, all others belong to callers that post with ids of
+    their own and go to the CQ's queue.
 
     Dispatch never runs user code and never raises: it completes futures and calls sinks of this
     library.  A sink that raises is reported to the loop and the drain goes on.
@@ -16,7 +16,7 @@ Theory of operation
     that the wake-up brought has been dispatched, still within the same turn of the loop.
 
     Most completions of connections and streams never become objects: they are taken in C
-    (`verbs.sinks`), and Python hears once a wake-up that there is something for the program.
+    (`Drain`), and Python hears once a wake-up that there is something for the program.
 
     A CQ that no task awaits is only reported (`get_cq_event`): its owner polls it.
 """
@@ -31,15 +31,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from aiordma._ffi import ffi, function_address, lib
+from aiordma._core import Drain, Readable
+from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
-from aiordma._ffi.fast import Readable, Reader
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import running_loop
-from aiordma.loop.slots import INDEX_BITS, TAG, TAG_SHIFT, SlotTable, sub_index
+from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.waiters import Waiters
 from aiordma.loop.weak_table import WeakTable
@@ -47,8 +47,7 @@ from aiordma.verbs import async_event
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.sinks import Sinks
-from aiordma.verbs.wc import WC_STRUCT, WCRecord
+from aiordma.verbs.wc import WCRecord
 
 if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
@@ -89,12 +88,9 @@ MANAGED = (
 
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
-_MAX_SEGMENTS = 64
-_LOOK = 1 << 30  # see aio_drain
 _SAFETY_S = 1.0
 #: After so long its event has come, if there was one: a completion can be seen before that.
 _GRACE_S = 0.02
-_ARRIVED = 1 << INDEX_BITS  # news of a sink: something for the program (message.c, stream.c)
 
 
 def _poll(reference: weakref.ref[CompletionChannel]) -> None:
@@ -148,9 +144,8 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_bytes", "_cqs", "_deferred", "_drain", "_draining", "_failure", "_loop", "_notified",
-        "_pump", "_reader", "_safety", "_segments", "_unacked", "_unwatch", "_waiters", "_wcs",
-        "context", "lost_events", "sinks", "table",
+        "_cqs", "_deferred", "_failure", "_loop", "_notified", "_pump", "_safety", "_unacked",
+        "_unwatch", "_waiters", "context", "drain", "lost_events", "table",
     )  # fmt: skip
 
     #: `lost_events` of all channels that this process has had.
@@ -167,25 +162,8 @@ class CompletionChannel(Resource):
         #: drops events when it has no memory for them.
         self.lost_events = 0
         self._cqs: WeakTable[CompletionQueue] = WeakTable()
-        self._wcs = ffi.new("struct ibv_wc[]", _BUDGET)
-        self._bytes = memoryview(ffi.buffer(self._wcs))
-        # A field of a C struct keeps nothing alive; the attribute does.
-        self._segments = ffi.new("struct aio_segment[]", _MAX_SEGMENTS)
-        self._drain = ffi.new("struct aio_drain *")
-        self._drain.channel = handle
-        self._drain.segments = self._segments
-        self._drain.max_segments = _MAX_SEGMENTS
-        #: What takes its completions in C.
-        self.sinks = Sinks(self._drain, _BUDGET)
-        self._reader = Reader(
-            int(ffi.cast("uintptr_t", self._drain)),
-            int(ffi.cast("uintptr_t", self._wcs)),
-            _BUDGET,
-            function_address("aio_drain"),
-            function_address("aio_sweep"),
-            (self._drain, self._wcs, self._segments, self.sinks.memory),
-        )
-        self.sinks.reader = self._reader
+        #: Takes its events and completions; those of connections and streams never get to Python.
+        self.drain = Drain(int(ffi.cast("uintptr_t", handle)), _BUDGET)
         self._deferred: deque[Callable[[], None]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
@@ -212,7 +190,7 @@ class CompletionChannel(Resource):
             self._loop = loop
             self._pump = FdPump(
                 loop, self.fileno(), self._on_readable, self._on_failure,
-                lambda slow: Readable(self._reader, slow).run,
+                lambda slow: Readable(self.drain, slow).run,
             )  # fmt: skip
         elif self._pump.loop is not loop:
             msg = "the completion channel belongs to another event loop"
@@ -222,9 +200,9 @@ class CompletionChannel(Resource):
 
     def _on_readable(self) -> bool:
         # Mostly by way of `Readable`, which has drained already, and leaves the rest to this.
-        self._reader.draining = True
+        self.drain.draining = True
         try:
-            took = self._reader.drain()
+            done = self.drain.drain()
         except ENDS_THE_LOOP as exc:
             # What this drain has brought beside it is for the next turn of the loop.
             self._report(exc)
@@ -233,53 +211,40 @@ class CompletionChannel(Resource):
             return True
         except BaseException as exc:
             self._report(exc)
-            took = None
-        if took is not None:
-            return self._dispatch_all(took)
+            done = True
+        if not done:
+            return self._dispatch_all()
         self._tell_later()
         self._run_deferred()
-        return bool(self._drain.n_pending)
+        return bool(self.drain.n_pending)
 
-    def _dispatch_all(self, took: int) -> bool:
+    def _dispatch_all(self) -> bool:
         """Whatever a drain brought; whether there is more."""
-        drain = self._drain
-        # What was polled is gone from the adapter: copy before any dispatch can drain again.
-        records = self._taken(took)
-        segments = [
-            (drain.segments[i].token, drain.segments[i].count) for i in range(drain.n_segments)
-        ]
-        error, more = drain.error, bool(drain.more)
-        position = 0
-        for token, length in segments:
+        # What was polled is gone from the adapter: copied before any dispatch can drain again.
+        segments, more, error = self.drain.result()
+        for token, records in segments:
             cq = self._cqs.get(token)
-            if length < 0:
-                if cq is not None:
-                    self._notify(cq)
-                continue
-            self._dispatch(records[position : position + length], cq)
-            position += length
-        if self._reader.untold:
+            if records is not None:
+                self._dispatch(records, cq)
+            elif cq is not None:
+                self._notify(cq)
+        if self.drain.untold:
             self.after_drain(self._tell)
         self._run_deferred()
         if error:
             raise os_error(error, "ibv_get_cq_event")
         return more
 
-    def _taken(self, took: int) -> list[WCRecord]:
-        """Completions for Python."""
-        count = took & 0xFFFF
-        return list(WC_STRUCT.iter_unpack(self._bytes[: count * WC_STRUCT.size]))
-
     def _tell(self) -> None:
         """Tell the owners of sinks that have news."""
         try:
-            self._reader.tell()
+            self.drain.tell()
         finally:
             self._tell_later()
 
     def _tell_later(self) -> None:
         """Tell the others in the next turn of the loop: it is theirs."""
-        if self._reader.untold and self._pump is not None and self._pump.loop is not None:
+        if self.drain.untold and self._pump is not None and self._pump.loop is not None:
             self._pump.loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
@@ -288,9 +253,9 @@ class CompletionChannel(Resource):
         It may run the program's code: what it raises is reported, but for SystemExit and
         KeyboardInterrupt, which end the loop, and then the rest is left to the next turn.
         """
-        if self._reader.draining:
+        if self.drain.draining:
             self._deferred.append(function)
-            self._reader.deferred = True
+            self.drain.deferred = True
         else:
             # Also of a channel that has failed and has no pump: its connections are told why.
             assert self._loop is not None
@@ -306,7 +271,7 @@ class CompletionChannel(Resource):
                     if isinstance(exc, ENDS_THE_LOOP):
                         break
         finally:
-            self._reader.draining = self._reader.deferred = False
+            self.drain.draining = self.drain.deferred = False
             while self._deferred:
                 self.after_drain(self._deferred.popleft())
 
@@ -349,7 +314,7 @@ class CompletionChannel(Resource):
 
     def _forget_resumed(self) -> None:
         """Give back the events that an unfinished drain holds; no call will finish it."""
-        lib.aio_drain_forget(self._drain, ffi.NULL)
+        self.drain.forget(0)
 
     def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:
         """Poll one managed CQ without an event; how many it found, and should have been told of.
@@ -357,24 +322,19 @@ class CompletionChannel(Resource):
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
         """
-        polled, missed, drain = 0, 0, self._drain
-        address = 0 if cq.closed else int(ffi.cast("uintptr_t", cq._handle))
+        polled = missed = 0
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
-            took = self._reader.sweep(address)
-            if took < 0 or not drain.swept:
+            swept = self.drain.sweep(int(ffi.cast("uintptr_t", cq._handle)))
+            if swept is None:
                 break
-            polled += drain.swept
-            if cq._aio.armed == ARMED_FOR_ALL:
-                missed += drain.swept
-            else:
-                # Own sends lie there by rights; what the peer sends the program does not.
-                missed += sum(bool(drain.ready[i] & _ARRIVED) for i in range(drain.n_ready))
-            records = self._taken(took)
-            self._reader.keep()
+            count, arrived, records, more = swept
+            polled += count
+            # Own sends lie there by rights; what the peer sends the program does not.
+            missed += count if cq._aio.armed == ARMED_FOR_ALL else arrived
             self._dispatch(records, cq)
-            if cq.closed or not took & _LOOK:
+            if cq.closed or not more:
                 break
-        if self._reader.untold:
+        if self.drain.untold:
             self.after_drain(self._tell)
         return polled, missed
 
@@ -394,9 +354,9 @@ class CompletionChannel(Resource):
         if self._pump is not None:
             # Under load this timer is as late as everything else: what the descriptor still has to
             # tell is not lost.
-            self._drain.spare = 0
+            self.drain.spare = 0
             self._pump.kick()
-        if self._drain.n_pending or self._failure is not None:
+        if self.drain.n_pending or self._failure is not None:
             return
         found = []
         for cq in managed:
@@ -415,7 +375,7 @@ class CompletionChannel(Resource):
         self._watch()
         if self._pump is None or self._failure is not None:
             return
-        self._drain.spare = 0
+        self.drain.spare = 0
         self._pump.kick()
         for token, events, missed in found:
             cq = self._cqs.get(token)
@@ -483,7 +443,7 @@ class CompletionChannel(Resource):
     def poison_after_fork(self) -> None:
         """In a forked child: nothing is drained any more."""
         super().poison_after_fork()
-        self._reader.stopped = True  # the loop may run on there
+        self.drain.stopped = True  # the loop may run on there
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
@@ -503,7 +463,7 @@ class CompletionChannel(Resource):
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""
-        lib.aio_drain_forget(self._drain, cq._handle)
+        self.drain.forget(int(ffi.cast("uintptr_t", cq._handle)))
         while cq in self._notified:
             self._notified.remove(cq)
         self._stop_unused()
@@ -516,7 +476,7 @@ class CompletionChannel(Resource):
         has to leave the loop before it is closed.
         """
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
-            self._reader.stopped = True
+            self.drain.stopped = True
             self._pump.close()
             self._loop = None  # the thread that destroys the channel must not keep it alive
             self._forget_resumed()

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, Self
 
+from aiordma._core import QueueState
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.arguments import check_kind, whole
@@ -102,10 +103,12 @@ class CompletionQueue(Resource):
         self.context = context
         self.channel = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
-        self._aio = ffi.new("struct aio_cq *")
-        self._token = self._aio.token = next_token()
+        self._token = next_token()
+        self._aio = QueueState(self._token)
         channel_handle = ffi.NULL if channel is None else channel._require()
-        handle = lib.aio_create_cq(context._require(), cqe, self._aio, channel_handle, comp_vector)
+        handle = lib.aio_create_cq(
+            context._require(), cqe, self._aio.address, channel_handle, comp_vector
+        )
         check_pointer(handle, "ibv_create_cq")
         self._cqe = int(handle.cqe)
         self._queue: deque[WorkCompletion] = EMPTY
@@ -456,7 +459,7 @@ class CompletionQueue(Resource):
         self._waiters.wake_all()
 
     def _destroy(self, handle: Any) -> None:
-        lib.aio_cq_retire(handle, self._aio)
+        self._aio.retire(int(ffi.cast("uintptr_t", handle)))
         check_errno(lib.ibv_destroy_cq(handle), "ibv_destroy_cq")
 
     def __repr__(self) -> str:

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from numbers import Integral
 from typing import Any, Self
 
+from aiordma._core import Registration
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma._ffi.fast import Registration
 from aiordma.arguments import check_kind, fitting, whole
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps

@@ -8,8 +8,8 @@ import sys
 from numbers import Integral
 from typing import Any
 
+from aiordma._core import Held
 from aiordma._ffi import CData, ffi
-from aiordma._ffi.fast import Held
 from aiordma.arguments import no_buffer, whole
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.verbs.context import Context

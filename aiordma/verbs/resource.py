@@ -35,7 +35,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Any, Self
 
-from aiordma._ffi.fast import Owner
+from aiordma._core import Owner
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import fork
 from aiordma.loop.job import Job

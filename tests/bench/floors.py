@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiordma._ffi.fast import Wakeup
+from aiordma._core import Wakeup
 from tests.bench.growth import loop_factory
 from tests.bench.jobs import FLOORS, MARKS, TRIPS
 

@@ -6,8 +6,9 @@
 Both ends are in this process, so that a pair is all there is.  Three measurements:
 
 - ours: `connect` and `accept`, some at a time, until both ends have their connection;
-- the same with a clock around each C function: what the kernel and the C libraries take of it,
-  by function.  The rest is Python, cffi's part of the calls, and the event loop;
+- the same with a clock around each C function, and around the methods of compiled types that call
+  some: what the kernel and the C libraries take of it, by function.  The rest is Python, cffi's
+  part of the calls, and the event loop;
 - bare: the same C calls without this library, from a loop of Python that keeps nothing and checks
   nothing: one channel for each side, read when an event is due.  Nothing in Python can be faster.
 
@@ -31,8 +32,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
+from aiordma._core import CMEvents, MessageState, QueueState
 from aiordma._ffi import ffi, lib
-from aiordma.cm import event_channel
 from aiordma.cm.address import to_sockaddr
 from tests.bench.growth import CONFIGS, LEAN, Row, own_address, parser, publish, run
 
@@ -40,11 +41,15 @@ PORT = 7480
 _SLAB = 8192
 
 
-class TimedEvents:
-    """The events of a channel, which C reads without Python's `lib`."""
-
-    def __init__(self, clock: Clock, events: Any) -> None:
-        self.next = clock.timed("aio_cm_next", events.next)
+#: The methods of compiled types that call C libraries, on the way to a connection and to its end.
+METHODS: tuple[tuple[type, str], ...] = (
+    (CMEvents, "next"),
+    (CMEvents, "resolve"),
+    (MessageState, "post_receives"),
+    (MessageState, "post_send"),
+    (MessageState, "send"),
+    (QueueState, "retire"),
+)
 
 
 class Clock:
@@ -54,8 +59,8 @@ class Clock:
         self.calls: Counter[str] = Counter()
         self.nanoseconds: Counter[str] = Counter()
         self._plain: dict[str, Any] = {}
+        self._methods: dict[tuple[type, str], Any] = {}
         self._runs = False
-        self._events: Any = None
 
     def start(self) -> None:
         """Begin."""
@@ -72,8 +77,10 @@ class Clock:
             if callable(names[name]) and name.startswith(("ibv_", "rdma_", "aio_")):
                 self._plain[name] = names[name]
                 names[name] = self.timed(name, names[name])
-        made = self._events = vars(event_channel)["CMEvents"]
-        vars(event_channel)["CMEvents"] = lambda *args: TimedEvents(self, made(*args))
+        for kind, name in METHODS:
+            plain = self._methods[kind, name] = vars(kind)[name]
+            timed = self.timed(f"{kind.__name__}.{name}", getattr(kind, name))
+            setattr(kind, name, staticmethod(timed) if isinstance(plain, staticmethod) else timed)
         return self
 
     def timed(self, name: str, function: Any) -> Any:
@@ -89,7 +96,8 @@ class Clock:
 
     def __exit__(self, *exc_info: object) -> None:
         vars(lib).update(self._plain)
-        vars(event_channel)["CMEvents"] = self._events
+        for (kind, name), plain in self._methods.items():
+            setattr(kind, name, plain)
 
 
 async def ours(
@@ -210,14 +218,16 @@ class Bare:
 
 def bare(address: str, count: int) -> float:
     """Microseconds a pair, one after the other."""
-    event = ffi.new("struct aio_cm_event *")
     out = ffi.new("struct rdma_cm_id **")
     there, here = lib.rdma_create_event_channel(), lib.rdma_create_event_channel()
+    events = {channel: CMEvents(int(ffi.cast("uintptr_t", channel))) for channel in (there, here)}
     where = ffi.cast("struct sockaddr *", keep := to_sockaddr((address, PORT)))
 
     def wait(channel: Any) -> Any:
-        _check(-lib.aio_cm_next(channel, event))
-        return event.id
+        found = events[channel].next()
+        if not isinstance(found, tuple):
+            raise OSError(found, "rdma_get_cm_event")
+        return ffi.cast("struct rdma_cm_id *", events[channel].id)
 
     _check(lib.rdma_create_id(there, out, ffi.NULL, lib.RDMA_PS_TCP))
     listener = out[0]

@@ -25,6 +25,7 @@ _MODULES = {
     **dict.fromkeys(("dummy", "udp_tunnel", "ip6_udp_tunnel"), "kernel: network, softirqs"),
 }
 _FILES = (
+    ("/aiordma/_core/", "aiordma's C"),
     ("/aiordma/_ffi/", "aiordma's C"),
     ("_cffi_backend", "cffi"),
     ("/uvloop/", "uvloop"),

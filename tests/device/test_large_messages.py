@@ -11,7 +11,8 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
-from aiordma._ffi import lib
+from aiordma._core import crc32c
+from aiordma.endpoint import rendezvous
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import are_alive, meet
 
@@ -26,13 +27,13 @@ async def test_g04_a_software_adapter_checks_by_default(
 ) -> None:
     """Both sides make the sum of the same bytes, in whatever way they travel."""
     sums: list[int] = []
-    real = lib.aio_crc32c
+    real = crc32c
 
     def noted(*args: Any) -> int:
         sums.append(real(*args))
         return sums[-1]
 
-    monkeypatch.setattr(lib, "aio_crc32c", noted)
+    monkeypatch.setattr(rendezvous, "crc32c", noted)
     client, server = pair
     assert [end.get_extra_info("large_messages_checked") for end in pair] == [True, True]
     for size in SIZES:
@@ -69,9 +70,9 @@ async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
 ) -> None:
     """The adapter's fault cannot be had at will; for the receiver this one is the same."""
     client, server = pair
-    real = lib.aio_crc32c
+    real = crc32c
     wrong = iter([True])  # the sender's
-    monkeypatch.setattr(lib, "aio_crc32c", lambda *args: real(*args) ^ next(wrong, False))
+    monkeypatch.setattr(rendezvous, "crc32c", lambda *args: real(*args) ^ next(wrong, False))
     sending = asyncio.create_task(client.send(bytes(size)))
     with pytest.raises(aiordma.MessageDamagedError, match=f"{size} bytes does not match"):
         await asyncio.wait_for(server.recv(), 20)

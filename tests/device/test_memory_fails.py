@@ -146,7 +146,7 @@ async def test_an_operation_is_done_or_was_not(pair: Pair) -> None:
             piece = SGE(region, 0, 8)
             try:
                 with refused(number):
-                    operation = client._mail.write(remote, piece, 0)
+                    operation = client._state.write(remote, piece, 0)
             except MemoryError:
                 failures += 1
             else:
@@ -175,7 +175,7 @@ async def test_a_stream_writes_a_line_whole_or_not_at_all(address: str) -> None:
 
 def waiting(end: Connection) -> int:
     """Messages that have arrived and were not taken."""
-    return len(end._receiver.queue) + int(end._lane.tail - end._lane.head)
+    return len(end._receiver.queue) + end._state.arrived
 
 
 async def goes_on(client: Connection, server: Connection) -> None:

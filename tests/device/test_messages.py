@@ -271,7 +271,7 @@ async def test_an_adapter_with_no_room_for_inline_data(
         aiordma.connect(address, listener.port) as client,
         await listener.accept() as server,
     ):
-        assert is_siw or client._link.lane.c.inline_size < 1 << 20
+        assert is_siw or client._link.state.inline_size < 1 << 20
         await are_alive((client, server))
 
 

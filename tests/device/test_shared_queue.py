@@ -42,7 +42,7 @@ async def exchange(one: aiordma.Connection, other: aiordma.Connection, count: in
 def counts(connection: aiordma.Connection) -> tuple[int, int]:
     """Who wants something of its queue: to hear of all completions; to have it armed late."""
     own = connection._link._cq._aio
-    return int(own.listeners), int(own.eager)
+    return int(own.listeners), int(own.arm_late)
 
 
 @BOTH

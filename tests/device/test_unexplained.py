@@ -54,11 +54,11 @@ async def test_a_read_that_is_flushed_knows_why_the_connection_ended(pair: Pair)
 
 async def _flushed(connection: Connection) -> None:
     """Wait until the flush of a message is seen; mostly the reason is not known by then."""
-    lane, link = connection._lane, connection._link
+    state, link = connection._state, connection._link
     _break(connection)
     await connection.send(b"into the void")
     while connection._outcome.cause is None:
-        if link._unexplained and lane.completed == lane.sent:
+        if link._unexplained and state.completed == state.sent:
             return
         link.sweep()
         await asyncio.sleep(0)
@@ -118,7 +118,7 @@ async def test_nothing_is_said_to_a_peer_that_has_left(pair: Pair) -> None:
     async with asyncio.timeout(20):
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
-        sent = pair.client._lane.sent
+        sent = pair.client._state.sent
         pair.client._shutdown.peer_left()
         await closing
-        assert pair.client._lane.sent == sent
+        assert pair.client._state.sent == sent

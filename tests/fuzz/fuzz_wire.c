@@ -1,5 +1,5 @@
 /*
- * A fuzz target for the C that reads what a peer sends: message.c and stream.c.
+ * A fuzz target for the C that reads what a peer sends: message.c and stream.c of aiordma/_core.
  *
  * The input is a program: each byte chooses what the peer, the adapter or the own program does next,
  * and the bytes after it are its arguments, so that a fuzzer that changes bytes changes the story.
@@ -11,10 +11,11 @@
  *
  * tools/fuzz.py builds and runs it; with -DGUIDED the fuzzer brings its own main().
  */
-#include "joined.c" /* build_ffi.c_source(): every C file of the module, as cffi compiles it */
+#include "protocol.h"
 
 #include <sanitizer/asan_interface.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #define CHECK(what)                                                                                \
     do {                                                                                           \
@@ -40,6 +41,21 @@ static uint32_t take32(struct input *in)
     for (int i = 0; i < 4; i++)
         value = value << 8 | take8(in);
     return value;
+}
+
+/* A field of a frame: big-endian. */
+static uint32_t get32(const uint8_t *at)
+{
+    uint32_t value;
+
+    memcpy(&value, at, sizeof(value));
+    return ntohl(value);
+}
+
+static void put32(uint8_t *at, uint32_t value)
+{
+    value = htonl(value);
+    memcpy(at, &value, sizeof(value));
 }
 
 /* A number of the sizes at which such code breaks, more often than any number. */
@@ -122,33 +138,33 @@ static void reset_adapter(void)
 
 /* Messages */
 
-static void check_lane(const struct aio_lane *lane, uint32_t sends)
+static void check_messages(const struct aio_message_state *m, uint32_t sends)
 {
     uint8_t seen[64] = {0};
 
-    CHECK(lane->n_free <= sends);
-    for (uint32_t i = 0; i < lane->n_free; i++) {
-        CHECK(lane->free[i] < sends && !seen[lane->free[i]]);
-        seen[lane->free[i]] = 1;
+    CHECK(m->n_free <= sends);
+    for (uint32_t i = 0; i < m->n_free; i++) {
+        CHECK(m->free[i] < sends && !seen[m->free[i]]);
+        seen[m->free[i]] = 1;
     }
-    CHECK(lane->tail - lane->head <= lane->arrival_mask + 1);
-    CHECK(lane->credits >= 0 && lane->unused >= 0 && lane->n_back <= 8);
-    CHECK(lane->completed <= lane->sent);
-    CHECK(lane->done_tail - lane->done_head <= lane->done_mask + 1);
+    CHECK(m->tail - m->head <= m->arrival_mask + 1);
+    CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= 8);
+    CHECK(m->completed <= m->sent);
+    CHECK(m->done_tail - m->done_head <= m->done_mask + 1);
 }
 
 /* A frame lands in the oldest posted receive; what C leaves alone, it has not changed. */
-static void frame(struct aio_lane *lane, struct input *in, uint8_t *arena, uint32_t stride)
+static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena, uint32_t stride)
 {
     struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
-    struct aio_lane before;
+    struct aio_message_state before;
     uint32_t slot, body;
     uint8_t *at;
 
     if (!n_receives)
         return;
     wc.wr_id = take_first(posted_receives, &n_receives);
-    slot = AIO_SUB(wc.wr_id) & ~AIO_LANE_RECV;
+    slot = AIO_SUB(wc.wr_id) & ~AIO_SUB_RECV;
     at = arena + slot * stride;
     ASAN_UNPOISON_MEMORY_REGION(at, stride);
     wc.byte_len = take_edge(in, stride) % (stride + 1);
@@ -157,35 +173,35 @@ static void frame(struct aio_lane *lane, struct input *in, uint8_t *arena, uint3
     if (wc.byte_len >= AIO_FRAME_SIZE && take8(in) % 8) { /* most are in good order, but for a bit */
         body = wc.byte_len - AIO_FRAME_SIZE;
         at[0] = AIO_FRAME_DATA;
-        aio_write32(at + 8, 0);
-        aio_write32(at + 12, body);
+        put32(at + 8, 0);
+        put32(at + 12, body);
         if (take8(in) % 4 == 0)
             at[take8(in) % AIO_FRAME_SIZE] ^= (uint8_t)(1 << take8(in) % 8);
     }
     ASAN_POISON_MEMORY_REGION(at + wc.byte_len, stride - wc.byte_len);
     wc.wc_flags = take8(in) & IBV_WC_WITH_IMM;
-    memcpy(&before, lane, sizeof(before));
-    if (!lane->sink.take(&lane->sink, &wc)) {
-        CHECK(!memcmp(&before, lane, sizeof(before)));
-        lane->posted--; /* Python would take it; here its slot just never comes back */
-        lane->receives--;
+    memcpy(&before, m, sizeof(before));
+    if (!m->base.take(&m->base, &wc)) {
+        CHECK(!memcmp(&before, m, sizeof(before)));
+        m->posted--; /* Python would take it; here its slot just never comes back */
+        m->receives--;
         return;
     }
-    CHECK(lane->tail == before.tail + 1 && lane->tail - lane->head <= lane->arrival_mask + 1);
-    if (lane->raw)
+    CHECK(m->tail == before.tail + 1 && m->tail - m->head <= m->arrival_mask + 1);
+    if (m->raw)
         return;
     /* The rules of docs/wire.md, read once more: a credit for each message, and a length that fits. */
-    CHECK(before.unused == lane->unused + 1 && before.unused > 0);
-    CHECK(at[0] == AIO_FRAME_DATA && aio_read32(at + 8) == 0);
-    CHECK(aio_read32(at + 12) + AIO_FRAME_SIZE == wc.byte_len);
-    CHECK(lane->credits - before.credits == ((int64_t)at[2] << 8 | at[3]));
+    CHECK(before.unused == m->unused + 1 && before.unused > 0);
+    CHECK(at[0] == AIO_FRAME_DATA && get32(at + 8) == 0);
+    CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len);
+    CHECK(m->credits - before.credits == ((int64_t)at[2] << 8 | at[3]));
 }
 
 static void fuzz_messages(struct input *in)
 {
     /* Fewer places for arrivals than receives, which a connection never has: they must not overrun. */
     enum { SENDS = 8, RECEIVES = 16, ARRIVALS = 8, CONTROL = 2, STRIDE = 48, OPERATIONS = 4 };
-    struct aio_lane *lane = calloc(1, sizeof(*lane));
+    struct aio_message_state *m = calloc(1, sizeof(*m));
     struct aio_arrival *arrivals = calloc(ARRIVALS, sizeof(*arrivals));
     uint16_t *free_slots = calloc(SENDS, sizeof(*free_slots));
     uint16_t *done = calloc(OPERATIONS, sizeof(*done));
@@ -195,17 +211,22 @@ static void fuzz_messages(struct input *in)
     uint32_t n_held = 0;
 
     reset_adapter();
-    aio_lane_init(lane, free_slots, SENDS, SENDS, arrivals, ARRIVALS, RECEIVES, CONTROL, how & 1);
-    aio_lane_bind(lane, &queue_pair, IBV_SEND_SIGNALED, how & 2 ? 24 : 0, (uintptr_t)send, STRIDE, 1,
-                  SENDS, (uintptr_t)recv, STRIDE, 2, RECEIVES);
-    lane->sink.id = UINT64_C(7) << 40;
-    lane->eager_size = STRIDE - AIO_FRAME_SIZE;
-    lane->credits = how & 4 ? 3 : 0;
-    lane->operations_done = done;
-    lane->done_mask = OPERATIONS - 1;
-    CHECK(!aio_post_recv_slots(&queue_pair, lane->sink.id | (uint64_t)AIO_LANE_RECV << AIO_SUB_SHIFT,
-                               (uintptr_t)recv, STRIDE, 2, NULL, RECEIVES));
-    lane->receives = RECEIVES;
+    /* What MessageState.__new__ and its bind() set. */
+    m->free = free_slots, m->data_slots = SENDS;
+    m->arrivals = arrivals, m->arrival_mask = ARRIVALS - 1;
+    m->control = CONTROL, m->raw = how & 1;
+    aio_message_init(m, SENDS, RECEIVES);
+    m->qp = &queue_pair, m->send_flags = IBV_SEND_SIGNALED, m->inline_size = how & 2 ? 24 : 0;
+    m->send = (struct aio_slots){.addr = (uintptr_t)send, .stride = STRIDE, .key = 1, .base = SENDS,
+                                 .full = 1};
+    m->recv = (struct aio_slots){.addr = (uintptr_t)recv, .stride = STRIDE, .key = 2,
+                                 .base = RECEIVES, .full = 1};
+    m->base.id = UINT64_C(7) << 40;
+    m->eager_size = STRIDE - AIO_FRAME_SIZE;
+    m->credits = how & 4 ? 3 : 0;
+    m->operations_done = done;
+    m->done_mask = OPERATIONS - 1;
+    CHECK(!aio_message_receive(m, NULL, RECEIVES, 2) && m->receives == RECEIVES);
     ASAN_POISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
     while (in->at < in->end) {
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};
@@ -214,54 +235,54 @@ static void fuzz_messages(struct input *in)
         switch (take8(in) % 10) {
         case 0:
         case 1:
-        case 2: frame(lane, in, recv, STRIDE); break;
+        case 2: frame(m, in, recv, STRIDE); break;
         case 3: /* a send completes, well or not */
             if (!n_sends)
                 break;
             wc.wr_id = take_first(posted_sends, &n_sends);
             if (take8(in) % 8 == 0)
                 wc.status = IBV_WC_RETRY_EXC_ERR;
-            if (!lane->sink.take(&lane->sink, &wc)) { /* Python gives the slot back */
-                lane->free[lane->n_free++] = (uint16_t)AIO_SUB(wc.wr_id);
-                lane->completed++;
+            if (!m->base.take(&m->base, &wc)) { /* Python gives the slot back */
+                m->free[m->n_free++] = (uint16_t)AIO_SUB(wc.wr_id);
+                m->completed++;
             }
             break;
         case 4: /* the program receives */
-            next = aio_lane_next(lane);
+            next = aio_message_next(m);
             if (next < 0)
                 break;
             CHECK((next & 0xFFFF) < RECEIVES && n_held < RECEIVES);
-            CHECK((next >> 16 & UINT32_MAX) <= STRIDE - (lane->raw ? 0 : AIO_FRAME_SIZE));
+            CHECK((next >> 16 & UINT32_MAX) <= STRIDE - (m->raw ? 0 : AIO_FRAME_SIZE));
             held[n_held++] = (uint16_t)(next & 0xFFFF);
             break;
         case 5: /* and is done with a message */
             if (n_held) {
                 uint32_t slot = held[--n_held];
 
-                CHECK(aio_lane_back(lane, slot) <= 2 + ENOMEM);
+                CHECK(aio_message_back(m, slot) <= 2 + ENOMEM);
             }
             break;
         case 6: /* it sends; memory for a header is there, that for the bytes is exact */
-            aio_lane_send(lane, data, take8(in) % (STRIDE + 8));
+            aio_message_send(m, data, take8(in) % (STRIDE + 8));
             break;
-        case 7: lane->want ^= AIO_WANT_ARRIVAL; break;
-        case 8: lane->blocked = take8(in) & 1; break;
+        case 7: m->want ^= AIO_EVENT_ARRIVED; break;
+        case 8: m->blocked = take8(in) & 1; break;
         default: /* a completion that nothing here has asked for, of no number in particular */
-            wc.wr_id = lane->sink.id | (uint64_t)(AIO_LANE_READ | take8(in)) << AIO_SUB_SHIFT;
+            wc.wr_id = m->base.id | (uint64_t)(AIO_SUB_READ | take8(in)) << AIO_SUB_SHIFT;
             wc.status = take8(in) % 2 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
-            if (AIO_SUB(wc.wr_id) < AIO_LANE_OPERATE)
-                lane->sink.take(&lane->sink, &wc);
+            if (AIO_SUB(wc.wr_id) < AIO_SUB_OPERATE)
+                m->base.take(&m->base, &wc);
             break;
         }
-        check_lane(lane, SENDS);
+        check_messages(m, SENDS);
     }
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
-    free(recv), free(send), free(done), free(free_slots), free(arrivals), free(lane);
+    free(recv), free(send), free(done), free(free_slots), free(arrivals), free(m);
 }
 
 /* Streams */
 
-static void check_stream(const struct aio_stream *s)
+static void check_stream(const struct aio_stream_state *s)
 {
     uint32_t waiting = 0;
 
@@ -277,16 +298,16 @@ static void check_stream(const struct aio_stream *s)
     CHECK(s->send_free <= s->send_size && s->head < s->send_size);
     CHECK(s->next - s->first <= s->messages_mask + 1);
     CHECK(s->entry < 2 && s->peer_entry < s->table_length);
-    CHECK(s->allowed <= s->limit && s->n_used < AIO_STREAM_CHAIN);
+    CHECK(s->allowed <= s->limit && s->n_used < AIO_CHAIN);
     CHECK(s->control_out <= AIO_STREAM_CONTROLS && s->ring_allowed <= s->credits);
     CHECK(s->data_out <= s->data_limit + s->data_wrs);
 }
 
 /* A word arrives: what the peer wrote to the table before it is whatever the input says. */
-static void word(struct aio_stream *s, struct input *in)
+static void word(struct aio_stream_state *s, struct input *in)
 {
     struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
-    struct aio_stream before;
+    struct aio_stream_state before;
     uint32_t value, allowed;
     int taken;
 
@@ -309,7 +330,7 @@ static void word(struct aio_stream *s, struct input *in)
         wc.wc_flags = take8(in) % 16 ? IBV_WC_WITH_IMM : 0;
     }
     memcpy(&before, s, sizeof(before));
-    taken = s->sink.take(&s->sink, &wc);
+    taken = s->base.take(&s->base, &wc);
     if (!taken) {
         CHECK(!memcmp(&before, s, sizeof(before)));
         return;
@@ -329,7 +350,7 @@ static void word(struct aio_stream *s, struct input *in)
 static void fuzz_stream(struct input *in)
 {
     enum { RING = 256, SEND = 128, CREDITS = 8, DEPTH = 64, LIMIT = 12 };
-    struct aio_stream *s = calloc(1, sizeof(*s));
+    struct aio_stream_state *s = calloc(1, sizeof(*s));
     uint8_t how = take8(in), into[RING + 16], data[SEND + 32] = {0};
     uint8_t *ring = calloc(1, RING), *table = calloc(2, 16), *words = calloc(CREDITS + 8, 4);
     uint8_t *send = calloc(1, SEND + AIO_STREAM_CONTROLS * AIO_STREAM_CONTROL_SIZE);
@@ -380,18 +401,18 @@ static void fuzz_stream(struct input *in)
             break;
         case 6: /* messages complete, in order, or a number that is of none under way */
             if (take8(in) % 8 == 0)
-                wc.wr_id = s->wr_id + ((uint64_t)(AIO_STREAM_MESSAGE | take8(in)) << 24);
+                wc.wr_id = s->wr_id + ((uint64_t)(AIO_STREAM_MESSAGE | take8(in)) << AIO_SUB_SHIFT);
             else if (n_sends)
                 wc.wr_id = take_first(posted_sends, &n_sends);
             else
                 break;
             if (aio_stream_reach(s, AIO_SUB(wc.wr_id)) || take8(in) % 2)
-                s->sink.take(&s->sink, &wc);
+                s->base.take(&s->base, &wc);
             break;
         case 7: s->want = take_edge(in, RING / 2) % RING; break;
         default: refuse_posts = take8(in) % 32 == 0; break;
         }
-        s->sink.news = 0;
+        s->base.events = 0;
         if (!s->dead)
             check_stream(s);
     }

@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from aiordma._core import MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.plan import hello_of
+from aiordma.endpoint.plan import hello_of, plan_of
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.verbs.enums import Access
@@ -39,6 +39,15 @@ def record(length: int, imm: int | None = None) -> Any:
     """A successful receive completion, as Link hands it on."""
     swapped = 0 if imm is None else int.from_bytes(imm.to_bytes(4, "big"), "little")
     return (0, 0, 128, 0, length, swapped, 1, 2, 0 if imm is None else 2, 0, 0, 0, 0)
+
+
+def new_state(config: ConnectionConfig, loop: Any, receives: int, sends: int) -> MessageState:
+    """A connection's, as `Link` makes it."""
+    plan = plan_of(config)
+    return MessageState(
+        loop, sends=sends, receives=receives, send_depth=config.send_depth,
+        arrivals=plan.arrivals, control=plan.control, raw=config.raw,
+    )  # fmt: skip
 
 
 class FakeId:
@@ -82,7 +91,7 @@ class FakeLink:
         for arena in (self.send, self.recv):
             if isinstance(arena, FakeElastic):
                 arena.pin, arena.unpin = self.pin, self.unpin  # type: ignore[assignment]
-        self.lane = Lane(config, self.recv.count, self.send.count)
+        self.state = new_state(config, self.loop, self.recv.count, self.send.count)
         self.control = None if config.raw else FakeArena(CONTROL_SLOTS, 64)
         self.data_slots = config.send_depth
         self.cm_id = FakeId()
@@ -173,6 +182,9 @@ class FakeLink:
     ) -> None:
         assert offset + length <= region.length
         self.reads.append((number, region, offset, length, remote))
+
+    def fit(self) -> None:
+        """There is no C that would have to know of slots that come and go."""
 
     def in_loop(self, function: Callable[[], None]) -> None:
         function()

@@ -1,4 +1,4 @@
-"""A completion channel and its queues without a device, for the drain in `_ffi/glue.c`.
+"""A completion channel and its queues without a device, for the drain in `_core/drain.c`.
 
 The drain is the compiled one, and so are `ibv_get_cq_event` and `ibv_ack_cq_events`.  Below them
 stands what an adapter's library brings: the functions that poll a queue and arm it, which are this
@@ -15,13 +15,13 @@ import select
 from collections.abc import Callable
 from typing import Any
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import Drain, QueueState
+from aiordma._ffi import ffi
+from aiordma.verbs.enums import WCOpcode
 
-__all__ = ["AGAIN", "BATCH", "LOOK", "Adapter", "Queue"]
+__all__ = ["BATCH", "Adapter", "Queue"]
 
 BATCH = 256  # completions that a drain may take at once
-#: Bits of what `aio_drain` returns.
-LOOK, AGAIN = 1 << 30, 1 << 29
 
 _POLL = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
 _ARM = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
@@ -31,32 +31,34 @@ _POLL_CQ, _REQ_NOTIFY_CQ = 1 + 11, 1 + 12
 # In front of it libibverbs has a larger struct, with a pointer to tables of its own: of these a
 # channel needs one function, `cq_event`, which has nothing to do.
 _BEFORE, _WORDS, _PRIVATE = 128, 64, 512
-_SEGMENTS = 64
+_NOTHING = bytes(ffi.sizeof("struct ibv_wc"))
+_RECEIVED = int(WCOpcode.RECV)
 
 
 class Queue:
     """One completion queue.
 
     Attributes:
-        own: Its `struct aio_cq`.
-        waiting: Ids of requests that have completed and were not polled.
+        own: What the drain knows of it.
+        waiting: Ids of requests that have completed and were not polled, with lengths.
         armed: None, or whether it was armed for solicited completions only.
         events: How many it has raised.
         polls: How often it was polled.
+        broken: It cannot be polled.
     """
 
-    def __init__(self, adapter: Adapter, token: int, *, eager: bool, solicited: bool) -> None:
-        self.waiting: list[tuple[int, bool]] = []
+    def __init__(self, adapter: Adapter, token: int, *, late: bool, solicited: bool) -> None:
+        self.waiting: list[tuple[int, int]] = []
         self.armed: bool | None = solicited
         self.events = self.polls = 0
+        self.broken = False
         self._adapter = adapter
-        self.own = ffi.new("struct aio_cq *")
-        self.own.token = token
+        self.own = QueueState(token)
         self.own.managed = 1
-        self.own.eager, self.own.solicited = int(eager), int(solicited)
+        self.own.arm_late, self.own.solicited = int(late), int(solicited)
         self.cq = ffi.new("struct ibv_cq *")
         self.cq.context = adapter.context
-        self.cq.cq_context = self.own
+        self.cq.cq_context = ffi.cast("void *", self.own.address)
 
     @property
     def address(self) -> int:
@@ -67,9 +69,13 @@ class Queue:
         """Events that were acknowledged: what `ibv_destroy_cq` waits for."""
         return int(self.cq.comp_events_completed)
 
-    def complete(self, wr_id: int, *, solicited: bool = True) -> None:
+    def retire(self) -> None:
+        """It is going to be destroyed."""
+        self.own.retire(self.address)
+
+    def complete(self, wr_id: int, *, solicited: bool = True, length: int = 0) -> None:
         """A request completes."""
-        self.waiting.append((wr_id, solicited))
+        self.waiting.append((wr_id, length))
         if self.armed is False or (self.armed and solicited):
             self.armed = None
             self.events += 1
@@ -79,14 +85,26 @@ class Queue:
 class Adapter:
     """A channel, its drain and its queues; use `with`.
 
-    Attributes:
+    Args:
         moment: Called with a name ("before poll", "after arm", ...) and the queue.
+        most: Completions that a drain takes at most.
+
+    Attributes:
+        read_fd: Readable while there is an event.
         got: Ids of the completions that the drain has brought, with the token of their queue.
+        told: Tokens of the queues that the program polls, for each event of theirs.
+        more: There is more, which raises no event.
     """
 
-    def __init__(self, moment: Callable[[str, Queue], None] = lambda name, queue: None) -> None:
+    def __init__(
+        self,
+        moment: Callable[[str, Queue], None] = lambda name, queue: None,
+        most: int = BATCH,
+    ) -> None:
         self.moment = moment
         self.got: list[tuple[int, int]] = []
+        self.told: list[int] = []
+        self.more = False
         self.queues: dict[int, Queue] = {}
         self._wrong: BaseException | None = None
         self._calls = [_POLL(self._poll), _ARM(self._arm), _CALL(lambda: None)]
@@ -97,61 +115,60 @@ class Adapter:
         self._memory[_BEFORE + _POLL_CQ], self._memory[_BEFORE + _REQ_NOTIFY_CQ] = poll, arm
         start = ctypes.addressof(self._memory) + _BEFORE * 8
         self.context = ffi.cast("struct ibv_context *", start)
-        self._read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK)
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK)
         self._channel = ffi.new("struct ibv_comp_channel *")
-        self._channel.fd = self._read_fd
-        self.wcs = ffi.new("struct ibv_wc[]", BATCH)
-        self._segments = ffi.new("struct aio_segment[]", _SEGMENTS)
-        self.drain = ffi.new("struct aio_drain *")
-        self.drain.channel = self._channel
-        self.drain.segments, self.drain.max_segments = self._segments, _SEGMENTS
+        self._channel.fd = self.read_fd
+        self.drain = Drain(int(ffi.cast("uintptr_t", self._channel)), most)
 
     def __enter__(self) -> Adapter:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        os.close(self._read_fd)
+        os.close(self.read_fd)
         os.close(self.write_fd)
 
-    def queue(self, *, eager: bool = False, solicited: bool = False) -> Queue:
+    def queue(self, *, late: bool = False, solicited: bool = False) -> Queue:
         """A queue that is armed."""
-        queue = Queue(self, len(self.queues) + 1, eager=eager, solicited=solicited)
+        queue = Queue(self, len(self.queues) + 1, late=late, solicited=solicited)
         self.queues[queue.address] = queue
         return queue
 
     @property
     def readable(self) -> bool:
         """Whether the loop would be woken."""
-        return bool(select.select([self._read_fd], [], [], 0)[0])
+        return bool(select.select([self.read_fd], [], [], 0)[0])
 
-    def run(self, cap: int = BATCH) -> int:
-        """One call of the drain; what it returned."""
-        took = int(lib.aio_drain(self.drain, self.wcs, cap))
-        self._note(took)
-        return took
+    def run(self) -> None:
+        """One call of the drain."""
+        self.more = False
+        if self.drain.drain():
+            self._check()
+        else:
+            self.note()
 
-    def serve(self, cap: int = BATCH, rounds: int = 1000) -> None:
+    def serve(self, rounds: int = 1000) -> None:
         """Do what an event loop does, until it would sleep."""
-        took = 0
         for _ in range(rounds):
-            if took & AGAIN:
-                self.drain.again = 1
-            elif not (self.readable or self.drain.more):
+            if not (self.readable or self.more):
                 return
-            took = self.run(cap)
+            self.run()
         raise AssertionError("the drain does not come to an end")
 
-    def _note(self, took: int) -> None:
+    def _check(self) -> None:
         if self._wrong is not None:
             raise self._wrong
-        assert not self.drain.error, os.strerror(self.drain.error)
-        position = 0
-        for i in range(self.drain.n_segments):
-            token, count = self._segments[i].token, self._segments[i].count
-            for j in range(max(count, 0)):
-                self.got.append((token, self.wcs[position + j].wr_id))
-            position += max(count, 0)
-        assert position == took & 0xFFFF
+
+    def note(self) -> list[Any]:
+        """What the last drain has left for Python."""
+        self._check()
+        segments, self.more, error = self.drain.result()
+        assert not error, os.strerror(error)
+        for token, records in segments:
+            if records is None:
+                self.told.append(token)
+            else:
+                self.got += [(token, record[0]) for record in records]
+        return segments
 
     # What the adapter's library does
 
@@ -165,10 +182,13 @@ class Adapter:
         queue = self.queues[address]
         self._at("before poll", queue)
         queue.polls += 1
+        if queue.broken:
+            return -1
         taken, queue.waiting = queue.waiting[:room], queue.waiting[room:]
         out: Any = ffi.cast("struct ibv_wc *", wcs)
-        for i, (wr_id, _) in enumerate(taken):
-            out[i].wr_id, out[i].status = wr_id, 0
+        for i, (wr_id, length) in enumerate(taken):
+            ffi.memmove(out + i, _NOTHING, len(_NOTHING))
+            out[i].wr_id, out[i].opcode, out[i].byte_len = wr_id, _RECEIVED, length
         self._at("after poll", queue)
         return len(taken)
 

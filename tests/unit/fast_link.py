@@ -1,31 +1,30 @@
-"""A fake adapter that the lane's C posts to and completes at; see fabric.
+"""A fake adapter that the C of a connection posts to and completes at; see fabric.
 
-`FakeLink` has everything go through Python.  Here a queue pair stands behind the lane, as
-libibverbs lays it out, whose two functions hand on what C posts; and completions are offered to C
-first.  What the model checks at every frame and every receive it checks of C's, too, and whether
-the key is that of the slot's memory.
+`FakeLink` has everything go through Python.  Here a queue pair stands behind the state, which hands
+on what C posts; and completions are offered to C first.  What the model checks at every frame and
+every receive it checks of C's, too, and whether the key is that of the slot's memory.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import SUB_RECV, SUB_SHIFT
+from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.verbs.enums import WCOpcode
 
+from .completing import Completing, QueuePair
 from .fabric import FakeLink
-from .fake_memory import AnyFakeArena
+from .fake_memory import AnyFakeArena, FakeElastic
 
 __all__ = ["FastLink"]
 
-_POST = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
-_RECV = 0x8000
-# struct ibv_context: the device, and a table of functions.
-_POST_SEND, _POST_RECV = 1 + 25, 1 + 26
-_REFUSED = 5
+
+def _address(arena: AnyFakeArena) -> int:
+    # The arena keeps the bytes; a view of cffi's in a cycle is what Python crashes over.
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(arena.view)))
 
 
 class FastLink(FakeLink):
@@ -41,19 +40,19 @@ class FastLink(FakeLink):
     ) -> None:
         super().__init__(config, arenas)
         self.sent_by_c = self.taken_by_c = 0
-        self._wrong: BaseException | None = None
-        self._calls = [_POST(self._called(self._send)), _POST(self._called(self._receive))]
-        self._context = (ctypes.c_void_p * 64)()
-        for place, call in zip((_POST_SEND, _POST_RECV), self._calls, strict=True):
-            self._context[place] = ctypes.cast(call, ctypes.c_void_p).value
-        self._qp = ffi.new("struct ibv_qp *")
-        self._qp.context = ffi.cast("struct ibv_context *", ctypes.addressof(self._context))
-        c = self.lane.c
-        self.lane.bind(self._qp, cast("Any", self.send), cast("Any", self.recv), 0, 0)
-        for slots, arena in ((c.send, self.send), (c.recv, self.recv)):
-            # The arena keeps the bytes; a view of cffi's in a cycle is what Python crashes over.
-            slots.addr = int(ffi.cast("uintptr_t", ffi.from_buffer(arena.view)))
-        self._sink = ffi.cast("struct aio_sink *", c)
+        self._qp = QueuePair(self._send, self._receive)
+        crowded = 0
+        if isinstance(self.recv, FakeElastic):
+            crowded = int(ffi.cast("uintptr_t", self.recv.crowded))
+        self._send_at, self._recv_at = _address(self.send), _address(self.recv)
+        self.state.bind(
+            self._qp.address, 0, 0,
+            (self._send_at, self.send.slot_size, self.send.lkey, self.send.count),
+            (self._recv_at, self.recv.slot_size, self.recv.lkey, self.recv.count),
+            crowded,
+        )  # fmt: skip
+        self.fit()
+        self._completing = Completing(self.state)
         self._on_news: Callable[[int], None] = lambda news: None
 
     def start(
@@ -68,47 +67,39 @@ class FastLink(FakeLink):
         self._on_news = on_news
         super().start(on_frame, on_sent, on_read, on_failed, on_ended, on_news)
 
+    def fit(self) -> None:
+        for receives, arena in ((True, self.recv), (False, self.send)):
+            if isinstance(arena, FakeElastic):
+                self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
+
     # What C posts
 
-    def _called(self, function: Callable[[int], None]) -> Callable[[int, int, int], int]:
-        def call(qp: int, wr: int, bad: int) -> int:
-            try:
-                function(wr)
-            except BaseException as exc:  # C has no way to pass it on
-                self._wrong = exc
-                return _REFUSED
-            return 0
-
-        return call
-
-    def _send(self, address: int) -> None:
-        wr = ffi.cast("struct ibv_send_wr *", address)
-        slot = wr.wr_id >> 24
-        self._check(self.send, slot, wr.sg_list[0], self.lane.c.send)
+    def _send(self, wr: Any) -> None:
+        slot = wr.wr_id >> SUB_SHIFT
+        self._check(self.send, self._send_at, slot, wr.sg_list[0])
         self.sent_by_c += 1
         self.post_send(slot, wr.sg_list[0].length)
 
-    def _receive(self, address: int) -> None:
-        wr = ffi.cast("struct ibv_recv_wr *", address)
+    def _receive(self, wr: Any) -> None:
         while wr:
-            slot = wr.wr_id >> 24 & ~_RECV
-            self._check(self.recv, slot, wr.sg_list[0], self.lane.c.recv)
+            slot = wr.wr_id >> SUB_SHIFT & ~SUB_RECV
+            self._check(self.recv, self._recv_at, slot, wr.sg_list[0])
             assert wr.sg_list[0].length == self.recv.slot_size
             self.post_recv([slot])
             wr = wr.next
 
-    def _check(self, arena: AnyFakeArena, slot: int, sge: Any, slots: Any) -> None:
-        assert sge.addr == slots.addr + slot * arena.slot_size
+    def _check(self, arena: AnyFakeArena, start: int, slot: int, sge: Any) -> None:
+        assert sge.addr == start + slot * arena.slot_size
         assert sge.lkey == arena.key(slot), "the key of other memory"
 
     def fail(self, cause: BaseException) -> None:
-        super().fail(self._wrong or cause)
+        super().fail(self._qp.wrong or cause)
 
     # What the adapter does
 
     def process(self) -> None:
         slot, length, _ = self.landed[0]
-        if self._taken((_RECV | slot) << 24, WCOpcode.RECV, length):
+        if self._taken((SUB_RECV | slot) << SUB_SHIFT, WCOpcode.RECV, length):
             self.landed.popleft()
         else:
             super().process()
@@ -116,7 +107,7 @@ class FastLink(FakeLink):
     def acknowledge(self) -> None:
         slot = self.unacked[0]
         self.busy.discard(slot)
-        if self._taken(slot << 24, WCOpcode.SEND, 0):
+        if self._taken(slot << SUB_SHIFT, WCOpcode.SEND, 0):
             self.unacked.popleft()
         else:
             super().acknowledge()
@@ -124,12 +115,12 @@ class FastLink(FakeLink):
     def _taken(self, wr_id: int, opcode: WCOpcode, length: int) -> bool:
         wc = ffi.new("struct ibv_wc *")
         wc.wr_id, wc.opcode, wc.byte_len = wr_id, int(opcode), length
-        if not lib.aio_lane_take(self._sink, wc):
+        if not self._completing.take(wc):
             return False
         self.taken_by_c += 1
-        if news := self.lane.c.sink.news:
-            self.lane.c.sink.news = 0
-            self.loop.call_soon(self._on_news, news)
+        if events := self._completing.events:
+            self._completing.events = 0
+            self.loop.call_soon(self._on_news, events)
         return True
 
     def sweep(self) -> None:

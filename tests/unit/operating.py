@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+from socket import ntohl
 from types import SimpleNamespace
 from typing import Any, cast
 
-from aiordma._ffi import ffi, lib
-from aiordma._ffi.fast import Mail, Parked
+from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
+from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
@@ -17,8 +17,9 @@ from aiordma.endpoint.outcome import Outcome
 from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
-from aiordma.verbs.enums import AtomicCap
+from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
 
+from .completing import Completing, QueuePair
 from .conftest import settle
 from .fabric import FakeLink, as_link
 from .test_memory_region import Domain
@@ -26,10 +27,7 @@ from .test_wakeup import called_by_the_loop
 
 __all__ = ["BOTH", "MIB", "REMOTE", "Adapter", "End", "Place"]
 
-_OPERATE = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-_FIELDS = ("opcode", "addr", "length", "lkey", "remote_addr", "rkey", "compare_add", "swap")
-_OPERATED = 4
-_SUB = 0x5000
+_ATOMIC = (int(Opcode.ATOMIC_CMP_AND_SWP), int(Opcode.ATOMIC_FETCH_AND_ADD))
 MIB = 1 << 20
 BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
 REMOTE = RemoteRegion(1 << 40, 4 * MIB, 77, BOTH)
@@ -38,23 +36,32 @@ REMOTE = RemoteRegion(1 << 40, 4 * MIB, 77, BOTH)
 class Adapter:
     """Takes what is posted, or refuses it with `code`."""
 
-    def __init__(self, lane: Any) -> None:
+    def __init__(self) -> None:
         self.posted: list[tuple[int, ...]] = []
         self.numbers: list[int] = []  # under way
         self.code = 0
-        self.lane = lane
-        self.call = _OPERATE(self._operate)
-        address = ctypes.cast(self.call, ctypes.c_void_p).value
-        assert address
-        self.address = address
+        self.qp = QueuePair(self._operate)
 
-    def _operate(self, lane: int, request: int) -> int:
-        if not self.code:
-            wanted = ffi.cast("struct aio_operation *", request)
-            self.posted.append(tuple(int(getattr(wanted, name)) for name in _FIELDS))
-            self.numbers.append(int(wanted.number))
-            self.lane.operating += 1
-        return self.code
+    def _operate(self, wr: Any) -> int:
+        if self.code:
+            return self.code
+        opcode = int(wr.opcode)
+        assert not wr.next
+        assert wr.send_flags & SendFlags.SIGNALED
+        sge = (0, 0, 0)
+        if wr.num_sge:
+            sge = (wr.sg_list[0].addr, wr.sg_list[0].length, wr.sg_list[0].lkey)
+        compare_add = swap = 0
+        if opcode in _ATOMIC:
+            to = wr.wr.atomic
+            compare_add, swap = to.compare_add, to.swap
+        else:
+            to = wr.wr.rdma
+            if opcode == Opcode.RDMA_WRITE_WITH_IMM:
+                compare_add = ntohl(wr.imm_data)
+        self.posted.append((opcode, *sge, to.remote_addr, to.rkey, compare_add, swap))
+        self.numbers.append((wr.wr_id >> SUB_SHIFT) - SUB_OPERATE)
+        return 0
 
 
 class End:
@@ -69,15 +76,15 @@ class End:
         self.gone: Job[None] = Job()
         rules = SimpleNamespace(read_depth=read_depth)
         vars(link)["qp"] = SimpleNamespace(_rules=rules, _gone=self.gone)
-        self.lane = link.lane.c
-        self.adapter = Adapter(self.lane)
-        self._mail = self.mail = Mail(
-            int(ffi.cast("uintptr_t", self.lane)), 0, 0, 0, self.adapter.address,
-            cast("Any", self), Parked(link.loop),
-        )  # fmt: skip
-        self.mail.sge, self.mail.remote, self.mail.pd = SGE, RemoteRegion, pd
+        self._state = self.state = state = link.state
+        self.adapter = Adapter()
+        nowhere = (0, 0, 0, 0)
+        state.bind(self.adapter.qp.address, 0, 0, nowhere, nowhere, 0)
+        state.receiver = cast("Any", self)
+        state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
+        self._completing = Completing(state)
         self.outcome = Outcome()
-        self.operations = Operations(as_link(link), config, self.mail, self.outcome)
+        self.operations = Operations(as_link(link), config, self.outcome)
         self._one_sided = OneSided(as_link(link), config, self.operations, self.outcome)
         self.operations._attend()
 
@@ -98,13 +105,13 @@ class End:
         for number in numbers or tuple(self.adapter.numbers):
             self.adapter.numbers.remove(number)
             wc = ffi.new("struct ibv_wc *")
-            wc.wr_id = (_SUB + number) << 24
-            assert lib.aio_lane_take(ffi.cast("struct aio_sink *", self.lane), wc)
-        assert self.lane.sink.news == _OPERATED
-        self.lane.sink.news = 0
+            wc.wr_id = (SUB_OPERATE + number) << SUB_SHIFT
+            assert self._completing.take(wc)
+        assert self._completing.events == EVENT_OPERATED
+        self._completing.events = 0
 
     def tell(self) -> None:
-        self.mail(_OPERATED)
+        self.state(EVENT_OPERATED)
 
     async def finish(self, task: asyncio.Task[Any]) -> None:
         """Let the adapter do all that it is asked for, until the task is done."""
@@ -114,10 +121,12 @@ class End:
                 self.complete()
                 await called_by_the_loop(self.tell)
 
-    def state(self) -> tuple[Any, ...]:
-        lane = self.lane
-        free = list(lane.operations_free[0 : lane.n_operations_free])
-        return (free, lane.operating, lane.bytes_read, lane.bytes_written, self.adapter.posted[:])
+    def seen(self) -> tuple[Any, ...]:
+        state = self.state
+        return (
+            state.free_numbers, state.operating, state.bytes_read, state.bytes_written,
+            self.adapter.posted[:],
+        )  # fmt: skip
 
 
 class Place:

@@ -24,9 +24,8 @@ def build(folder: Path, **environment: str) -> tuple[int, str]:
     """Build the extension out of a copy of its sources: the status, and what is said."""
     for name in ("setup.py", "build_ffi.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
-    shutil.copytree(
-        ROOT / "aiordma/_ffi", folder / "aiordma/_ffi", ignore=shutil.ignore_patterns("*.so")
-    )
+    for name in ("aiordma/_core", "aiordma/_ffi"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.so"))
     done = subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext"],
         cwd=folder,

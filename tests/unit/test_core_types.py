@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import importlib
 import os
@@ -20,18 +21,22 @@ from typing import Any, cast
 import pytest
 
 import aiordma
-from aiordma._ffi import fast, ffi, lib
-from aiordma._ffi.fast import Owner, Parked, Readable, Reader, Registration
+from aiordma import _core
+from aiordma._core import Drain, MessageState, Owner, Readable, Registration, StreamState
+from aiordma._ffi import ffi
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.loop.running import from_finalizer
 from aiordma.verbs import SGE, MemoryRegion
-from aiordma.verbs.sinks import Sinks
 
+from .completing import context_with
 from .conftest import LIMIT_S, Run, settle
+from .fabric import new_state
 from .fake_resource import Fake, fresh
+from .fake_verbs import Adapter
 from .operating import Place
-from .test_mail_waiting import Side
 from .test_memory_region import Lib, c
+from .test_message_waiting import Side
 from .test_wakeup import called_by_the_loop
 
 __all__ = ["c", "fresh"]
@@ -41,12 +46,13 @@ _testcapi: Any = importlib.import_module("_testcapi")
 _ROOT = Path(aiordma.__file__).parents[1]
 TYPES = (
     "CMEvents",
-    "Mail",
+    "Drain",
+    "MessageState",
     "Parked",
+    "QueueState",
     "Readable",
-    "Reader",
     "Registration",
-    "StreamCalls",
+    "StreamState",
     "Wakeup",
 )
 
@@ -81,11 +87,11 @@ def test_a07_a_subinterpreter_is_refused() -> None:
     """And the main interpreter has lost nothing by it."""
     done = run_python(
         "import gc, _testcapi\n"
-        "from aiordma._ffi.fast import Message\n"
+        "from aiordma._core import Message\n"
         "before = Message(memoryview(b'abc'))\n"
         "code = '''if True:\n"
         "    try:\n"
-        "        import aiordma._ffi._fast\n"
+        "        import aiordma._core._compiled\n"
         "    except ImportError as exc:\n"
         "        print('refused:', exc, flush=True)\n"
         "'''\n"
@@ -101,13 +107,13 @@ def test_a07_a_subinterpreter_is_refused() -> None:
 
 
 def test_a07_who_imports_it_again_gets_the_same_types() -> None:
-    name = "aiordma._ffi._fast"
+    name = "aiordma._core._compiled"
     before = sys.modules.pop(name)
     try:
         again = importlib.import_module(name)
-        assert again.Message is fast.Message
+        assert again.Message is _core.Message
         message = again.Message(memoryview(b"abc"))
-        assert message == fast.Message(memoryview(b"abc"))
+        assert message == _core.Message(memoryview(b"abc"))
     finally:
         sys.modules[name] = before
 
@@ -193,73 +199,86 @@ def test_a08_a_connection_that_another_thread_collects_ends_in_its_loop(run: Run
 
 def test_a08_a_sweep_keeps_the_interpreter_lock() -> None:
     """Another thread that is ready to run does not, until the sweep is over."""
-    import ctypes
-
-    sweep_type = ctypes.PYFUNCTYPE(
-        ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int
-    )
+    poll_type = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
     seen: list[Any] = []
 
-    def sweep(drain: int, cq: int, wcs: int, room: int) -> int:
-        seen.append((drain, cq, wcs, room))
-        return 7
+    def poll(cq: int, room: int, wcs: int) -> int:
+        seen.append((cq, room))
+        return 0
 
-    call = sweep_type(sweep)
-    address = ctypes.cast(call, ctypes.c_void_p).value
-    assert address
+    call = poll_type(poll)
     # A function of the interpreter's own kind may only be called with the lock: PYFUNCTYPE does
     # not take it, so that this crashes if the sweep has given it away.
-    reader = Reader(16, 32, 5, 0, address, ())
-    assert reader.sweep(48) == 7
-    assert seen == [(16, 48, 32, 5)]
+    context = context_with(poll=call)
+    cq = ffi.new("struct ibv_cq *")
+    cq.context = ffi.cast("struct ibv_context *", ctypes.addressof(context))
+    address = int(ffi.cast("uintptr_t", cq))
+    assert Drain(0, 5).sweep(address) == (0, 0, [], False)
+    assert seen == [(address, 5)]
 
 
 # ---- A9: memory that is drained --------------------------------------------------------------
 
 
-def test_a09_a_reader_keeps_the_memory_that_it_drains() -> None:
-    drain = ffi.new("struct aio_drain *")
-    sinks = Sinks(drain, 16)
-    memory = (drain, sinks.memory)
-    reader = Reader(int(ffi.cast("uintptr_t", drain)), 0, 16, 0, 0, memory)
-    sinks.reader = reader
-    gone = weakref.ref(sinks.ready), weakref.ref(drain)
-    lane = ffi.new("struct aio_sink *")
-    sinks.add(100, lane, lambda news: None)  # more than there was room for
-    larger = weakref.ref(sinks._sinks)
-    del sinks, memory, drain
+class Receiver:
+    """What a state keeps."""
+
+
+def state_with(receiver: Any) -> MessageState:
+    config = ConnectionConfig(raw=True, recv_depth=4)
+    state = new_state(config, None, config.receives, 1)
+    state.receiver = receiver
+    return state
+
+
+def test_a09_a_drain_keeps_the_states_that_it_hands_completions_to() -> None:
+    drain = Drain(0, 16)
+    receivers = [Receiver() for _ in range(2)]
+    gone = [weakref.ref(receiver) for receiver in receivers]
+    for index, receiver in zip((0, 100), receivers, strict=True):  # more than there was room for
+        drain.add(index, state_with(receiver), lambda events: None)
+    del receiver, receivers
     gc.collect()
-    assert all(reference() is not None for reference in (*gone, larger))
-    del reader
+    assert all(reference() is not None for reference in gone)
+    assert drain.n_states == 2
+    drain.remove(0)
+    assert [reference() is None for reference in gone] == [True, False]
+    drain.remove(5)  # that never was
+    drain.remove(1 << 20)
+    del drain
+    assert gone[1]() is None
+
+
+def test_a09_a_drain_and_an_owner_that_leads_to_it_are_collected() -> None:
+    drain = Drain(0, 16)
+    receiver: Any = Receiver()
+    receiver.drain = drain
+    drain.add(3, state_with(receiver), receiver)
+    gone = weakref.ref(drain), weakref.ref(receiver)
+    del drain, receiver
     gc.collect()
-    assert all(reference() is None for reference in (*gone, larger))
+    assert [reference() for reference in gone] == [None, None]
 
 
 def test_a09_a_channel_that_goes_while_it_is_drained_is_not_drained_on() -> None:
-    import ctypes
+    told: list[int] = []
+    with Adapter() as adapter:
+        queue, drain = adapter.queue(late=True), adapter.drain
+        state = state_with(None)
+        state.want = _core.EVENT_ARRIVED
+        arrival = _core.SUB_RECV << _core.SUB_SHIFT
 
-    run_type = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-    rounds: list[int] = []
-    drain = ffi.new("struct aio_drain *")
-    ready = ffi.new("uint32_t[]", [0 | 1 << 24])
-    drain.ready = ready
+        def close(events: int) -> None:
+            told.append(events)
+            state.skip()
+            queue.complete(arrival)
+            drain.stopped = True
 
-    def run(*_: int) -> int:
-        rounds.append(1)
-        drain.n_ready = 1
-        return 1 << 16 | 1 << 29  # one has news, and ask again
-
-    call = run_type(run)
-    address = ctypes.cast(call, ctypes.c_void_p).value
-    assert address
-    reader = Reader(int(ffi.cast("uintptr_t", drain)), 0, 4, address, 0, (drain, ready, call))
-
-    def close(news: int) -> None:
-        reader.stopped = True
-
-    reader.own(0, close)
-    Readable(reader, lambda: pytest.fail("it was simple")).run()
-    assert len(rounds) == 1
+        drain.add(0, state, close)
+        queue.complete(arrival)
+        Readable(drain, lambda: pytest.fail("it was simple")).run()
+        assert told == [_core.EVENT_ARRIVED]
+        assert queue.waiting
 
 
 # ---- A10, A11: what fails half-way -----------------------------------------------------------
@@ -308,10 +327,10 @@ def test_a10_a_transfer_ends_although_its_memory_cannot_be_let_go(
 def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> None:
     async def main() -> None:
         side = Side()
-        side.by_c(b"one")
-        side.by_c(b"two")
+        side.arrives(b"one")
+        side.arrives(b"two")
         if queued:  # Python takes what C has
-            side.lane.rare = True
+            side.state.rare = True
         received: list[Any] = [None]  # which takes a message without memory
 
         async def recv() -> None:
@@ -334,7 +353,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
             received[0].release()
         assert failed > 0
         await settle()
-        assert len(side.link.posted) + side.lane.n_back == side.link.recv.count, "a slot is lost"
+        assert len(side.link.posted) + side.state.n_back == side.link.recv.count, "a slot is lost"
 
     run(main())
 
@@ -344,7 +363,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a12_an_object_that_was_not_made_cannot_be_had(name: str) -> None:
-    made: Any = getattr(fast, name)
+    made: Any = getattr(_core, name)
     with pytest.raises(TypeError):
         made.__new__(made)
     with pytest.raises(TypeError):
@@ -361,7 +380,7 @@ def test_a12_an_owner_that_was_not_made_is_of_no_use() -> None:
 
 
 def test_a12_a_message_that_was_not_made_has_no_bytes() -> None:
-    message: Any = fast.Message.__new__(fast.Message)
+    message: Any = _core.Message.__new__(_core.Message)
     with pytest.raises(ValueError, match="released"):
         bytes(message)
     message.release()
@@ -379,13 +398,13 @@ def test_a12_a_registration_does_not_outlive_its_region(run: Run, c: Lib) -> Non
         region = Short()
         left = Registration(4096, 1, 7, place.pd, region)
         holder = type("Holder", (), {"_registration": left})()
-        posted = place.end.mail.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder)
-        assert isinstance(posted, fast.Operation)
+        posted = place.end.state.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder)
+        assert isinstance(posted, _core.Operation)
         place.end.complete()
         place.end.tell()
         del region, posted
         gc.collect()
-        if gone := place.end.mail.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder):
+        if gone := place.end.state.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder):
             pytest.fail(f"posted for a region that has gone: {gone}")
         with pytest.raises(RuntimeError, match="no operation"):
             left.leave()
@@ -394,17 +413,90 @@ def test_a12_a_registration_does_not_outlive_its_region(run: Run, c: Lib) -> Non
     run(main())
 
 
-def test_a12_one_parked_is_for_one_mail(run: Run) -> None:
+def test_a12_a_wait_outlives_what_it_waits_for(run: Run) -> None:
     async def main() -> None:
-        parked = Parked(asyncio.get_running_loop())
-        fast.Mail(0, 0, 0, 0, 0, cast("Any", object()), parked)
+        config = ConnectionConfig()
+
+        async def wait() -> object:
+            return await new_state(config, asyncio.get_running_loop(), config.receives, 1)
+
+        task = asyncio.create_task(wait())
+        await settle()
         gc.collect()
-        kept = fast.Mail(0, 0, 0, 0, 0, cast("Any", object()), parked)
-        with pytest.raises(ValueError, match="another Mail"):
-            fast.Mail(0, 0, 0, 0, 0, cast("Any", object()), parked)
-        del kept
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
 
     run(main())
+
+
+def sizes(**settings: int) -> dict[str, Any]:
+    usual = {"sends": 1, "receives": 4, "send_depth": 4, "arrivals": 4, "control": 2, "raw": 0}
+    return usual | settings
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sends": 5}, {"arrivals": 3}, {"arrivals": 0}, {"control": 5}], ids=str
+)
+def test_a12_sizes_that_do_not_fit_one_another_are_refused(wrong: dict[str, int]) -> None:
+    MessageState(cast("Any", None), **sizes())
+    with pytest.raises(ValueError, match="do not fit"):
+        MessageState(cast("Any", None), **sizes(**wrong))
+
+
+def stream_with(**settings: Any) -> StreamState:
+    usual: dict[str, Any] = {
+        "ring": (1 << 20, 1, 64), "table": 1 << 21, "send": (1 << 22, 64, 2), "credits": 3,
+        "send_depth": 8, "iwarp": False, "inline_size": 0, "memory": None,
+    }  # fmt: skip
+    return StreamState(**(usual | settings))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ring": (1 << 20, 1, 0)}, {"send": (1 << 22, 0, 2)}, {"credits": 0},
+        {"credits": 1 << 16}, {"send_depth": 4}, {"send_depth": 5, "iwarp": True},
+        {"send_depth": 1 << 14},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a12_sizes_that_no_stream_has_are_refused(wrong: dict[str, Any]) -> None:
+    stream_with()
+    with pytest.raises(ValueError, match="no such sizes"):
+        stream_with(**wrong)
+
+
+def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
+    """Each would read or write beyond an array."""
+    state, stream = MessageState(cast("Any", None), **sizes()), stream_with()
+    assert state.take_slot() == 0
+    state.give_slot(0)
+    for call, error in (
+        (lambda: state.give_slot(4), ValueError),
+        (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
+        (lambda: [state.take_slot() for _ in range(5)], IndexError),
+        (lambda: state.take_number(), IndexError),
+        (lambda: state.give_number(0), ValueError),
+        (lambda: state.allow_operations(0), ValueError),
+        (lambda: state.allow_operations(0x1001), ValueError),
+        (lambda: [*map(state.allow_operations, (1, 1))], ValueError),
+        (lambda: state.give_number(0), ValueError),
+        (lambda: stream.pop_waiting(), IndexError),
+        (lambda: [*map(stream.push_waiting, (1, 1, 1, 1, 1))], IndexError),
+        (lambda: stream.control(0, 1, bytes(25), 0, 0, False), ValueError),
+        (lambda: Drain(0, 0), ValueError),
+        (lambda: Drain(0, 1 << 16), ValueError),
+        (lambda: Drain(0, 1).add(0, cast("Any", object()), print), TypeError),
+        (lambda: Drain(0, 1).add((1 << 24) - 1, state, print), ValueError),
+        (lambda: Drain(0, 1).sweep(0), ValueError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert state.peek() is None
+    state.skip()
+    assert state.arrived == 0
 
 
 def test_a12_a_child_that_is_not_made_is_not_counted() -> None:
@@ -457,8 +549,15 @@ def test_a12_a_parent_that_is_none_is_refused_and_leaves_nothing() -> None:
 
 def test_a12_shifts_and_copies_are_defined() -> None:
     """UBSan says more; here the numbers."""
-    assert lib.aio_crc32c(0, ffi.NULL, 0) == 0
-    drain = ffi.new("struct aio_drain *")
-    reader = Reader(int(ffi.cast("uintptr_t", drain)), 0, 4, 0, 0, drain)
-    reader.keep()  # nothing, into no memory
-    assert reader.untold == 0
+    assert _core.crc32c(0, b"") == 0
+    room = bytearray(b"abc")
+    _core.copy(room, b"")
+    _core.copy(room, b"de")
+    assert room == b"dec"
+    with pytest.raises(ValueError, match="more bytes"):
+        _core.copy(room, bytes(4))
+    with Adapter(most=4) as adapter:
+        # Nothing, into no memory.
+        assert adapter.drain.sweep(adapter.queue().address) == (0, 0, [], False)
+        assert adapter.drain.untold == 0
+        adapter.drain.tell()

@@ -6,20 +6,18 @@ and a program is only slow.  Here nothing is polled without an event.
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import itertools
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._ffi import ffi, lib
-from aiordma.loop.slots import SUB_SHIFT
+from aiordma._core import EVENT_ARRIVED, SUB_READ, SUB_RECV, SUB_SHIFT
+from aiordma.endpoint.config import ConnectionConfig
 
-from .fake_verbs import AGAIN, BATCH, Adapter, Queue
-
-FOR_PYTHON = 3 << SUB_SHIFT
+from .fabric import new_state
+from .fake_verbs import BATCH, Adapter, Queue
 
 
 class Plan:
@@ -42,16 +40,16 @@ class Plan:
         queue.complete(self.made[-1])
 
 
-@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("solicited", [False, True])
 @pytest.mark.parametrize("place", range(10))
 def test_i03_what_completes_between_any_two_calls_is_found(
-    eager: bool, solicited: bool, place: int
+    late: bool, solicited: bool, place: int
 ) -> None:
     """One that lands after the poll and before the arming raises no event."""
     plan = Plan([0] * place + [1])
     with Adapter(plan) as adapter:
-        queue = adapter.queue(eager=eager, solicited=solicited)
+        queue = adapter.queue(late=late, solicited=solicited)
         plan.complete(queue)
         adapter.serve()
         assert len(plan.made) == (2 if place < len(plan.log) else 1)
@@ -67,13 +65,13 @@ def test_i03_what_completes_between_any_two_calls_is_found(
     st.integers(1, BATCH),
 )
 def test_i03_nothing_is_lost_whenever_it_completes(
-    counts: list[int], eager: bool, cap: int
+    counts: list[int], late: bool, most: int
 ) -> None:
     plan = Plan(counts)
-    with Adapter(plan) as adapter:
-        queue = adapter.queue(eager=eager)
+    with Adapter(plan, most) as adapter:
+        queue = adapter.queue(late=late)
         plan.complete(queue)
-        adapter.serve(cap)
+        adapter.serve()
         assert [wr_id for _, wr_id in adapter.got] == plan.made
         assert queue.armed is False
         assert not queue.waiting, "the safety poll would find them"
@@ -85,7 +83,7 @@ def test_i03_nothing_is_lost_whenever_it_completes(
     st.integers(1, 8),
 )
 def test_i03_nor_with_several_queues(
-    steps: list[tuple[int, int]], eager: tuple[bool, ...], cap: int
+    steps: list[tuple[int, int]], late: tuple[bool, ...], most: int
 ) -> None:
     made: dict[int, list[int]] = {1: [], 2: [], 3: []}
     ids, left = itertools.count(1), list(steps)
@@ -100,11 +98,11 @@ def test_i03_nor_with_several_queues(
             for _ in range(count):
                 complete(queues[which])
 
-    with Adapter(moment) as adapter:
-        queues = [adapter.queue(eager=each) for each in eager]
+    with Adapter(moment, most) as adapter:
+        queues = [adapter.queue(late=each) for each in late]
         for queue in queues:
             complete(queue)
-        adapter.serve(cap)
+        adapter.serve()
         for queue in queues:
             token = queue.own.token
             assert [wr_id for owner, wr_id in adapter.got if owner == token] == made[token]
@@ -120,16 +118,16 @@ def test_i03_a_queue_is_armed_before_it_is_polled() -> None:
         assert plan.log == ["before arm", "after arm", "before poll", "after poll"]
 
 
-def test_i03_an_eager_queue_is_armed_last_and_polled_once_more() -> None:
+def test_i03_a_queue_that_is_armed_late_is_polled_once_more() -> None:
     plan = Plan([])
     with Adapter(plan) as adapter:
-        queue = adapter.queue(eager=True)
+        queue = adapter.queue(late=True)
         plan.complete(queue)
-        took = adapter.run()
-        assert took & AGAIN
+        adapter.run()
+        assert adapter.more
         assert [name for name in plan.log if name.startswith("before")] == ["before poll"]
-        adapter.drain.again = 1
-        assert not adapter.run() & AGAIN
+        adapter.run()
+        assert not adapter.more
         polled_and_armed = [name for name in plan.log if name.startswith("before")]
         assert polled_and_armed == ["before poll", "before poll", "before arm", "before poll"]
 
@@ -139,7 +137,7 @@ def test_i03_an_event_of_a_queue_that_is_being_destroyed_is_acknowledged_at_once
     with Adapter() as adapter:
         queue = adapter.queue()
         queue.complete(1)
-        lib.aio_cq_retire(queue.cq, queue.own)
+        queue.retire()
         assert queue.acknowledged == 0
         adapter.serve()
         assert queue.polls == 0, "it is unmapped by now, perhaps"
@@ -153,7 +151,7 @@ def test_i03_what_is_owed_is_acknowledged_where_the_queue_retires() -> None:
             queue.complete(wr_id)
             adapter.serve()
         assert (queue.events, queue.acknowledged) == (5, 0)
-        lib.aio_cq_retire(queue.cq, queue.own)
+        queue.retire()
         assert queue.acknowledged == 5
 
 
@@ -165,6 +163,8 @@ def test_i03_events_are_acknowledged_in_time() -> None:
             queue.complete(wr_id)
             adapter.serve()
             assert queue.events - queue.acknowledged < 32
+            assert queue.own.events == queue.events
+            assert queue.own.unacknowledged == queue.events - queue.acknowledged
         assert queue.acknowledged >= 69
 
 
@@ -173,7 +173,7 @@ def test_i03_an_event_is_acknowledged_after_the_last_poll() -> None:
     seen: list[tuple[int, int]] = []
 
     def moment(name: str, queue: Queue) -> None:
-        seen.append((queue.acknowledged + queue.own.owed, queue.events))
+        seen.append((queue.acknowledged + queue.own.unacknowledged, queue.events))
 
     with Adapter(moment) as adapter:
         queue = adapter.queue()
@@ -183,46 +183,37 @@ def test_i03_an_event_is_acknowledged_after_the_last_poll() -> None:
         assert all(settled == events - 1 for settled, events in seen), seen
 
 
-def test_i03_a_queue_that_retires_waits_for_the_poll() -> None:
-    threads: list[threading.Thread] = []
-    order: list[str] = []
-
-    def retire(queue: Queue) -> None:
-        lib.aio_cq_retire(queue.cq, queue.own)
-        order.append("retired")
-
-    def moment(name: str, queue: Queue) -> None:
-        if name == "before poll" and not threads:
-            threads.append(threading.Thread(target=retire, args=(queue,)))
-            threads[0].start()
-            threads[0].join(0.05)  # time in which it must not come back
-        order.append(name)
-
-    with Adapter(moment) as adapter:
-        queue = adapter.queue()
-        queue.complete(1)
-        adapter.serve()
-        threads[0].join(20)
-        assert order[-1] == "retired"
-        assert order.index("after poll") < order.index("retired")
-        assert queue.acknowledged == queue.events == 1
-
-
 def test_i03_an_unfinished_drain_gives_its_events_back() -> None:
-    with Adapter() as adapter:
+    with Adapter(most=2) as adapter:
         queues = [adapter.queue() for _ in range(3)]
         for queue in queues:
             for wr_id in range(5):
                 queue.complete(wr_id)
-        adapter.run(2)
-        assert adapter.drain.n_pending
-        lib.aio_drain_forget(adapter.drain, queues[2].cq)
-        assert queues[2].own.pending == 0
+        adapter.run()
+        before = adapter.drain.n_pending
+        assert before
+        adapter.drain.forget(queues[2].address)
+        assert adapter.drain.n_pending == before - 1
+        assert queues[2].acknowledged == queues[2].events
         for queue in queues:
-            lib.aio_cq_retire(queue.cq, queue.own)
-        lib.aio_drain_forget(adapter.drain, queues[0].cq)
+            queue.retire()
+        adapter.drain.forget(queues[0].address)
         adapter.serve()
         assert [queue.acknowledged for queue in queues] == [queue.events for queue in queues]
+
+
+def test_i03_a_drain_that_nobody_finishes_gives_all_its_events_back() -> None:
+    with Adapter(most=2) as adapter:
+        queues = [adapter.queue() for _ in range(3)]
+        for queue in queues:
+            for wr_id in range(5):
+                queue.complete(wr_id)
+        adapter.run()
+        adapter.drain.forget(0)
+        assert adapter.drain.n_pending == 0
+        for queue in queues:
+            queue.retire()
+            assert queue.acknowledged == queue.events
 
 
 def test_i03_a_full_queue_does_not_delay_the_others() -> None:
@@ -239,34 +230,36 @@ def test_i03_a_full_queue_does_not_delay_the_others() -> None:
 
 def test_i03_behind_a_completion_for_python_all_are_for_python() -> None:
     """Until it has seen them: otherwise a message would overtake the one before it."""
+    config = ConnectionConfig(raw=True, recv_depth=8)
+    state = new_state(config, None, config.receives, 1)
     taken: list[int] = []
 
-    def take(sink: int, wc: int) -> int:
-        wr_id = ffi.cast("struct ibv_wc *", wc).wr_id
-        if wr_id == FOR_PYTHON:
-            return 0
-        taken.append(wr_id)
-        return 1
+    def received(number: int) -> int:
+        return (SUB_RECV | number) << SUB_SHIFT
 
-    call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(take)
-    sink = ffi.new("struct aio_sink *")
-    address = ctypes.cast(call, ctypes.c_void_p).value
-    sink.take = ffi.cast("int(*)(struct aio_sink *, const struct ibv_wc *)", address)
-    sinks, ready = ffi.new("struct aio_sink *[]", [sink]), ffi.new("uint32_t[]", BATCH)
-    sub = 1 << SUB_SHIFT
+    def take() -> None:
+        while (first := state.peek()) is not None:
+            taken.append(first[0])
+            state.skip()
+
     with Adapter() as adapter:
-        adapter.drain.sinks, adapter.drain.n_sinks, adapter.drain.ready = sinks, 1, ready
+        adapter.drain.add(0, state, lambda events: None)
         queue = adapter.queue()
-        for number in (1, 2, FOR_PYTHON >> SUB_SHIFT, 4, 5):
-            queue.complete(number * sub)
+        for_python = SUB_READ << SUB_SHIFT
+        for wr_id in (received(1), received(2), for_python, received(4), received(5)):
+            queue.complete(wr_id)
         adapter.serve()
-        assert taken == [1 * sub, 2 * sub]
-        assert [wr_id // sub for _, wr_id in adapter.got] == [3, 4, 5], "they have overtaken it"
-        assert sink.spilled == 3
-        sink.spilled = 0  # Python has seen them
-        queue.complete(6 * sub)
+        take()
+        assert taken == [1, 2]
+        assert [wr_id for _, wr_id in adapter.got] == [for_python, received(4), received(5)], (
+            "they have overtaken it"
+        )
+        assert state.passed == 3
+        state.passed = 0  # Python has seen them
+        queue.complete(received(6))
         adapter.serve()
-        assert taken == [1 * sub, 2 * sub, 6 * sub]
+        take()
+        assert taken == [1, 2, 6]
 
 
 def test_i03_a_queue_that_is_polled_by_hand_is_reported_and_left_alone() -> None:
@@ -277,4 +270,42 @@ def test_i03_a_queue_that_is_polled_by_hand_is_reported_and_left_alone() -> None
         adapter.serve()
         assert (queue.polls, queue.armed) == (0, None)
         assert queue.acknowledged == 1
-        assert adapter.drain.segments[0].count == -1
+        assert adapter.told == [queue.own.token]
+
+
+def test_i03_a_queue_that_cannot_be_polled_is_an_error() -> None:
+    with Adapter() as adapter:
+        queue, other = adapter.queue(), adapter.queue()
+        queue.broken = True
+        for each in (queue, other):
+            each.complete(1)
+        assert not adapter.drain.drain()
+        segments, more, error = adapter.drain.result()
+        assert (len(segments), more, error) == (1, False, errno.EIO)
+        assert segments[0][0] == other.own.token, "it holds up no other"
+        assert adapter.drain.sweep(queue.address) is None
+
+
+def test_a_sweep_tells_what_it_has_found() -> None:
+    config = ConnectionConfig(raw=True, recv_depth=8)
+    state, told = new_state(config, None, config.receives, 1), list[int]()
+    state.want = EVENT_ARRIVED
+    received, read = SUB_RECV << SUB_SHIFT, SUB_READ << SUB_SHIFT
+    with Adapter(most=4) as adapter:
+        adapter.drain.add(0, state, told.append)
+        queue = adapter.queue()
+        for wr_id in (received, received, read, received, 77):
+            queue.complete(wr_id)
+        first = adapter.drain.sweep(queue.address)
+        assert first is not None
+        polled, arrived, records, more = first
+        assert (polled, arrived, more) == (4, 1, True)
+        assert [record[0] for record in records] == [read, received]
+        second = adapter.drain.sweep(queue.address)
+        assert second is not None
+        polled, arrived, records, more = second
+        assert (polled, arrived, more) == (1, 0, False)
+        assert [record[0] for record in records] == [77]
+        assert (adapter.drain.untold, told) == (1, [])
+        adapter.drain.tell()
+        assert (adapter.drain.untold, told) == (0, [EVENT_ARRIVED])

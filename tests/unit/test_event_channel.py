@@ -60,12 +60,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setitem(lib.__dict__, "rdma_reject", noting("reject"))
     monkeypatch.setitem(lib.__dict__, "rdma_destroy_id", noting("destroy"))
     monkeypatch.setattr(event_channel, "check_pointer", lambda handle, call: handle)
-    monkeypatch.setattr(event_channel, "CMEvents", lambda *args: SimpleNamespace())
+    monkeypatch.setattr(event_channel, "CMEvents", lambda *args: SimpleNamespace(id=0))
 
     def cast_handle(kind: str, value: Any) -> Any:
         return 0 if isinstance(value, SimpleNamespace) else ffi.cast(kind, value)
 
-    stub = SimpleNamespace(cast=cast_handle, new=ffi.new, NULL=ffi.NULL)
+    stub = SimpleNamespace(cast=cast_handle, NULL=ffi.NULL)
     monkeypatch.setattr(event_channel, "ffi", stub)
     return seen
 

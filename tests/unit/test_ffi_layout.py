@@ -21,8 +21,12 @@ import pytest
 
 from aiordma._ffi import ffi, lib, load_error
 from aiordma.cm import enums as cm
+from aiordma.endpoint.config import ConnectionConfig
 from aiordma.verbs import enums as verbs
 from aiordma.verbs.wc import WC_STRUCT
+
+from .completing import Completing
+from .fabric import new_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,20 +272,36 @@ def test_struct_equals_the_header(name: str, tmp_path: Path) -> None:
     assert [ffi.offsetof(name, field) for field in fields] == expected[1:]
 
 
+WC_FIELDS = (
+    *("wr_id", "status", "opcode", "vendor_err", "byte_len", "imm_data", "qp_num", "src_qp"),
+    *("wc_flags", "pkey_index", "slid", "sl", "dlid_path_bits"),
+)
+
+
 def test_work_completion_can_be_unpacked() -> None:
     """`WC_STRUCT` names 13 fields in order; each has to start where C puts it."""
-    order = [
-        *("wr_id", "status", "opcode", "vendor_err", "byte_len", "imm_data", "qp_num", "src_qp"),
-        *("wc_flags", "pkey_index", "slid", "sl", "dlid_path_bits"),
-    ]
     assert WC_STRUCT.size == ffi.sizeof("struct ibv_wc") == 48
     assert WC_STRUCT.size == struct.calcsize("=Qii6I2H2B2x")
-    for position, field in enumerate(order):
+    for position, field in enumerate(WC_FIELDS):
         wc = ffi.new("struct ibv_wc *")
         # 1 in one field and 0 elsewhere: a shifted or swapped field shows.
         setattr(wc, field, 1)
-        expected = tuple(int(position == index) for index in range(len(order)))
+        expected = tuple(int(position == index) for index in range(len(WC_FIELDS)))
         assert WC_STRUCT.unpack(ffi.buffer(wc)) == expected
+
+
+def test_the_drain_gives_work_completions_the_same_fields() -> None:
+    config = ConnectionConfig()
+    state = new_state(config, None, config.receives, 1)
+    state.closed = True
+    completing = Completing(state)
+    wc = ffi.new("struct ibv_wc *")
+    for value, field in enumerate(WC_FIELDS[1:], 3):
+        setattr(wc, field, value)
+    for status in (0, int(verbs.WCStatus.GENERAL_ERR)):
+        wc.status = status
+        assert not completing.take(wc)
+        assert completing.records == [WC_STRUCT.unpack(ffi.buffer(wc))]
 
 
 def test_union_members_of_a_send_request_overlap() -> None:

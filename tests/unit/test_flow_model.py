@@ -178,7 +178,7 @@ async def finish(wire: Wire, programs: list[Program], *, keeps: bool = False) ->
         check(wire, programs)
         waiting = [task for one in programs for _, _, task in one.sends if not task.done()]
         queued = sum(len(end._receiver.queue) for end in wire.ends)
-        queued += sum(link.lane.c.tail - link.lane.c.head for link in wire.links)
+        queued += sum(link.state.arrived for link in wire.links)
         if not waiting and not queued:
             break
         progress = sum(len(one.got) for one in programs) - len(waiting)
@@ -222,9 +222,9 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         config = wire.configs[side]
         window = receiver.window
         assert len(link.posted) == window.posted, "the adapter has other receives"
-        later = int(link.lane.c.n_back)  # to be posted together with others
+        later = link.state.n_back  # to be posted together with others
         assert window.posted + later == link.recv.present, "a receive slot was lost"
-        assert len(sender._free) == link.send.present, "a send slot was lost"
+        assert link.state.n_free == link.send.present, "a send slot was lost"
         assert len(sender._control_free) == CONTROL_SLOTS, "a control slot was lost"
         data = window.posted - config.control_depth
         assert peer.credits + window.owed == data, "a credit was lost"

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from aiordma._core import Held
 from aiordma._ffi import ffi
-from aiordma._ffi.fast import Held
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection

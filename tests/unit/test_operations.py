@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._ffi.fast import Operation
+from aiordma._core import Operation
 from aiordma.errors import ConnectionLostError, NotSupportedError, RemoteAccessError
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
@@ -17,8 +17,8 @@ from aiordma.verbs.enums import Opcode, WCStatus
 
 from .conftest import Run, settle
 from .operating import BOTH, MIB, REMOTE, End, Place
-from .test_mail_waiting import traced
 from .test_memory_region import Domain, Lib, c
+from .test_message_waiting import traced
 from .test_wakeup import called_by_the_loop
 
 __all__ = ["c"]
@@ -73,11 +73,11 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
             task = asyncio.create_task(long_way)
             await by_python.finish(task)
             by_c.operations._attend()  # it rests after a time, which a slow machine may take here
-            before = by_c.state()
-            by_c.lane.attended = True  # on a busy machine the time to linger is soon over
-            operation = getattr(by_c.mail, kind)(remote, piece, offset)
+            before = by_c.seen()
+            by_c.state.attended = True  # on a busy machine the time to linger is soon over
+            operation = getattr(by_c.state, kind)(remote, piece, offset)
             if operation is None:
-                assert by_c.state() == before, "refused, and yet something has changed"
+                assert by_c.seen() == before, "refused, and yet something has changed"
                 plain = isinstance(piece, SGE) and len(by_python.adapter.posted) == 1
                 assert not plain, "it was plain"
                 again = asyncio.create_task(getattr(by_c, kind)(piece, offset, remote))
@@ -92,10 +92,10 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
             await by_c.finish(again)
             assert outcome(again) == outcome(task)
             assert by_c.adapter.posted == by_python.adapter.posted
-            assert by_c.lane.operating == 0
+            assert by_c.state.operating == 0
         assert quick, "the quick way was never gone"
-        assert by_c.lane.bytes_read == by_python.lane.bytes_read
-        assert by_c.lane.bytes_written == by_python.lane.bytes_written
+        assert by_c.state.bytes_read == by_python.state.bytes_read
+        assert by_c.state.bytes_written == by_python.state.bytes_written
         for region in (*regions, readonly, other):
             assert region._registration.uses == 0
             region.close()
@@ -130,8 +130,8 @@ def test_further_ones_wait_in_line(run: Run, c: Lib) -> None:
         ]  # fmt: skip
         assert log == [0, 1, 2, 4, 5]
         assert tasks[3].cancelled()
-        assert sorted(end.state()[0]) == [0, 1], "a number was lost"
-        assert not end.lane.operations_wanted
+        assert sorted(end.seen()[0]) == [0, 1], "a number was lost"
+        assert not end.state.operations_wanted
         await place.close()
 
     run(main())
@@ -152,7 +152,7 @@ def test_who_is_resumed_and_posts_again_does_not_overtake(run: Run, c: Lib) -> N
         await settle()
         second = asyncio.create_task(end.read(piece, offset=2))
         await settle()
-        assert end.lane.operations_wanted
+        assert end.state.operations_wanted
         end.complete()
         await called_by_the_loop(end.tell)
         await settle()
@@ -182,7 +182,7 @@ def test_one_that_was_handed_a_number_and_canceled_passes_it_on(run: Run, c: Lib
         assert tasks[1].cancelled()
         assert end.adapter.posted[1][1] == place.region.addr + 2
         await end.finish(tasks[2])
-        assert end.state()[0] == [0]
+        assert end.seen()[0] == [0]
         await place.close()
 
     run(main())
@@ -198,7 +198,7 @@ def test_an_end_before_it_is_awaited_and_an_object_that_is_used_again(
         held: Operation | None = None
         with traced(trace):
             for size in (1, 300, 4096):
-                operation = end.mail.write(REMOTE, SGE(place.region, 0, size), 0)
+                operation = end.state.write(REMOTE, SGE(place.region, 0, size), 0)
                 assert operation is not None
                 assert operation.opcode == Opcode.RDMA_WRITE
                 seen.add(id(operation))
@@ -229,15 +229,15 @@ def test_the_result_is_the_bytes_and_is_counted(run: Run, c: Lib, trace: bool) -
             for task in tasks:
                 await end.finish(task)
         assert [task.result() for task in tasks] == [123, 45, 4096]
-        assert (end.lane.bytes_read, end.lane.bytes_written) == (123, 45 + 4096)
+        assert (end.state.bytes_read, end.state.bytes_written) == (123, 45 + 4096)
         add = await end.operations.posted(
             int(Opcode.ATOMIC_FETCH_AND_ADD), place.region, place.region.addr, 8, 64, 9, 1
         )
-        assert end.lane.atomics == 0
+        assert end.state.atomics == 0
         end.complete()
         end.tell()
         await add
-        assert end.lane.atomics == 1
+        assert end.state.atomics == 1
         await place.close()
 
     run(main())
@@ -257,7 +257,7 @@ def test_a_canceled_one_keeps_the_memory_until_its_completion(run: Run, c: Lib) 
         region.close()
         await settle()
         assert ("dereg",) not in c.calls, "the adapter writes to it"
-        assert end.mail.read(REMOTE, SGE(region, 0, 8), 0) is None, "it is being closed"
+        assert end.state.read(REMOTE, SGE(region, 0, 8), 0) is None, "it is being closed"
         end.complete()
         end.tell()
         await region.wait_closed()
@@ -273,7 +273,7 @@ def test_a_failure_is_raised(run: Run, c: Lib, awaited: bool) -> None:
     async def main() -> None:
         place = Place()
         end = place.end
-        operation = end.mail.read(REMOTE, SGE(place.region, 0, 8), 0)
+        operation = end.state.read(REMOTE, SGE(place.region, 0, 8), 0)
         assert operation is not None
 
         async def wait() -> int:
@@ -287,10 +287,10 @@ def test_a_failure_is_raised(run: Run, c: Lib, awaited: bool) -> None:
         with pytest.raises(RemoteAccessError):
             await (task or wait())
         assert place.region._registration.uses == 0
-        assert end.lane.bytes_read == 0
-        assert len(end.state()[0]) == 4
+        assert end.state.bytes_read == 0
+        assert len(end.seen()[0]) == 4
         end.operations.on_ended(0, failed)  # one that is not under way
-        assert len(end.state()[0]) == 4
+        assert len(end.seen()[0]) == 4
         await place.close()
 
     run(main())
@@ -303,7 +303,7 @@ def test_the_end_of_the_link_ends_all(run: Run, c: Lib) -> None:
         tasks = [asyncio.create_task(end.read(SGE(place.region, 0, 8))) for _ in range(4)]
         await settle()
         end.outcome.cause = ConnectionLostError(errno.ECONNRESET, "gone")
-        end.lane.over = True
+        end.state.over = True
         end.link.close()
         await asyncio.wait(tasks)
         assert {str(task.exception()) for task in tasks} == {f"[Errno {errno.ECONNRESET}] gone"}
@@ -347,13 +347,13 @@ def test_a_refused_post_ends_the_connection(run: Run, c: Lib) -> None:
     async def main() -> None:
         place = Place()
         end = place.end
-        before = end.state()
+        before = end.seen()
         end.adapter.code = errno.ENOMEM
         with pytest.raises(ConnectionLostError):
             await end.read(SGE(place.region, 0, 8))
         assert isinstance(end.link.failure, OSError)
         assert end.link.failure.errno == errno.ENOMEM
-        assert end.state() == before
+        assert end.seen() == before
         assert place.region._registration.uses == 0
         await place.close()
 

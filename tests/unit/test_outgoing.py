@@ -7,46 +7,36 @@ import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
-
-from aiordma.streams import outgoing
 from aiordma.streams.outgoing import Outgoing
 
 RING = 1000
 
 
-class Lane:
-    """The ring and its C calls."""
+class State:
+    """The ring, and what C does with it."""
 
     def __init__(self) -> None:
         self.head = 0
         self.ring = bytearray(RING)
         self.sent = bytearray()
 
-    def aio_stream_room(self, _: object) -> int:
+    def room(self) -> int:
         return RING - self.head
 
-    def aio_stream_send(self, _: object, length: int) -> int:
+    def send_ring(self, length: int) -> int:
         self.sent += self.ring[self.head : self.head + length]
         self.head = (self.head + length) % RING
         return 0
 
 
-@pytest.fixture
-def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
-    lane = Lane()
-    monkeypatch.setattr(outgoing, "lib", lane)
-    return lane
-
-
-def sending(lane: Lane) -> Outgoing:
-    port = SimpleNamespace(lane=lane, send=memoryview(lane.ring), check=lambda _: None)
+def sending(state: State) -> Outgoing:
+    port = SimpleNamespace(state=state, send=memoryview(state.ring), check=lambda _: None)
     return Outgoing(cast("Any", port), cast("Any", None))
 
 
-def test_g01_small_writes_that_wait_cost_their_bytes(lane: Lane) -> None:
+def test_g01_small_writes_that_wait_cost_their_bytes() -> None:
     """A client that reads no answers had 12 MB of memory for 64 KiB of them, two bytes each."""
-    out = sending(lane)
+    out = sending(State())
     for _ in range(100_000):
         assert out.keep(b"x\n", 0)
     assert out.size == 200_000
@@ -54,11 +44,12 @@ def test_g01_small_writes_that_wait_cost_their_bytes(lane: Lane) -> None:
     assert sum(map(sys.getsizeof, out._backlog)) < 2 * out.size
 
 
-def test_what_waits_keeps_its_order_and_its_bytes(lane: Lane) -> None:
+def test_what_waits_keeps_its_order_and_its_bytes() -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
-    out, expected = sending(lane), bytearray()
+    state, expected = State(), bytearray()
+    out = sending(state)
     for _ in range(400):
         size = rng.choice((1, 2, 100, 4095, 4096, 70_000))
         kind: Any = rng.choice((bytes, bytearray, memoryview))
@@ -76,4 +67,4 @@ def test_what_waits_keeps_its_order_and_its_bytes(lane: Lane) -> None:
     while out.size:
         assert out.flush()
     assert not out._backlog
-    assert lane.sent == expected
+    assert state.sent == expected

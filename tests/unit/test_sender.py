@@ -176,7 +176,7 @@ def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
             free()
             await second
         side.acknowledge()
-        assert sorted(side.sender._free) == [0]
+        assert side.link.state.free_slots == [0]
         assert side.sender.credits == 0
         assert not side.sender._waiters
 

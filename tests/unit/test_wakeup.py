@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from aiordma._ffi.fast import Wakeup
+from aiordma._core import Wakeup
 
 from .conftest import Run, settle
 
@@ -223,7 +223,7 @@ def test_bad_arguments() -> None:
         Wakeup()  # type: ignore[call-arg]
     wakeup = Wakeup(None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="add_done_callback"):
-        wakeup.add_done_callback()  # type: ignore[attr-defined]
+        wakeup.add_done_callback()  # type: ignore[call-arg]
 
 
 def test_a_cycle_is_collected(run: Run) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._ffi.fast import Wakeup
+from aiordma._core import Wakeup
 
 from .conftest import LOOPS, Run, settle
 from .test_wakeup import called_by_the_loop

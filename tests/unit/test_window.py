@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.lane import Lane
 from aiordma.endpoint.window import Window
 
-from .fabric import as_link
+from .fabric import as_link, new_state
 
 CONTROL = 7
 
@@ -26,7 +25,8 @@ class Slots:
         self.out: set[int] = set()  # leaving
         self.posts: list[int] = []
         self.credits = 0
-        self.lane = Lane(ConnectionConfig(recv_depth=size, rendezvous_window=1), self.count, 1)
+        config = ConnectionConfig(recv_depth=size, rendezvous_window=1)
+        self.state = new_state(config, None, self.count, 1)
         self.window = Window(as_link(self), CONTROL, self.send_credit)  # type: ignore[arg-type]
 
     def send_credit(self) -> None:
@@ -37,6 +37,9 @@ class Slots:
 
     def post_recv(self, slots: Iterable[int]) -> None:
         self.posts += slots
+
+    def fit(self) -> None:
+        """There is no adapter."""
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
         self.again = again

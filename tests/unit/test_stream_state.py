@@ -1,9 +1,9 @@
 """The data path of streams in C against the protocol in Python, on random conversations.
 
 Two victims hear the same peer, hostile or not.  One is the protocol of aiordma/rsocket alone.  The
-other has its numbers in a `struct aio_stream` and lets C take every completion that it will; what C
-does not take goes to Python, as a port does it.  After each step both say the same, and in the end
-both have posted the same messages.
+other has its numbers in a `StreamState` and lets C take every completion that it will; what C does
+not take goes to Python, as a port does it.  After each step both say the same, and in the end both
+have posted the same messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from typing import Any
 
 import pytest
 
+from aiordma._core import (
+    STREAM_IDLE,
+    STREAM_MESSAGE,
+    STREAM_RECV,
+    SUB_SHIFT,
+    StreamState,
+)
 from aiordma._ffi import ffi, lib, load_error
 from aiordma.errors import ProtocolError
 from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
-from aiordma.streams.lane import LaneMachine, new_lane
-from aiordma.verbs.enums import WCStatus
+from aiordma.verbs.enums import SendFlags, WCStatus
 from tests.rsocket_hostile import right_word, word
+
+from .completing import Completing, QueuePair, fields
 
 if load_error() is not None:
     pytest.skip(f"no compiled module: {load_error()}", allow_module_level=True)
@@ -29,8 +37,14 @@ if load_error() is not None:
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 CASES = 1500
 RING, SEND = 64, 128
-RECV, MESSAGE = 0x8000, 0x4000
 SHUTDOWN = 0xE0000002
+#: What C and the protocol in Python both count.
+NUMBERS = (
+    "readable", "offset", "ring_left", "ring_buffers", "ring_allowed", "ring_free", "ring_next",
+    "credits", "consumed", "due", "waiting_count", "addr", "key", "left", "spare_left", "allowed",
+    "limit", "sequence", "data_out", "data_limit", "data_wrs", "control_out", "entry", "peer_entry",
+    "table_addr", "table_key", "table_length", "swapped", "sending", "crediting", "owing",
+)  # fmt: skip
 
 
 def _address(memory: Any) -> int:
@@ -38,7 +52,7 @@ def _address(memory: Any) -> int:
 
 
 class InC:
-    """A machine with a lane, and what a port does for it."""
+    """A machine whose numbers are in C, and what a port does for it."""
 
     def __init__(self, rng: Random, credit: int, depth: int, iwarp: bool, inline: int) -> None:
         self.ring = ffi.new("uint8_t[]", RING)
@@ -47,106 +61,93 @@ class InC:
         self.words = ffi.new("uint32_t[]", 64)
         self.place = Place(_address(self.ring), 0x11, RING)
         table = Place(_address(self.table), 0x22, 32)
-        self.lane, self.keep = new_lane(
-            ring=self.place,
+        self.state = StreamState(
+            ring=(self.place.addr, self.place.key, RING),
             table=table.addr,
             send=(_address(self.source), SEND, 5),
             credits=credit,
             send_depth=depth,
             iwarp=iwarp,
             inline_size=inline,
+            memory=None,
         )
         self.iwarp = iwarp
-        if iwarp:
-            self.lane.words = ffi.cast("uint8_t *", self.words)
         self.posted: list[tuple[int, int, int, bytes, bool]] = []
         self.receives = 0
-
-        def send(qp: Any, wr: Any, bad: Any) -> int:
-            data = wr
-            if wr.opcode == lib.IBV_WR_RDMA_WRITE:  # iWARP: the word follows
-                wr = wr.next
-            at = wr.sg_list
-            if self.iwarp:
-                value = int(ffi.cast("uint32_t *", at.addr)[0])
-            else:
-                value = socket.ntohl(wr.imm_data)
-            payload = b""
-            if data.opcode != lib.IBV_WR_SEND and data.num_sge:
-                payload = bytes(
-                    ffi.buffer(ffi.cast("char *", data.sg_list.addr), data.sg_list.length)
-                )
-            rdma = data.wr.rdma
-            addr, key = (rdma.remote_addr, rdma.rkey) if payload else (0, 0)
-            self.posted.append((addr, key, value, payload, bool(wr.send_flags & 2)))
-            return 0
-
-        def receive(qp: Any, wr: Any, bad: Any) -> int:
-            while wr:
-                self.receives += 1
-                wr = wr.next
-            return 0
-
-        self.callbacks = (
-            ffi.callback(
-                "int (*)(struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **)", send
-            ),
-            ffi.callback(
-                "int (*)(struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **)", receive
-            ),
-        )
-        self.lane.post_send, self.lane.post_recv = self.callbacks
-        self.lane.largest = 1 << 30
-        self.lane.held = 0
-        self.machine = LaneMachine(
-            self.lane,
-            live=True,
+        self.qp = QueuePair(self._send, self._receive)
+        self.state.bind(self.qp.address, 0, _address(self.words) if iwarp else 0, 6)
+        self.state.largest = 1 << 30
+        self.state.held = False
+        self.completing = Completing(self.state)
+        self.machine = Machine(
             ring=self.place,
             table=table,
             memory=memoryview(ffi.buffer(self.table)),
             credits=credit,
             send_depth=depth,
             iwarp=iwarp,
+            state=self.state,
         )
-        self.taken = self.spilled = 0
+        self.machine.begin()
+        self.taken = self.passed = 0
         self.rng = rng
 
-    def _take(self, sub: int, **fields: int) -> bool:
+    def _send(self, wr: Any) -> None:
+        data = wr
+        if wr.opcode == lib.IBV_WR_RDMA_WRITE:  # iWARP: the word follows
+            wr = wr.next
+        assert wr.wr_id == (STREAM_MESSAGE | len(self.posted)) << SUB_SHIFT
+        value = socket.ntohl(wr.imm_data)
+        if self.iwarp:
+            value = int(ffi.cast("uint32_t *", wr.sg_list.addr)[0])
+        payload = b""
+        if data.opcode != lib.IBV_WR_SEND and data.num_sge:
+            piece = data.sg_list
+            payload = bytes(ffi.buffer(ffi.cast("char *", piece.addr), piece.length))
+        rdma = data.wr.rdma
+        addr, key = (rdma.remote_addr, rdma.rkey) if payload else (0, 0)
+        signaled = bool(wr.send_flags & SendFlags.SIGNALED)
+        self.posted.append((addr, key, value, payload, signaled))
+
+    def _receive(self, wr: Any) -> None:
+        while wr:
+            self.receives += 1
+            wr = wr.next
+
+    def _take(self, sub: int, **values: int) -> bool:
         wc = ffi.new("struct ibv_wc *")
-        wc.wr_id = sub << 24
-        for name, value in fields.items():
+        wc.wr_id = sub << SUB_SHIFT
+        for name, value in values.items():
             setattr(wc, name, value)
-        before = bytes(ffi.buffer(self.lane)), bytes(self.table)
-        taken = bool(lib.aio_stream_take(ffi.cast("struct aio_sink *", self.lane), wc))
+        before = fields(self.state), bytes(self.table)
+        taken = self.completing.take(wc)
         if not taken:
-            assert (bytes(ffi.buffer(self.lane)), bytes(self.table)) == before, "changed anyway"
+            assert (fields(self.state), bytes(self.table)) == before, "changed anyway"
         self.taken += taken
-        self.spilled += not taken
+        self.passed += not taken
         return taken
 
     def hear(self, value: int) -> None:
         slot = self.rng.randrange(64) if self.iwarp else 0
         self.words[slot] = value
-        fields = {"byte_len": 4, "imm_data": socket.htonl(value), "wc_flags": 2}
-        if not self._take(RECV | slot, **fields):
-            lib.aio_stream_used(self.lane, slot)
+        values = {"byte_len": 4, "imm_data": socket.htonl(value), "wc_flags": 2}
+        if not self._take(STREAM_RECV | slot, **values):
+            self.state.used(slot)
             self.machine.on_word(value)
 
     def complete(self, number: int) -> None:
         """The completion of message `number`, which stands for all before it."""
-        sub = MESSAGE | number & 0x3FFF
+        sub = STREAM_MESSAGE | number & 0x3FFF
         if not self._take(sub):
-            for _ in range(lib.aio_stream_reach(self.lane, sub)):
-                self.machine.completed(lib.aio_stream_retire(self.lane))
+            for _ in range(self.state.reach(sub)):
+                self.machine.completed(self.state.retire())
 
     def write(self, data: bytes) -> int:
-        return int(lib.aio_stream_write(self.lane, data, len(data)))
+        return self.state.send(data)
 
     def control(self) -> None:
         while (post := self.machine.next_control()) is not None:
-            lib.aio_stream_control(
-                self.lane, post.word, post.wrs, post.payload, post.length, post.addr, post.key, 1
-            )
+            self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True)
 
 
 class Case:
@@ -218,10 +219,10 @@ class Case:
                     if py.readable:
                         count = rng.randint(1, py.readable)
                         at, _ = py.peek()
-                        lib.aio_stream_consume(c.lane, count)
+                        assert len(c.state.cut(count) or b"") == count
                         py.consume(count)
                         self.control()
-                        assert c.lane.offset == (at + count) % RING
+                        assert c.state.offset == (at + count) % RING
                 case 6:
                     self.complete()
                 case 7:
@@ -234,26 +235,27 @@ class Case:
 
     def say(self) -> None:
         rng, py = self.rng, self.py
-        left = py._receive._left if py._receive._allowed else 0
-        limit = py._send._sequence + py._send.allowed
+        numbers = py._state
+        left = numbers.ring_left if numbers.ring_allowed else 0
+        limit = numbers.sequence + numbers.allowed
         if rng.random() < self.malice:
             value = word(rng, limit=limit, left=left)
         else:
-            most = py._send._sequence + py._send._limit
+            most = numbers.sequence + numbers.limit
             value = right_word(rng, limit=rng.randint(limit, most), left=left)
             if value == SHUTDOWN and rng.randrange(10):
                 return
         self.both(lambda side: side.hear(value))
 
     def advertise(self) -> None:
-        rng, flow = self.rng, self.py._send
-        unfilled = bool(flow._left) + bool(flow._spare) + any(self.memory)
+        rng, numbers = self.rng, self.py._state
+        unfilled = bool(numbers.left) + bool(numbers.spare_left) + any(self.memory)
         if unfilled >= 2 and rng.random() >= self.malice:
             return
         good = Descriptor(0x30000, 0x99, rng.randint(1, 50)).pack(False)
         if rng.random() < self.malice:
             good = rng.randbytes(16)
-        entry = self.py._entry if rng.random() >= self.malice else rng.randrange(2)
+        entry = numbers.entry if rng.random() >= self.malice else rng.randrange(2)
         self.memory[16 * entry : 16 * entry + 16] = good
         ffi.memmove(self.c.table + 16 * entry, good, 16)
 
@@ -271,7 +273,7 @@ class Case:
             self.under_way.append(post)
         assert done == sent
         if sent < len(data):  # the protocol has no room, or the ring
-            assert not self.py.room or not self.c.lane.send_free
+            assert not self.py.room or not self.c.state.send_free
 
     def complete(self) -> None:
         """One of the messages that asked for it completes."""
@@ -289,23 +291,26 @@ class Case:
 
     def check(self) -> None:
         c, py = self.c, self.py
+        if c.qp.wrong is not None:
+            raise c.qp.wrong
         assert [one[:4] for one in c.posted] == self.posted
         assert c.machine.readable == py.readable
         assert c.machine.peek() == py.peek()
         assert c.machine.room == py.room
-        for name in ("_data_out", "_control_out", "_entry", "_peer_entry"):
-            assert getattr(c.machine, name) == getattr(py, name), name
-        for name in ("_left", "_buffers", "_allowed", "_free", "_next", "_consumed", "_due"):
-            assert getattr(c.machine._receive, name) == getattr(py._receive, name), name
-        for name in ("allowed", "room", "_addr", "_key", "_left", "_sequence", "_spare"):
-            assert getattr(c.machine._send, name) == getattr(py._send, name), name
+        for name in NUMBERS:
+            assert getattr(c.state, name) == getattr(py._state, name), name
+        if py._state.waiting_count:
+            assert c.state.first_waiting == py._state.first_waiting
+        if py._state.spare_left:
+            for name in ("spare_addr", "spare_key"):
+                assert getattr(c.state, name) == getattr(py._state, name), name
         for name in ("writable", "eof", "disconnected", "idle", "unsent_control"):
             assert getattr(c.machine, name) == getattr(py, name), name
         assert bytes(c.table) == bytes(self.memory)
         # Whoever waits for room is told of it.
         way = c.posted[self.completed :]
-        if way and not lib.aio_stream_room(c.lane) and c.lane.sending and c.lane.allowed:
-            assert not c.lane.left or any(one[4] for one in way), "nobody will tell"
+        if way and not c.state.room() and c.state.sending and c.state.allowed:
+            assert not c.state.left or any(one[4] for one in way), "nobody will tell"
 
 
 def test_c_and_python_agree() -> None:
@@ -325,42 +330,40 @@ def test_c_and_python_agree() -> None:
         else:
             seen["over" if case.py.disconnected else "alive"] += 1
         seen["taken"] += case.c.taken
-        seen["spilled"] += case.c.spilled
+        seen["passed"] += case.c.passed
         seen["untold"] += sum(not one[4] for one in case.c.posted)
     print(seen)
     # A generator that never gets anywhere would show nothing.
-    for what in ("broken", "over", "alive", "taken", "spilled", "untold"):
+    for what in ("broken", "over", "alive", "taken", "passed", "untold"):
         assert seen[what] > CASES / 50, seen
-
-
-def _stream() -> tuple[Any, list[Any]]:
-    memory = ffi.new("uint8_t[]", 1024)
-    at = _address(memory)
-    lane, keep = new_lane(
-        ring=Place(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=8,
-        send_depth=8, iwarp=False,
-    )  # fmt: skip
-    return lane, [memory, keep]
 
 
 def _completed(sub: int, status: WCStatus = WCStatus.WR_FLUSH_ERR) -> Any:
     wc = ffi.new("struct ibv_wc *")
-    wc.wr_id, wc.status = sub << 24, int(status)
+    wc.wr_id, wc.status = sub << SUB_SHIFT, int(status)
     return wc
 
 
 def test_at_the_end_the_receives_that_come_back_are_counted() -> None:
-    lane, _keep = _stream()
-    sink = ffi.cast("struct aio_sink *", lane)
-    lane.posted = 3
-    assert not lib.aio_stream_take(sink, _completed(RECV | 1)), "it has not ended"
-    lane.flushing = 1
-    assert lib.aio_stream_take(sink, _completed(RECV | 1))
-    assert not lib.aio_stream_take(sink, _completed(MESSAGE | 0)), "Python knows what it was"
-    assert not lib.aio_stream_take(sink, _completed(RECV | 2, WCStatus.SUCCESS)), "a word"
-    assert not lib.aio_stream_take(sink, _completed(RECV | 2, WCStatus.LOC_PROT_ERR)), "a reason"
-    assert (lane.posted, lane.sink.news) == (2, 0)
-    assert lib.aio_stream_take(sink, _completed(RECV | 2))
-    assert lib.aio_stream_take(sink, _completed(RECV | 3))
-    assert (lane.posted, lane.sink.news) == (0, 8)
-    assert not lib.aio_stream_take(sink, _completed(RECV | 3)), "one too many"
+    memory = ffi.new("uint8_t[]", 1024)
+    at = _address(memory)
+    state = StreamState(
+        ring=(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=8,
+        send_depth=8, iwarp=False, inline_size=0, memory=None,
+    )  # fmt: skip
+    completing = Completing(state)
+    state.posted = 3
+    assert not completing.take(_completed(STREAM_RECV | 1)), "it has not ended"
+    state.flushing = True
+    assert completing.take(_completed(STREAM_RECV | 1))
+    for other, why in (
+        (_completed(STREAM_MESSAGE | 0), "Python knows what it was"),
+        (_completed(STREAM_RECV | 2, WCStatus.SUCCESS), "a word"),
+        (_completed(STREAM_RECV | 2, WCStatus.LOC_PROT_ERR), "a reason"),
+    ):
+        assert not completing.take(other), why
+    assert (state.posted, completing.events) == (2, 0)
+    assert completing.take(_completed(STREAM_RECV | 2))
+    assert completing.take(_completed(STREAM_RECV | 3))
+    assert (state.posted, completing.events) == (0, STREAM_IDLE)
+    assert not completing.take(_completed(STREAM_RECV | 3)), "one too many"

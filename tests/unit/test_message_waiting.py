@@ -1,6 +1,6 @@
-"""`await mail`: a message at once, or a task that C resumes with it; in order, and none is lost.
+"""`await state`: a message at once, or a task that C resumes with it; in order, and none is lost.
 
-Messages come in by two ways: C takes them into a ring (`by_c`), or Python queues them
+Messages come in by two ways: C takes them into a ring (`arrives`), or Python queues them
 (`by_python`).
 """
 
@@ -17,10 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._ffi import ffi, lib
+from aiordma._core import EVENT_ARRIVED
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.lane import WANT_ARRIVAL
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError
@@ -28,7 +27,7 @@ from aiordma.errors import ConnectionEndedError
 from .conftest import LIMIT_S, LOOPS, Run, settle
 from .fabric import Wire, record
 from .fast_link import FastLink
-from .test_message_lane import End, completion
+from .test_message_state import End, completion
 from .test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
 
@@ -41,7 +40,7 @@ class Side(End):
     def __init__(self, recv_depth: int = 8) -> None:
         super().__init__(ConnectionConfig(slot_size=64, recv_depth=recv_depth))
         self._receiver = self.receiver
-        self._mail = self.mail = self.receiver.mail
+        self._state = self.state
         window = self.receiver.window
         window._send_credit = lambda: self.told.append(window.take(0xFFFF, alone=True))
 
@@ -60,19 +59,18 @@ class Side(End):
         self.lay(slot, frame)
         return slot, len(frame)
 
-    def by_c(self, body: bytes) -> None:
-        sink = ffi.cast("struct aio_sink *", self.lane)
-        assert lib.aio_lane_take(sink, completion(*self._lay(body))), "it is plain"
+    def arrives(self, body: bytes) -> None:
+        assert self.by_c(completion(*self._lay(body))), "it is plain"
 
     def by_python(self, body: bytes) -> None:
         slot, length = self._lay(body)
         self.receiver.on_frame(slot, record(length))
 
     def tell(self) -> None:
-        """The drain is over; as reader.c does it."""
-        if news := self.lane.sink.news:
-            self.lane.sink.news = 0
-            self.mail(news)
+        """The drain is over; as drain.c does it."""
+        if events := self.completing.events:
+            self.completing.events = 0
+            self.state(events)
 
 
 @contextmanager
@@ -108,16 +106,16 @@ async def result(task: asyncio.Task[bytes]) -> bytes:
 def test_a_message_that_is_there_takes_no_turn(run: Run, trace: bool) -> None:
     async def main() -> None:
         side = Side()
-        side.by_c(b"one")
+        side.arrives(b"one")
         with traced(trace):
             task = asyncio.create_task(side.recv())
             await asyncio.sleep(0)
         assert task.done()
         assert await task == b"one"
         assert not side.receiver._parked.waiting
-        assert not side.lane.want & WANT_ARRIVAL, "nobody waits"
-        assert side.lane.messages_received == 1
-        assert side.lane.held == 0
+        assert not side.state.want & EVENT_ARRIVED, "nobody waits"
+        assert side.state.messages_received == 1
+        assert side.state.held == 0
 
     run(main())
 
@@ -132,7 +130,7 @@ def test_a_parked_task_is_resumed_by_the_drain(run: Run, trace: bool) -> None:
                 log.append(await side.recv())
 
         def drain(body: bytes) -> None:
-            side.by_c(body)
+            side.arrives(body)
             side.tell()
             log.append("drained")
 
@@ -140,7 +138,7 @@ def test_a_parked_task_is_resumed_by_the_drain(run: Run, trace: bool) -> None:
             task = asyncio.create_task(work())
             for body in (b"a", b"b", b"c"):
                 await settle()
-                assert side.lane.want & WANT_ARRIVAL
+                assert side.state.want & EVENT_ARRIVED
                 await called_by_the_loop(lambda body=body: drain(body))
             await task
         assert log == [b"a", "drained", b"b", "drained", b"c", "drained"]
@@ -156,14 +154,14 @@ def test_what_python_has_queued_goes_before_the_ring(run: Run, trace: bool, told
         with traced(trace):
             task = await parked(side)
             side.by_python(b"first")
-            side.by_c(b"second")
+            side.arrives(b"second")
             if told:
                 side.tell()
             assert await result(task) == b"first"
             assert await result(asyncio.create_task(side.recv())) == b"second"
         # And the quick way is open again.
-        side.by_c(b"third")
-        message = await side.mail
+        side.arrives(b"third")
+        message = await side.state
         assert message is not None
         assert bytes(cast("Message", message)) == b"third"
 
@@ -174,10 +172,10 @@ def test_the_ring_goes_before_what_python_queues_later(run: Run) -> None:
     async def main() -> None:
         side = Side()
         task = await parked(side)
-        side.by_c(b"first")
+        side.arrives(b"first")
         side.by_python(b"second")
         side.tell()
-        side.by_c(b"third")
+        side.arrives(b"third")
         assert await result(task) == b"first"
         assert [await side.recv() for _ in range(2)] == [b"second", b"third"]
 
@@ -190,7 +188,7 @@ def test_a_second_one_stands_in_line(run: Run) -> None:
         first = await parked(side)
 
         async def bare() -> object:
-            return await side.mail
+            return await side.state
 
         other = asyncio.create_task(bare())
         await asyncio.sleep(0)
@@ -199,8 +197,8 @@ def test_a_second_one_stands_in_line(run: Run) -> None:
         second = asyncio.create_task(side.recv())
         await settle()
         assert len(side.receiver._waiters) == 1
-        side.by_c(b"a")
-        side.by_c(b"b")
+        side.arrives(b"a")
+        side.arrives(b"b")
         await called_by_the_loop(side.tell)
         assert [await result(first), await result(second)] == [b"a", b"b"]
         assert not side.receiver._waiters
@@ -209,7 +207,7 @@ def test_a_second_one_stands_in_line(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arrival", ["before", "between", "after"])
-@pytest.mark.parametrize("way", ["by_c", "by_python"])
+@pytest.mark.parametrize("way", ["arrives", "by_python"])
 def test_cancellation_loses_nothing(run: Run, way: str, arrival: str) -> None:
     async def main() -> None:
         side = Side()
@@ -240,7 +238,7 @@ def test_a_canceled_one_that_has_not_left_is_in_the_way(run: Run) -> None:
         first.cancel()
         await settle()
         assert first.cancelled()
-        side.by_c(b"x")
+        side.arrives(b"x")
         side.tell()
         assert await result(second) == b"x"
 
@@ -255,8 +253,8 @@ def test_one_that_comes_too_late_is_in_the_way(run: Run) -> None:
         side.by_python(b"x")  # the first is on its way to it, behind these two
         assert await result(faster) == b"x"
         await settle()
-        side.by_c(b"y")
-        side.by_c(b"z")
+        side.arrives(b"y")
+        side.arrives(b"z")
         side.tell()
         assert sorted([await result(first), await result(last)]) == [b"y", b"z"]
 
@@ -278,7 +276,7 @@ def test_i05_a_credit_that_was_put_off_is_sent_where_the_program_does_not_answer
             kept.release()
 
         def drain(body: bytes) -> None:
-            side.by_c(body)
+            side.arrives(body)
             side.tell()
 
         task = asyncio.create_task(work())
@@ -316,7 +314,7 @@ def test_the_end_reaches_who_is_parked(run: Run, how: str, before: int) -> None:
         side = Side()
         task = await parked(side)
         for number in range(before):
-            side.by_c(bytes([number]))
+            side.arrives(bytes([number]))
         getattr(side.receiver, how)(ended if how == "end" else lost)
         error = ConnectionEndedError if how == "end" else ConnectionResetError
         for number in range(before):
@@ -335,10 +333,10 @@ def test_the_end_reaches_who_is_parked(run: Run, how: str, before: int) -> None:
 def test_in_another_thread_it_is_for_python(run: Run) -> None:
     async def main() -> None:
         side, got = Side(), list[object]()
-        side.by_c(b"x")
+        side.arrives(b"x")
 
         async def bare() -> None:
-            got.append(await side.mail)
+            got.append(await side.state)
 
         def foreign() -> None:
             try:
@@ -379,8 +377,8 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
             for _ in range(200):
                 step = rng.random()
                 parked += side.receiver._parked.waiting
-                if step < 0.4 and side.lane.unused > 0 and arrived < 256:
-                    rng.choice((side.by_c, side.by_c, side.by_python))(bytes([arrived]))
+                if step < 0.4 and side.state.unused > 0 and arrived < 256:
+                    rng.choice((side.arrives, side.arrives, side.by_python))(bytes([arrived]))
                     arrived += 1
                 elif step < 0.6:
                     await called_by_the_loop(side.tell)
@@ -427,7 +425,7 @@ def test_a01_a_credit_is_told_when_the_receiving_task_ends_the_loop(run: Run) ->
         for _ in range(6):
             task = asyncio.create_task(serve())
             await settle()
-            side.by_c(b"x")
+            side.arrives(b"x")
             with contextlib.suppress(error or KeyError):
                 await called_by_the_loop(side.tell)
             await settle()

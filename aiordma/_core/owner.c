@@ -6,10 +6,11 @@
  * of one was 35 us of emulated time and the asking 3.  What happens how, and why, is in
  * verbs/resource.py, which holds the rest; counts change under its lock here, too.
  */
-#include "fast.h"
+#include "core.h"
 
 typedef struct {
-    PyObject_HEAD PyObject *handle;
+    PyObject_HEAD
+    PyObject *handle;
     PyObject *state;
     PyObject *parents; /* a tuple */
     PyObject *made;    /* weak references by identity; NULL before the first */
@@ -387,7 +388,7 @@ static PyType_Slot owner_slots[] = {
 };
 
 static PyType_Spec owner_spec = {
-    .name = "aiordma._ffi._fast.Owner",
+    .name = "aiordma._core.Owner",
     .basicsize = sizeof(Owner),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = owner_slots,

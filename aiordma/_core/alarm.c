@@ -3,7 +3,7 @@
  *
  * One descriptor for all timers of a loop; loop/timers.py says why.
  */
-#include "fast.h"
+#include "core.h"
 
 #include <math.h>
 #include <sys/timerfd.h>

@@ -18,7 +18,7 @@
  * An Operation (operation.c) ends once, perhaps before a task waits: then it is DONE, and to wait
  * for it takes no time.
  */
-#include "fast.h"
+#include "core.h"
 
 PyTypeObject *aio_wakeup_type;
 
@@ -347,7 +347,7 @@ static PyType_Slot wakeup_slots[] = {
 };
 
 static PyType_Spec wakeup_spec = {
-    .name = "aiordma._ffi._fast.Wakeup",
+    .name = "aiordma._core.Wakeup",
     .basicsize = sizeof(Wakeup),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = wakeup_slots,

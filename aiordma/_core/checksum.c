@@ -6,6 +6,15 @@
  * combined: to shift a sum over the bytes of a block is a linear map, for which there are tables.
  * A processor without the instruction has eight tables, for eight bytes at a time.
  */
+#include "core.h"
+
+#include <pthread.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
+#ifndef HWCAP_CRC32
+#define HWCAP_CRC32 (1 << 7)
+#endif
+#endif
 
 #define AIO_CRC_POLY  0x82F63B78u /* bits reflected */
 #define AIO_CRC_LONG  8192        /* bytes of a block; a power of two, as the next */
@@ -155,31 +164,95 @@ static uint32_t aio_crc_by_instruction(uint32_t before, const uint8_t *at, uint6
 #endif
 
 /* Whether the processor has the instruction. */
-static int aio_crc32c_hardware(void)
+static int crc32c_hardware(void)
 {
     pthread_once(&aio_crc.once, aio_crc_setup);
     return aio_crc.hardware;
 }
 
 /* As the next, without the instruction. */
-static uint32_t aio_crc32c_table(uint32_t crc, const void *data, uint64_t length)
+static uint32_t crc32c_table(uint32_t crc, const void *data, uint64_t length)
 {
     pthread_once(&aio_crc.once, aio_crc_setup);
     return ~aio_crc_by_table(~crc, data, length);
 }
 
 /* The sum of what came before, which is 0 for nothing, and these bytes. */
-static uint32_t aio_crc32c(uint32_t crc, const void *data, uint64_t length)
+static uint32_t crc32c(uint32_t crc, const void *data, uint64_t length)
 {
 #if AIO_CRC_INSTRUCTION
-    if (aio_crc32c_hardware())
+    if (crc32c_hardware())
         return ~aio_crc_by_instruction(~crc, data, length);
 #endif
-    return aio_crc32c_table(crc, data, length);
+    return crc32c_table(crc, data, length);
 }
 
-/* memcpy, without the interpreter lock: cffi gives it up for each call. */
-static void aio_copy(void *to, const void *from, uint64_t length)
+/* What Python calls; the interpreter lock is given up, as large messages take milliseconds. */
+
+static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, uint64_t))
 {
-    memcpy(to, from, length);
+    unsigned int crc;
+    Py_buffer data;
+
+    if (!PyArg_ParseTuple(args, "Iy*", &crc, &data))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    crc = sum(crc, data.buf, (uint64_t)data.len);
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&data);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+static PyObject *module_crc32c(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return sum_of(args, crc32c);
+}
+
+static PyObject *module_crc32c_table(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return sum_of(args, crc32c_table);
+}
+
+static PyObject *module_crc32c_hardware(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    return PyBool_FromLong(crc32c_hardware());
+}
+
+/* copy(to, from): memcpy of as many bytes as `from` has. */
+static PyObject *module_copy(PyObject *module, PyObject *args)
+{
+    Py_buffer to, from;
+
+    (void)module;
+    if (!PyArg_ParseTuple(args, "w*y*", &to, &from))
+        return NULL;
+    if (to.len < from.len) {
+        PyErr_SetString(PyExc_ValueError, "more bytes than there is room for");
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        memcpy(to.buf, from.buf, (size_t)from.len);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&to);
+    PyBuffer_Release(&from);
+    return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef checksum_functions[] = {
+    {"crc32c", module_crc32c, METH_VARARGS,
+     "CRC32C of what came before (0: nothing) and a buffer."},
+    {"crc32c_table", module_crc32c_table, METH_VARARGS, "The same, without the instruction."},
+    {"crc32c_hardware", module_crc32c_hardware, METH_NOARGS,
+     "Whether the processor has the instruction."},
+    {"copy", module_copy, METH_VARARGS, "Copy a buffer into another one, without the lock."},
+    {NULL, NULL, 0, NULL},
+};
+
+int aio_add_checksum(PyObject *module)
+{
+    return PyModule_AddFunctions(module, checksum_functions);
 }

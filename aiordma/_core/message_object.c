@@ -9,17 +9,125 @@
  *
  * The library holds bytes of a message by a loan: what the adapter reads behind a canceled send is
  * nothing that the program can end, and must not keep it from releasing the message.
+ *
+ * Held: bytes of a buffer, held where the cycle collector does not look.
+ *
+ * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
+ * it is in use: it gives up what it looks at, and a later release of the export crashes (CPython
+ * 3.11).  A memoryview that is made of another one has no such trouble: both share what they
+ * look at.  So the bytes are held by a memoryview of their own, which no other object has, of which
+ * only the address is used, and which is never shown to the collector.  What it looks at stays for
+ * as long as it is held.
+ *
+ * The price: a holder to which the object of its own buffer leads back is not collected
+ * before it lets go.
  */
-#include "fast.h"
+#include "core.h"
 
 typedef struct {
-    PyObject_HEAD Message *message;
+    PyObject_HEAD
+    Message *message;
     AioBytes bytes;
 } Loan;
 
 PyTypeObject *aio_message_type;
 static PyTypeObject *loan_type;
 static PyObject *name_slot_view;
+
+/* Hold the bytes of a buffer, which lie in one piece, in the place of none. */
+static int aio_hold(AioBytes *bytes, PyObject *buffer)
+{
+    PyObject *view = PyMemoryView_FromObject(buffer);
+    Py_buffer seen;
+
+    if (!view)
+        return -1;
+    if (PyObject_GetBuffer(view, &seen, PyBUF_SIMPLE)) {
+        Py_DECREF(view);
+        return -1;
+    }
+    bytes->view = view;
+    bytes->start = seen.buf;
+    bytes->length = seen.len;
+    bytes->readonly = seen.readonly;
+    PyBuffer_Release(&seen);
+    return 0;
+}
+
+static void aio_let_loose(AioBytes *bytes)
+{
+    PyObject *view = bytes->view;
+
+    bytes->view = NULL;
+    bytes->start = NULL;
+    Py_XDECREF(view);
+}
+
+/* Export the bytes, which are held, as those of `owner`. */
+static int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags)
+{
+    return PyBuffer_FillInfo(view, owner, bytes->start, bytes->length, bytes->readonly, flags);
+}
+
+/* Held */
+
+typedef struct {
+    PyObject_HEAD
+    AioBytes bytes;
+} Held;
+
+static int held_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"buffer", NULL};
+    Held *self = (Held *)object;
+    PyObject *buffer;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &buffer))
+        return -1;
+    if (self->bytes.view) {
+        PyErr_SetString(PyExc_RuntimeError, "it holds a buffer already");
+        return -1;
+    }
+    return aio_hold(&self->bytes, buffer);
+}
+
+static void held_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    aio_let_loose(&((Held *)object)->bytes);
+    release(object);
+    Py_DECREF(type);
+}
+
+static int held_getbuffer(PyObject *object, Py_buffer *view, int flags)
+{
+    if (!((Held *)object)->bytes.view) {
+        PyErr_SetString(PyExc_ValueError, "no buffer is held");
+        view->obj = NULL;
+        return -1;
+    }
+    return aio_export(&((Held *)object)->bytes, object, view, flags);
+}
+
+static PyType_Slot held_slots[] = {
+    {Py_tp_init, held_init},
+    {Py_tp_dealloc, held_dealloc},
+    {Py_bf_getbuffer, held_getbuffer},
+    {Py_tp_doc, "The bytes of a contiguous buffer, for C; the buffer stays exported as long as "
+                "this lives."},
+    {0, NULL},
+};
+
+static PyType_Spec held_spec = {
+    .name = "aiordma._core.Held",
+    .basicsize = sizeof(Held),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = held_slots,
+};
+
+/* Message */
 
 PyDoc_STRVAR(
     message_doc,
@@ -80,8 +188,8 @@ static int look(Message *self)
     slot = PyLong_FromUnsignedLong(self->slot);
     length = PyLong_FromSsize_t(self->length);
     if (slot && length)
-        view = PyObject_CallMethodObjArgs(((Mail *)self->keeper)->receiver, name_slot_view, slot,
-                                          length, NULL);
+        view = PyObject_CallMethodObjArgs(((MessageState *)self->keeper)->receiver, name_slot_view,
+                                          slot, length, NULL);
     Py_XDECREF(slot);
     Py_XDECREF(length);
     rc = view ? aio_hold(&self->bytes, view) : -1;
@@ -93,7 +201,7 @@ static int look(Message *self)
 static int give_back(Message *self)
 {
     PyObject *keeper = self->keeper, *result;
-    Mail *mail = (Mail *)keeper;
+    MessageState *owner = (MessageState *)keeper;
     int code;
 
     if (!keeper)
@@ -101,14 +209,15 @@ static int give_back(Message *self)
     self->keeper = NULL;
     if (!self->in_slot) {
         result = PyObject_CallFunctionObjArgs(keeper, is_in_use(self) ? Py_True : Py_False, NULL);
-    } else if (!is_in_use(self) && PyThread_get_thread_ident() == mail->thread) {
+    } else if (!is_in_use(self) && PyThread_get_thread_ident() == owner->thread) {
         if (self->kept)
-            mail->lane->held--;
-        code = mail->back(mail->lane, self->slot);
-        result = code ? PyObject_CallMethod(mail->receiver, "_posted_again", "Ii", self->slot, code)
-                      : Py_NewRef(Py_None);
+            owner->state.held--;
+        code = aio_message_back(&owner->state, self->slot);
+        result = code
+                     ? PyObject_CallMethod(owner->receiver, "_posted_again", "Ii", self->slot, code)
+                     : Py_NewRef(Py_None);
     } else {
-        result = PyObject_CallMethod(mail->receiver, "slot_back", "IOO", self->slot,
+        result = PyObject_CallMethod(owner->receiver, "slot_back", "IOO", self->slot,
                                      is_in_use(self) ? (PyObject *)self : Py_None,
                                      self->kept ? Py_True : Py_False);
     }
@@ -309,7 +418,7 @@ static PyType_Slot loan_slots[] = {
 };
 
 static PyType_Spec loan_spec = {
-    .name = "aiordma._ffi._fast.Loan",
+    .name = "aiordma._core.Loan",
     .basicsize = sizeof(Loan),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = loan_slots,
@@ -476,5 +585,5 @@ int aio_add_message(PyObject *module)
         return -1;
     aio_message_type = aio_add_type(module, &message_spec, NULL);
     loan_type = aio_add_type(module, &loan_spec, NULL);
-    return aio_message_type && loan_type ? 0 : -1;
+    return aio_message_type && loan_type && aio_add_type(module, &held_spec, NULL) ? 0 : -1;
 }

@@ -1,0 +1,492 @@
+"""The compiled types of the data path; core.h has their fields, module.c the module.
+
+Fields without an explanation here are those of struct aio_message_state and struct
+aio_stream_state in protocol.h, which has one for each.  Addresses are of C objects, as numbers.
+"""
+
+from asyncio import AbstractEventLoop
+from collections.abc import Callable, Generator
+from contextvars import Context
+from typing import Any, ClassVar, Final, Protocol, Self, final
+from weakref import ref
+
+from aiordma.loop.job import Job
+
+INDEX_BITS: Final[int]
+SUB_SHIFT: Final[int]
+SUB_RECV: Final[int]
+SUB_READ: Final[int]
+SUB_OPERATE: Final[int]
+EVENT_ARRIVED: Final[int]
+WANT_SENT: Final[int]
+EVENT_OPERATED: Final[int]
+EVENT_IDLE: Final[int]
+STREAM_DATA: Final[int]
+STREAM_ROOM: Final[int]
+STREAM_FAILED: Final[int]
+STREAM_IDLE: Final[int]
+STREAM_RECV: Final[int]
+STREAM_MESSAGE: Final[int]
+STREAM_CONTROLS: Final[int]
+LARGEST_REQUEST: Final[int]
+STREAM_CONTROL_SIZE: Final[int]
+STREAM_PROBE: Final[int]
+
+@final
+class Loan:
+    """Bytes of a message that the library holds."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class Message:
+    """A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.
+
+    Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
+    after a `with` block, or when the last reference goes.  A message whose buffer the program has
+    exported cannot be released; one that outlives its connection stays readable.  A `with` block
+    that an exception ends is left with that exception in any case: if the buffer is exported then,
+    the memory goes back when the last export ends.  `len()` tells the bytes, also after the
+    release.
+    """
+
+    __hash__: ClassVar[None]  # type: ignore[assignment]
+    def __init__(
+        self,
+        view: memoryview,
+        imm: int | None = None,
+        give_back: Callable[[bool], object] | None = None,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def __bytes__(self) -> bytes: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+    @property
+    def imm(self) -> int | None:
+        """The sender's 32-bit immediate, or None."""
+
+    @property
+    def _released(self) -> bool: ...
+    @property
+    def _exports(self) -> int: ...
+    _kept: bool
+    def _detach(self) -> None: ...
+    def _lend(self, view: memoryview, /) -> Loan: ...
+    def release(self) -> None:
+        """Give the memory back.  Idempotent.
+
+        Raises:
+            BufferError: A memoryview or array still looks at it; release that first.
+        """
+
+@final
+class Held:
+    """The bytes of a contiguous buffer, for C; the buffer stays exported as long as this lives."""
+
+    def __init__(self, buffer: object) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class Wakeup:
+    """What one task at a time waits on, and is resumed from by `wake`."""
+
+    def __new__(cls, loop: AbstractEventLoop) -> Self: ...
+    @property
+    def waiting(self) -> bool: ...
+    def __await__(self) -> Generator[Wakeup]: ...
+    def wake(self) -> bool: ...
+    def wake_soon(self) -> bool: ...
+    def add_done_callback(
+        self, callback: Callable[[Any], object], *, context: Context | None = None
+    ) -> None: ...
+    def cancel(self, msg: object = None) -> bool: ...
+    def result(self) -> None: ...
+    def throw(self, *error: Any) -> None: ...
+
+@final
+class Parked(Wakeup):
+    """What a task that waits for a message is parked on."""
+
+class _Keeper(Protocol):
+    # Of a connection that receives also on_news() and on_due().
+    def slot_view(self, slot: int, length: int, /) -> memoryview: ...
+    def slot_back(self, slot: int, exported: Message | None, kept: bool, /) -> None: ...
+    def _posted_again(self, slot: int, code: int, /) -> None: ...
+
+_Slots = tuple[int, int, int, int]
+
+@final
+class MessageState:
+    """The messages and operations of one connection."""
+
+    def __new__(
+        cls,
+        loop: AbstractEventLoop,
+        sends: int,
+        receives: int,
+        send_depth: int,
+        arrivals: int,
+        control: int,
+        raw: bool,
+    ) -> Self: ...
+    def __call__(self, events: int, /) -> None: ...
+    def __await__(self) -> Generator[Any, None, Any]: ...
+    receiver: _Keeper | None
+    room: Callable[[], object]
+    sge: type
+    remote: type
+    pd: object
+    may_read: bool
+    events: int
+    passed: int
+    want: int
+    blocked: bool
+    closed: bool
+    flushing: bool
+    heard: int
+    eager_size: int
+    credits: int
+    sent: int
+    completed: int
+    posted: int
+    unused: int
+    granted: int
+    receives: int
+    held: int
+    rare: int
+    over: bool
+    attended: bool
+    operations_wanted: bool
+    messages_sent: int
+    bytes_sent: int
+    messages_received: int
+    bytes_received: int
+    bytes_read: int
+    bytes_written: int
+    atomics: int
+    @property
+    def parked(self) -> Parked: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def raw(self) -> bool: ...
+    @property
+    def inline_size(self) -> int: ...
+    @property
+    def n_free(self) -> int: ...
+    @property
+    def control(self) -> int: ...
+    @property
+    def due(self) -> int: ...
+    @property
+    def n_back(self) -> int: ...
+    @property
+    def chain(self) -> int: ...
+    @property
+    def n_operations(self) -> int: ...
+    @property
+    def n_operations_free(self) -> int: ...
+    @property
+    def operating(self) -> int: ...
+    @property
+    def free_slots(self) -> list[int]: ...
+    @property
+    def free_numbers(self) -> list[int]: ...
+    @property
+    def done(self) -> int: ...
+    @property
+    def under_way(self) -> int: ...
+    @property
+    def arrived(self) -> int: ...
+    def bind(
+        self,
+        qp: int,
+        send_flags: int,
+        inline_size: int,
+        send: _Slots,
+        recv: _Slots,
+        crowded: int,
+        /,
+    ) -> None: ...
+    def fit(
+        self, receives: bool, step: int, keys: list[int], leaving: bool, full: bool, /
+    ) -> None: ...
+    def size(self, window: int, /) -> None: ...
+    def send(self, data: object, /) -> int: ...
+    def send_buffer(self, data: object, /) -> int: ...
+    def message(self, slot: int, length: int, imm: int | None, /) -> Message: ...
+    def peek(self) -> tuple[int, int, int | None] | None: ...
+    def skip(self) -> None: ...
+    def post_send(
+        self, slot: int, addr: int, length: int, lkey: int, imm: int | None, /
+    ) -> int: ...
+    def post_read(
+        self, number: int, addr: int, length: int, lkey: int, remote_addr: int, rkey: int, /
+    ) -> int: ...
+    def post_receives(self, lkey: int, slots: list[int] | int, /) -> int: ...
+    def back(self, slot: int, /) -> int: ...
+    def back_now(self, slot: int, /) -> int: ...
+    def take_freed(self) -> list[int]: ...
+    def take_slot(self) -> int: ...
+    def give_slot(self, slot: int, /) -> None: ...
+    def withdraw_slot(self, slot: int, /) -> bool: ...
+    def allow_operations(self, depth: int, /) -> None: ...
+    def take_number(self) -> int: ...
+    def give_number(self, number: int, /) -> None: ...
+    def forget_done(self) -> None: ...
+    def operate(
+        self,
+        number: int,
+        opcode: int,
+        addr: int,
+        length: int,
+        remote_addr: int,
+        rkey: int,
+        compare_add: int,
+        swap: int,
+        region: Any,
+        /,
+    ) -> Operation | int | None: ...
+    def read(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
+    def write(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
+    def ended(self, number: int, error: BaseException | None, /) -> Any: ...
+
+@final
+class Registration:
+    """Registered memory, and how many operations use it."""
+
+    def __new__(cls, addr: int, lkey: int, access: int, pd: object, region: object) -> Self: ...
+    @property
+    def uses(self) -> int: ...
+    def shut(self) -> bool: ...
+    def leave(self) -> bool: ...
+
+@final
+class Operation(Wakeup):
+    """A READ, WRITE or atomic under way; awaited by one task, it ends with the bytes."""
+
+    def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
+    @property
+    def opcode(self) -> int: ...
+
+@final
+class Piece:
+    """A piece of registered memory, checked; kept in an SGE."""
+
+@final
+class StreamState:
+    """The data and credits of one stream."""
+
+    def __new__(
+        cls,
+        ring: tuple[int, int, int],
+        table: int,
+        send: tuple[int, int, int],
+        credits: int,
+        send_depth: int,
+        iwarp: bool,
+        inline_size: int,
+        memory: object,
+    ) -> Self: ...
+    def __call__(self, events: int, /) -> None: ...
+    attention: Callable[[], object] | None
+    wakeup: Wakeup | None
+    protocol: Any
+    run: Callable[..., Any] | None
+    other: Callable[[int], object] | None
+    failed: Callable[[BaseException], object] | None
+    rest: Callable[[Any, int], None] | None
+    elsewhere: Callable[[], None] | None
+    events: int
+    passed: int
+    first_waiting: int
+    dead: bool
+    flushing: bool
+    receiving: bool
+    sending: bool
+    held: bool
+    crediting: bool
+    owing: bool
+    swapped: bool
+    heard: bool
+    plain: bool
+    waiter: bool
+    stopped: bool
+    posted: int
+    largest: int
+    addr: int
+    key: int
+    left: int
+    spare_addr: int
+    spare_key: int
+    spare_left: int
+    allowed: int
+    limit: int
+    sequence: int
+    data_out: int
+    data_limit: int
+    data_wrs: int
+    control_out: int
+    entry: int
+    peer_entry: int
+    table_addr: int
+    table_key: int
+    table_length: int
+    offset: int
+    readable: int
+    want: int
+    ring_left: int
+    ring_buffers: int
+    ring_allowed: int
+    ring_free: int
+    ring_next: int
+    credits: int
+    consumed: int
+    due: int
+    @property
+    def inline_size(self) -> int: ...
+    @property
+    def error(self) -> int: ...
+    @property
+    def send_size(self) -> int: ...
+    @property
+    def send_free(self) -> int: ...
+    @property
+    def head(self) -> int: ...
+    @property
+    def tell_messages(self) -> int: ...
+    @property
+    def progress(self) -> int: ...
+    @property
+    def ring_size(self) -> int: ...
+    @property
+    def waiting_count(self) -> int: ...
+    def bind(self, qp: int, wr_id: int, words: int, lkey: int, /) -> None: ...
+    def write(self, data: object, /) -> None: ...
+    def send(self, data: object, /) -> int: ...
+    def room(self) -> int: ...
+    def send_ring(self, length: int, /) -> int: ...
+    def control(
+        self, word: int, wrs: int, payload: bytes, to: int, key: int, signaled: bool, /
+    ) -> int: ...
+    def probe(self) -> int: ...
+    def reach(self, sub: int, /) -> int: ...
+    def retire(self) -> int: ...
+    def drop(self) -> None: ...
+    def cut(self, length: int, /) -> bytes | None: ...
+    def read(self, into: object, most: int, /) -> int: ...
+    def ask(self, length: int, /) -> bool: ...
+    def done(self) -> None: ...
+    def fill(self, count: int, /) -> int: ...
+    def used(self, slot: int, /) -> int: ...
+    def push_waiting(self, length: int, /) -> None: ...
+    def pop_waiting(self) -> None: ...
+
+# A completion, as verbs/wc.py has it.
+_Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+
+@final
+class QueueState:
+    """What the drain of a channel knows of a completion queue, which it outlives."""
+
+    def __new__(cls, token: int) -> Self: ...
+    managed: int
+    solicited: int
+    armed: int
+    listeners: int
+    arm_late: int
+    @property
+    def token(self) -> int: ...
+    @property
+    def unacknowledged(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    def retire(self, cq: int, /) -> None: ...
+
+@final
+class Drain:
+    """Drains one completion channel."""
+
+    def __new__(cls, channel: int, most: int) -> Self: ...
+    draining: bool
+    deferred: bool
+    stopped: bool
+    spare: int
+    @property
+    def n_pending(self) -> int: ...
+    @property
+    def untold(self) -> int: ...
+    @property
+    def n_states(self) -> int: ...
+    def add(
+        self, wr_id: int, state: MessageState | StreamState, owner: Callable[[int], object], /
+    ) -> None: ...
+    def remove(self, wr_id: int, /) -> None: ...
+    def drain(self) -> bool: ...
+    def result(self) -> tuple[list[tuple[int, list[_Record] | None]], bool, int]: ...
+    def sweep(self, cq: int, /) -> tuple[int, int, list[_Record], bool] | None: ...
+    def tell(self) -> None: ...
+    def forget(self, cq: int, /) -> None: ...
+
+@final
+class Readable:
+    """What the loop calls when a completion channel is readable."""
+
+    def __new__(cls, drain: Drain, slow: Callable[[], object]) -> Self: ...
+    def run(self) -> None: ...
+
+class Owner:
+    """The counting part of a Resource."""
+
+    _handle: Any
+    _state: Any
+    _parents: tuple[Any, ...]
+    _children: int
+    _ending: Job[None] | None
+    _outcome: OSError | MemoryError | bool | None
+    def __init__(self, handle: object, parents: tuple[Owner, ...] = ()) -> None: ...
+    @property
+    def _made(self) -> dict[int, ref[Any]]: ...
+    @property
+    def closed(self) -> bool: ...
+    def _require(self) -> Any: ...
+    def _retain(self, child: Owner | None = None, /) -> None: ...
+    def _let_go(self, child: Owner | None = None, /) -> None: ...
+    @staticmethod
+    def _set_rules(
+        open: object,
+        closing: object,
+        destroying: object,
+        acquire: Callable[[], object],
+        release: Callable[[], object],
+        guard: Callable[[Any], object],
+    ) -> None: ...
+
+_Numbers = tuple[int, int, int, int, int, int, int]
+
+@final
+class CMEvents:
+    """The events of a channel of the connection manager."""
+
+    def __new__(cls, channel: int) -> Self: ...
+    @property
+    def id(self) -> int: ...
+    @property
+    def ah_attr(self) -> int: ...
+    def next(self) -> tuple[int, int, int, int, bytes, _Numbers | None] | int | None: ...
+    @staticmethod
+    def ends(id: int, /) -> tuple[tuple[str, int], tuple[str, int]] | None: ...
+    @staticmethod
+    def resolve(
+        id: int, source: int, destination: int, limit_ms: int, token: int, route_ms: int, /
+    ) -> int: ...
+
+def alarm_open() -> int: ...
+def alarm_set(fd: int, when: float, /) -> None: ...
+def crc32c(crc: int, data: object, /) -> int: ...
+def crc32c_table(crc: int, data: object, /) -> int: ...
+def crc32c_hardware() -> bool: ...
+def copy(to: object, data: object, /) -> None: ...

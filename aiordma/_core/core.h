@@ -1,0 +1,209 @@
+/*
+ * The module `_core`: the types that Python calls on the data path; see module.c.
+ *
+ * A type owns its state and shows the fields of it that Python needs, so that one call is a step
+ * and a field is read without a copy.  All of it holds the interpreter lock.
+ */
+#ifndef AIORDMA_CORE_H
+#define AIORDMA_CORE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+#include "protocol.h"
+
+/* wakeup.c: what a task waits on */
+enum aio_wakeup_state { AIO_IDLE, AIO_WAITING, AIO_READY, AIO_DONE };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *loop;
+    PyObject *callback; /* of the task that waits */
+    PyObject *context;
+    PyObject *error; /* what the wait ends with; NULL: normally */
+    char state;
+    char blocking;
+} Wakeup;
+
+int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 */
+int aio_wake_soon(Wakeup *self); /* in the next turn of the loop */
+void aio_wakeup_forget(Wakeup *self);
+PyObject *aio_wakeup_await(PyObject *self);
+PyObject *aio_wakeup_next(PyObject *self);
+
+/* operation.c: registered memory, and how many operations use it */
+typedef struct {
+    PyObject_HEAD
+    uint64_t addr;
+    uint32_t lkey;
+    uint32_t access;
+    uint32_t uses;
+    char closing;
+    const PyObject *pd; /* to compare only; the region keeps it alive */
+    PyObject *region;   /* whose this is: a weak reference */
+} Registration;
+
+/* operation.c: a READ, WRITE or atomic under way */
+typedef struct {
+    Wakeup wakeup;
+    PyObject *region;           /* the local memory; NULL once it has ended */
+    Registration *registration; /* of it, used until then */
+    uint32_t length;
+    unsigned char opcode;
+} Operation;
+
+/* message_state.c: what a task that waits for a message is parked on */
+struct message_state;
+
+typedef struct {
+    Wakeup wakeup;
+    struct message_state *owner; /* NULL once that is gone */
+    char taking;                 /* the wait ends with the message */
+} Parked;
+
+/* message_state.c: a connection's messages and operations */
+typedef struct message_state {
+    PyObject_HEAD
+    struct aio_message_state state;
+    unsigned long thread;
+    PyObject *receiver; /* told of what is not plain; it keeps the memory of the slots alive */
+    Parked *parked;
+    PyObject *room; /* called when an operation has ended and a task waits for room */
+    PyObject *sge;  /* two classes, of which operation.c reads the attributes */
+    PyObject *remote;
+    PyObject *pd;
+    PyObject *known; /* the last RemoteRegion that was used, which never changes, and its numbers */
+    uint64_t known_addr;
+    uint64_t known_length;
+    uint64_t known_rights;
+    uint64_t known_rkey;
+    PyObject **operations; /* by their numbers, NULL where there was none */
+    char may_read;         /* initiator_depth is not 0 */
+} MessageState;
+
+/* message_object.c: bytes of a buffer that are held */
+typedef struct {
+    PyObject *view; /* a memoryview that no other object has; NULL: none are held */
+    char *start;
+    Py_ssize_t length;
+    int readonly;
+} AioBytes;
+
+/* message_object.c: the bytes of a message */
+typedef struct {
+    PyObject_HEAD
+    PyObject *keeper; /* MessageState, or a function that is told whether there are
+                       * exports left; NULL once it was */
+    AioBytes bytes;   /* none in a slot until the program wants them */
+    PyObject *imm;
+    Py_ssize_t length;
+    Py_ssize_t exports; /* to the program */
+    Py_ssize_t loans;   /* to the library, for what goes on behind a canceled call */
+    uint32_t slot;
+    char in_slot; /* keeper is MessageState */
+    char kept;    /* counts among those that the program has */
+    char over;    /* no further export */
+    PyObject *weak;
+} Message;
+
+/* stream_state.c: a stream's data and credits */
+typedef struct {
+    PyObject_HEAD
+    struct aio_stream_state state;
+    PyObject *memory; /* keeps the rings alive: a kept `write` may have nothing else */
+    PyObject *attention;
+    Wakeup *wakeup;       /* of the task that waits for bytes */
+    PyObject *protocol;   /* whose data_received is called, or None */
+    PyObject *run;        /* of the context in which it is called */
+    PyObject *other;      /* called with the events that are not plain */
+    PyObject *failed;     /* called with what data_received raised */
+    PyObject *rest;       /* called with data that were not plain, and how many bytes have gone */
+    PyObject *elsewhere;  /* called in another thread than that of the last write */
+    unsigned long thread; /* of the last write */
+} StreamState;
+
+/* What a weak reference leads to, None if that is gone; a new reference, or NULL. */
+static inline PyObject *aio_alive(PyObject *weak)
+{
+    return PyObject_CallNoArgs(weak);
+}
+
+/*
+ * Make an object and initialize it, for types that are of no use before: they have no tp_init, so
+ * that `X.__new__(X)` is a TypeError, and nothing is initialized twice.
+ */
+static inline PyObject *aio_make(PyTypeObject *type, PyObject *args, PyObject *kwargs,
+                                 initproc init)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    PyObject *object = allocate(type, 0);
+
+    if (object && init(object, args, kwargs)) {
+        Py_DECREF(object);
+        return NULL;
+    }
+    return object;
+}
+
+/* Put a reference that is stolen in the place of another. */
+static inline void replace(PyObject **place, PyObject *object)
+{
+    PyObject *before = *place;
+
+    *place = object;
+    Py_XDECREF(before);
+}
+
+/* A power of two of at least `count`. */
+static inline uint32_t aio_power(uint32_t count)
+{
+    uint32_t power = 1;
+
+    while (power < count)
+        power *= 2;
+    return power;
+}
+
+/* Each adds its types to the module: 0, or -1 with an exception. */
+int aio_add_alarm(PyObject *module);
+int aio_add_wakeup(PyObject *module);
+int aio_add_cm(PyObject *module);
+int aio_add_operation(PyObject *module);
+int aio_add_owner(PyObject *module);
+int aio_add_message(PyObject *module);
+int aio_add_message_state(PyObject *module);
+int aio_add_drain(PyObject *module);
+int aio_add_stream_state(PyObject *module);
+int aio_add_checksum(PyObject *module);
+
+/* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
+PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
+
+extern PyTypeObject *aio_message_state_type, *aio_message_type, *aio_stream_state_type,
+    *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
+
+/* operation.c, for message_state.c */
+PyObject *aio_post_operation(MessageState *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
+                       enum ibv_wr_opcode opcode);
+PyObject *aio_end_operation(MessageState *self, PyObject *args);
+int aio_operations_done(MessageState *self);
+void aio_free_operations(MessageState *self);
+
+/* For drain.c: what has happened to a connection, to a stream.  0, or -1. */
+int aio_message_events(MessageState *self, uint32_t events);
+int aio_stream_events(StreamState *self, uint32_t events);
+
+int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop */
+
+/*
+ * The turn of a loop in which a Readable was called, for aio_is_elsewhere.  A loop of another
+ * thread may overwrite it meanwhile, and erase it: then the loop is asked.
+ */
+extern struct aio_turn {
+    unsigned long thread; /* 0: none */
+    PyObject *loop;       /* of the MessageState whose tasks are being resumed; to compare only */
+} aio_turn;
+
+#endif

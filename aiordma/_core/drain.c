@@ -1,0 +1,998 @@
+/*
+ * Drain: takes what has completed on one completion channel, and tells the states of it.
+ *
+ * Owns a Drain: the channel's events, the queues that are being polled, and the line of events that
+ * owners of states are still to be told of.  Every function holds the interpreter lock from its
+ * beginning to its end, so that a queue that is being destroyed in another thread, and a state that
+ * a finalizer removes, are seen before or after, and never between.
+ *
+ * For each event: arm the queue, then poll it until it is empty, then acknowledge the event.
+ *   Arm before poll: ibv_req_notify_cq holds for one event and is silent about completions that are
+ *   there already; to poll first would lose the completion that lands in between.
+ *   Acknowledge last: ibv_destroy_cq, in another thread, waits for it, so that the queue cannot be
+ *   freed while its event is at hand.
+ *
+ * Completions of a connection or stream are taken by its state (`struct aio_state`), without
+ * Python; the state notes events.  Once a channel is empty, the owners of the states are told of
+ * their events, in the order in which they came, and resume tasks.  An owner may poll a queue, and
+ * so bring events for other owners: those wait for the next turn of the loop.
+ *
+ * All else (completions of native queue pairs, failures, queues that the program polls) goes the
+ * way of verbs/comp_channel.py and loop/pump.py.
+ */
+#include "core.h"
+
+/* QueueState: what the drain knows of a completion queue */
+
+typedef struct {
+    PyObject_HEAD
+    struct aio_cq cq;
+} QueueState;
+
+static int queue_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"token", NULL};
+    unsigned long long token;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K", names, &token))
+        return -1;
+    ((QueueState *)object)->cq.token = token;
+    return 0;
+}
+
+static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, queue_init);
+}
+
+static PyObject *queue_get_address(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromVoidPtr(&((QueueState *)object)->cq);
+}
+
+/*
+ * Acknowledge the events that have been dealt with, and `more`.  To acknowledge takes a lock and
+ * wakes the thread that destroys the queue, so that the drain puts it off until there are
+ * AIO_MOST_UNACKNOWLEDGED.
+ */
+#define AIO_MOST_UNACKNOWLEDGED 32
+
+static void acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
+{
+    more += own->unacknowledged;
+    own->unacknowledged = 0;
+    if (more)
+        ibv_ack_cq_events(cq, more);
+}
+
+/*
+ * retire(address): before ibv_destroy_cq, in whatever thread.  The drain keeps off the queue from
+ * now on, and acknowledges what it still gets at once.
+ *
+ * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
+ * software iWARP unmaps the queue before it waits, and a poll that runs beside it crashes.
+ */
+static PyObject *queue_retire(PyObject *object, PyObject *address)
+{
+    struct aio_cq *own = &((QueueState *)object)->cq;
+    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
+
+    if (!cq && PyErr_Occurred())
+        return NULL;
+    own->retired = 1;
+    acknowledge(cq, own, 0);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef queue_methods[] = {
+    {"retire", queue_retire, METH_O, "Before the queue with this address is destroyed."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define QUEUE_FIELD(name, type, flags, doc) {#name, type, offsetof(QueueState, cq.name), flags, doc}
+
+static PyMemberDef queue_members[] = {
+    QUEUE_FIELD(token, T_ULONGLONG, READONLY, "Its number in tables."),
+    QUEUE_FIELD(managed, T_INT, 0, "Whether the drain arms and polls it."),
+    QUEUE_FIELD(solicited, T_INT, 0, "Whether it is armed for solicited completions only."),
+    QUEUE_FIELD(armed, T_INT, 0, "How it was armed last: 1 for every completion, 2 for those."),
+    QUEUE_FIELD(listeners, T_INT, 0, "Objects to be woken by every completion."),
+    QUEUE_FIELD(arm_late, T_INT, 0, "Objects that want it armed when it is empty only."),
+    QUEUE_FIELD(unacknowledged, T_UINT, READONLY, "Events that the drain has dealt with."),
+    QUEUE_FIELD(events, T_UINT, READONLY, "Events that the drain has taken, ever."),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef queue_getset[] = {
+    {"address", queue_get_address, NULL, "For `ibv_cq.cq_context`.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot queue_slots[] = {
+    {Py_tp_new, queue_new},
+    {Py_tp_methods, queue_methods},
+    {Py_tp_members, queue_members},
+    {Py_tp_getset, queue_getset},
+    {Py_tp_doc, "What the drain of a channel knows of a completion queue, which it outlives."},
+    {0, NULL},
+};
+
+static PyType_Spec queue_spec = {
+    .name = "aiordma._core.QueueState",
+    .basicsize = sizeof(QueueState),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = queue_slots,
+};
+
+/* Drain */
+
+#define PENDING  32
+#define SEGMENTS 64
+#define ROUNDS   32 /* of draining and telling, before others have their turn */
+
+/* Completions of one queue that go to Python, in the order in which they were polled. */
+struct segment {
+    uint64_t token;
+    int count; /* -1: the queue is polled by the program, which is told of an event */
+};
+
+/* Of a state that has events: both in one word, in the order in which they came. */
+#define TOLD(index, events) ((index) | (events) << AIO_INDEX_BITS)
+
+typedef struct {
+    PyObject_HEAD
+    struct ibv_comp_channel *channel;
+    struct ibv_wc *completions; /* for Python */
+    uint32_t *ready;            /* states that this drain has brought events */
+    int most;                   /* completions taken at once */
+    int n_completions;
+    int n_ready;
+    struct ibv_cq *pending[PENDING]; /* their event is still to be acknowledged */
+    int n_pending;
+    struct segment segments[SEGMENTS];
+    int n_segments;
+    int spare; /* drains that may leave off after one event */
+    int again; /* go on where the last drain has stopped, and take no new events */
+    char more;
+    int failed;                /* errno */
+    struct aio_state **states; /* by index */
+    PyObject **keepers;        /* the object of each state */
+    PyObject **owners;         /* what is told of its events */
+    uint32_t n_states;
+    uint32_t *untold; /* of TOLD, from `first` to `last` */
+    uint32_t first;
+    uint32_t last;
+    uint32_t room;
+    PyObject *error; /* what a task raised, for drain() to raise */
+    int left;        /* what was drained, and is left for drain() */
+    char draining;
+    char deferred;
+    char stopped;
+    PyObject *weak;
+} Drain;
+
+static PyTypeObject *drain_type;
+
+static int drain_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Drain *self = (Drain *)object;
+    static char *names[] = {"channel", "most", NULL};
+    unsigned long long channel;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "Ki", names, &channel, &self->most))
+        return -1;
+    if (self->most <= 0 || self->most > 0xFFFF) {
+        PyErr_SetString(PyExc_ValueError, "no such number of completions");
+        return -1;
+    }
+    self->channel = (struct ibv_comp_channel *)(uintptr_t)channel;
+    self->completions = PyMem_Calloc((size_t)self->most, sizeof(*self->completions));
+    self->ready = PyMem_Calloc((size_t)self->most, sizeof(*self->ready));
+    if (!self->completions || !self->ready) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    return 0;
+}
+
+static PyObject *drain_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, drain_init);
+}
+
+static int drain_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Drain *self = (Drain *)object;
+
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->error);
+    for (uint32_t i = 0; i < self->n_states; i++) {
+        Py_VISIT(self->owners[i]);
+        Py_VISIT(self->keepers[i]);
+    }
+    return 0;
+}
+
+static int drain_clear(PyObject *object)
+{
+    Drain *self = (Drain *)object;
+
+    Py_CLEAR(self->error);
+    for (uint32_t i = 0; i < self->n_states; i++) {
+        self->states[i] = NULL;
+        Py_CLEAR(self->owners[i]);
+        Py_CLEAR(self->keepers[i]);
+    }
+    return 0;
+}
+
+static void drain_dealloc(PyObject *object)
+{
+    Drain *self = (Drain *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    PyObject_ClearWeakRefs(object);
+    drain_clear(object);
+    PyMem_Free(self->completions);
+    PyMem_Free(self->ready);
+    PyMem_Free(self->states);
+    PyMem_Free(self->keepers);
+    PyMem_Free(self->owners);
+    PyMem_Free(self->untold);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* States */
+
+static int grow(void **array, size_t size, uint32_t before, uint32_t count)
+{
+    char *larger = PyMem_Realloc(*array, count * size);
+
+    if (!larger) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    memset(larger + before * size, 0, (count - before) * size);
+    *array = larger;
+    return 0;
+}
+
+static struct aio_state *state_of(PyObject *keeper)
+{
+    if (Py_IS_TYPE(keeper, aio_message_state_type))
+        return &((MessageState *)keeper)->state.base;
+    if (Py_IS_TYPE(keeper, aio_stream_state_type))
+        return &((StreamState *)keeper)->state.base;
+    PyErr_SetString(PyExc_TypeError, "a MessageState or StreamState is needed");
+    return NULL;
+}
+
+/*
+ * add(wr_id, state, owner): hand an entry's completions to a state.  Again with another owner: the
+ * events that are not told yet are for that one.
+ */
+static PyObject *drain_add(PyObject *object, PyObject *args)
+{
+    Drain *self = (Drain *)object;
+    unsigned long long wr_id;
+    struct aio_state *state;
+    PyObject *keeper, *owner;
+    uint32_t index;
+
+    if (!PyArg_ParseTuple(args, "KOO", &wr_id, &keeper, &owner))
+        return NULL;
+    state = state_of(keeper);
+    if (!state)
+        return NULL;
+    index = (uint32_t)wr_id & AIO_INDEX_MASK;
+    if (index == AIO_INDEX_MASK) {
+        PyErr_SetString(PyExc_ValueError, "no such index");
+        return NULL;
+    }
+    if (index >= self->n_states) {
+        uint32_t count = index + 1 > 2 * self->n_states ? index + 1 : 2 * self->n_states;
+
+        if (grow((void **)&self->states, sizeof(*self->states), self->n_states, count) ||
+            grow((void **)&self->keepers, sizeof(PyObject *), self->n_states, count) ||
+            grow((void **)&self->owners, sizeof(PyObject *), self->n_states, count))
+            return NULL;
+        self->n_states = count;
+    }
+    state->id = wr_id & ~AIO_SUB_MASK;
+    self->states[index] = state;
+    replace(&self->owners[index], Py_NewRef(owner));
+    replace(&self->keepers[index], Py_NewRef(keeper));
+    Py_RETURN_NONE;
+}
+
+/* remove(wr_id): the entry gets all its completions from now on; events not told yet are lost. */
+static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
+{
+    Drain *self = (Drain *)object;
+    unsigned long long id = PyLong_AsUnsignedLongLong(wr_id);
+    uint32_t index = (uint32_t)id & AIO_INDEX_MASK;
+    PyObject *owner, *keeper;
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (index >= self->n_states)
+        Py_RETURN_NONE;
+    for (uint32_t i = self->first; i < self->last; i++)
+        if ((self->untold[i] & AIO_INDEX_MASK) == index)
+            self->untold[i] |= AIO_INDEX_MASK;
+    self->states[index] = NULL;
+    owner = self->owners[index];
+    keeper = self->keepers[index];
+    self->owners[index] = self->keepers[index] = NULL;
+    Py_XDECREF(owner);
+    Py_XDECREF(keeper);
+    Py_RETURN_NONE;
+}
+
+/*
+ * Hand a completion to its state; 0 if it is for Python.
+ *
+ * The order of a state's completions is kept: what comes behind one that went to Python goes there,
+ * too, until Python has seen it.
+ */
+static int take(Drain *self, const struct ibv_wc *wc)
+{
+    uint64_t index = wc->wr_id & AIO_INDEX_MASK;
+    struct aio_state *state;
+    uint32_t before;
+
+    if (index >= self->n_states)
+        return 0;
+    state = self->states[index];
+    if (!state || state->id != (wc->wr_id & ~AIO_SUB_MASK))
+        return 0;
+    before = state->events;
+    if (state->passed || !state->take(state, wc)) {
+        state->passed++;
+        return 0;
+    }
+    if (state->events && !before)
+        self->ready[self->n_ready++] = (uint32_t)index;
+    return 1;
+}
+
+/* Put the events of the states beside their indices. */
+static void collect_events(Drain *self)
+{
+    for (int i = 0; i < self->n_ready; i++) {
+        struct aio_state *state = self->states[self->ready[i]];
+
+        self->ready[i] = TOLD(self->ready[i], state->events);
+        state->events = 0;
+    }
+}
+
+/* Queues */
+
+/*
+ * Poll one queue, at most `turn` completions, of which *left loses as many as were polled.  1 when
+ * the queue is empty, 0 when the turn is over, -errno.
+ */
+static int poll_queue(Drain *self, struct ibv_cq *cq, int turn, int *left)
+{
+    while (turn > 0) {
+        int n = self->n_completions;
+        int got = ibv_poll_cq(cq, turn, self->completions + n);
+
+        if (got < 0)
+            return -EIO;
+        *left -= got;
+        for (int i = n; i < n + got; i++) {
+            if (!take(self, &self->completions[i])) {
+                if (i != self->n_completions)
+                    self->completions[self->n_completions] = self->completions[i];
+                self->n_completions++;
+            }
+        }
+        if (got < turn)
+            return 1;
+        turn -= got;
+    }
+    return 0;
+}
+
+/* For the next event. */
+static void arm(Drain *self, struct ibv_cq *cq, struct aio_cq *own)
+{
+    int code = ibv_req_notify_cq(cq, own->solicited);
+
+    own->unarmed = 0;
+    own->armed = own->solicited ? 2 : 1;
+    if (code && !self->failed)
+        self->failed = code;
+}
+
+static void add_segment(Drain *self, const struct aio_cq *own, int count)
+{
+    self->segments[self->n_segments++] = (struct segment){.token = own->token, .count = count};
+}
+
+/*
+ * Take the channel's events; managed queues are armed and wait in `pending` for their turn.
+ *
+ * Mostly there is one event, and a second read would only say so.  It is spared SPARE times after
+ * it has found nothing: the descriptor stays readable while there is another event, so that the
+ * next turn of the loop takes it.  Where a second one is found, all are taken, each time.
+ */
+#define SPARE 64
+
+static void admit(Drain *self)
+{
+    int taken = 0;
+
+    while (self->n_pending < PENDING && self->n_segments < SEGMENTS) {
+        struct ibv_cq *cq;
+        struct aio_cq *own;
+        void *context;
+
+        if (taken == 1 && self->spare > 0) {
+            self->spare--;
+            return;
+        }
+        if (ibv_get_cq_event(self->channel, &cq, &context)) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EAGAIN)
+                self->failed = errno;
+            else if (taken == 1)
+                self->spare = SPARE;
+            return;
+        }
+        taken++;
+        own = context;
+        own->events++;
+        if (!own->managed) {
+            add_segment(self, own, -1);
+            ibv_ack_cq_events(cq, 1);
+            continue;
+        }
+        own->unarmed = own->arm_late && !own->pending;
+        if (!own->unarmed && !own->retired)
+            arm(self, cq, own);
+        if (own->pending) { /* will be polled until empty after this arming, too */
+            ibv_ack_cq_events(cq, 1);
+            continue;
+        }
+        own->pending = 1;
+        self->pending[self->n_pending++] = cq;
+    }
+}
+
+/* Take entry i out of `pending`; its event is still to be acknowledged. */
+static struct ibv_cq *remove_pending(Drain *self, int i)
+{
+    struct ibv_cq *cq = self->pending[i];
+
+    ((struct aio_cq *)cq->cq_context)->pending = 0;
+    self->n_pending--;
+    memmove(&self->pending[i], &self->pending[i + 1], (self->n_pending - i) * sizeof(cq));
+    return cq;
+}
+
+/* The first of `pending` is done: its event has been dealt with. */
+static void settle(Drain *self)
+{
+    struct ibv_cq *cq = remove_pending(self, 0);
+    struct aio_cq *own = cq->cq_context;
+
+    own->unacknowledged++;
+    if (own->retired || own->unacknowledged >= AIO_MOST_UNACKNOWLEDGED)
+        acknowledge(cq, own, 0);
+}
+
+/*
+ * Drain the channel once.
+ *
+ * Queues take turns of TURN completions, so that one that fills as fast as it is polled delays the
+ * others by no more than that.  When `most` completions were taken, the queues that are not empty
+ * stay in `pending`, `more` is set and the caller has to call again without waiting for the
+ * descriptor: completions from before the arming raise no event.
+ *
+ * A queue that is to be armed late is armed when it was found empty, and polled once more: its
+ * completions make the program post what may be done at once, so that the caller tells the owners
+ * and calls again (AGAIN), until nothing is left.  So long nothing sleeps, and no event is needed.
+ * Only while it is the only queue.
+ *
+ * A queue that was found to have fewer completions than were asked for is empty: what comes later
+ * raises an event, because it was armed before.
+ *
+ * Returns 0 if nothing is left to do; else LOOK: there is something for Python; AGAIN: call once
+ * more when the owners have been told; TOLD_ONLY: states have events, and nothing else.
+ */
+#define TURN      64
+#define LOOK      1
+#define AGAIN     2
+#define TOLD_ONLY 4
+
+static int drain_once(Drain *self)
+{
+    int left = self->most, again = 0;
+
+    self->failed = 0;
+    self->n_completions = self->n_segments = self->n_ready = 0;
+    if (self->again)
+        self->again = 0;
+    else
+        admit(self);
+    while (self->n_pending && left > 0 && self->n_segments < SEGMENTS) {
+        struct ibv_cq *cq = self->pending[0];
+        struct aio_cq *own = cq->cq_context;
+        int before = self->n_completions, empty = 1;
+        int turn = TURN < left ? TURN : left;
+
+        if (!own->retired) {
+            int had = left;
+
+            if (own->unarmed && self->n_pending > 1)
+                arm(self, cq, own);
+            empty = poll_queue(self, cq, turn, &left);
+            if (own->unarmed && left == had) {
+                arm(self, cq, own);
+                empty = poll_queue(self, cq, turn, &left);
+            }
+            again = own->unarmed && empty > 0;
+        }
+        if (self->n_completions > before)
+            add_segment(self, own, self->n_completions - before);
+        if (again)
+            break;
+        if (empty < 0 && !self->failed)
+            self->failed = -empty;
+        if (empty) {
+            settle(self);
+            continue;
+        }
+        memmove(&self->pending[0], &self->pending[1], (self->n_pending - 1) * sizeof(cq));
+        self->pending[self->n_pending - 1] = cq;
+    }
+    self->more = self->n_pending > 0;
+    collect_events(self);
+    return (self->n_ready ? TOLD_ONLY : 0) | (again ? AGAIN : 0) |
+           (self->n_segments || (self->more && !again) || self->failed ? LOOK : 0);
+}
+
+/* Owners */
+
+/* Tell the owner of a state, unless it was removed. */
+static int tell(Drain *self, uint32_t told)
+{
+    uint32_t index = told & AIO_INDEX_MASK, events = told >> AIO_INDEX_BITS;
+    PyObject *owner = index < self->n_states ? self->owners[index] : NULL;
+    int rc;
+
+    if (!owner)
+        return 0;
+    Py_INCREF(owner); /* it may remove itself */
+    if (Py_IS_TYPE(owner, aio_message_state_type)) {
+        rc = aio_message_events((MessageState *)owner, events);
+    } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
+        rc = aio_stream_events((StreamState *)owner, events);
+    } else {
+        PyObject *bits = PyLong_FromUnsignedLong(events);
+        PyObject *done = bits ? PyObject_CallFunctionObjArgs(owner, bits, NULL) : NULL;
+
+        rc = done ? 0 : -1;
+        Py_XDECREF(bits);
+        Py_XDECREF(done);
+    }
+    Py_DECREF(owner);
+    return rc;
+}
+
+/* Put the events that the last drain or sweep brought into the line.  0, or -1. */
+static int keep(Drain *self)
+{
+    uint32_t count = (uint32_t)self->n_ready, kept = self->last - self->first;
+
+    if (count > self->room - self->last) {
+        if (self->first)
+            memmove(self->untold, self->untold + self->first, kept * sizeof(*self->untold));
+        self->first = 0;
+        self->last = kept;
+        if (count > self->room - kept) {
+            uint32_t most = (uint32_t)self->most;
+            uint32_t room = kept + count > most ? 2 * (kept + count) : most;
+
+            if (grow((void **)&self->untold, sizeof(*self->untold), self->room, room))
+                return -1;
+            self->room = room;
+        }
+    }
+    if (count)
+        memcpy(self->untold + self->last, self->ready, count * sizeof(*self->untold));
+    self->last += count;
+    self->n_ready = 0;
+    return 0;
+}
+
+/* Tell of those that are in the line now.  0, or -1: then the others are still there. */
+static int tell_all(Drain *self)
+{
+    for (uint32_t count = self->last - self->first; count && self->first != self->last; count--) {
+        if (tell(self, self->untold[self->first++]))
+            return -1;
+    }
+    if (self->first == self->last)
+        self->first = self->last = 0;
+    return 0;
+}
+
+/*
+ * Drain and tell: 0 if all is done, -1 with an exception, else what is left for Python.
+ *
+ * Tasks are resumed here; what is not to run among them waits for the end (`draining`).
+ */
+static int drain_and_tell(Drain *self)
+{
+    for (int round = 1;; round++) {
+        int took = drain_once(self);
+
+        if (!took)
+            return 0;
+        self->draining = 1;
+        if (keep(self))
+            return -1;
+        if (took & LOOK)
+            return took;
+        if (tell_all(self))
+            return -1;
+        if (!(took & AGAIN) || self->stopped)
+            return 0;
+        if (round == ROUNDS || self->deferred)
+            return AGAIN; /* in another turn of the loop, and with what else has happened */
+        self->again = 1;
+    }
+}
+
+/* What Python calls */
+
+static PyObject *drain_drain(PyObject *object, PyObject *unused)
+{
+    Drain *self = (Drain *)object;
+    int took;
+
+    (void)unused;
+    if (self->error) {
+        PyObject *error = self->error;
+
+        self->error = NULL;
+        self->left = 0;
+        PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_DECREF(error);
+        return NULL;
+    }
+    took = self->left;
+    self->left = 0;
+    if (!took)
+        took = drain_and_tell(self);
+    if (took < 0)
+        return NULL;
+    return PyBool_FromLong(!took);
+}
+
+/* As verbs/wc.py has it: the fields of struct ibv_wc in their order. */
+static PyObject *record_of(const struct ibv_wc *wc)
+{
+    return Py_BuildValue("(KiiIIIIIIHHBB)", (unsigned long long)wc->wr_id, (int)wc->status,
+                         (int)wc->opcode, wc->vendor_err, wc->byte_len, wc->imm_data, wc->qp_num,
+                         wc->src_qp, wc->wc_flags, wc->pkey_index, wc->slid, wc->sl,
+                         wc->dlid_path_bits);
+}
+
+static PyObject *records_of(const struct ibv_wc *completions, int count)
+{
+    PyObject *records = PyList_New(count);
+
+    for (int i = 0; records && i < count; i++) {
+        PyObject *record = record_of(&completions[i]);
+
+        if (!record || PyList_SetItem(records, i, record))
+            replace(&records, NULL);
+    }
+    return records;
+}
+
+/*
+ * result(): what the last drain has left for Python: a list of (token of the queue, its
+ * completions; None where the program polls the queue), whether there is more, and an errno or 0.
+ */
+static PyObject *drain_result(PyObject *object, PyObject *unused)
+{
+    Drain *self = (Drain *)object;
+    PyObject *segments = PyList_New(self->n_segments);
+    int from = 0;
+
+    (void)unused;
+    for (int i = 0; segments && i < self->n_segments; i++) {
+        const struct segment *segment = &self->segments[i];
+        PyObject *records = segment->count < 0
+                                ? Py_NewRef(Py_None)
+                                : records_of(self->completions + from, segment->count);
+        PyObject *item =
+            records ? Py_BuildValue("(KN)", (unsigned long long)segment->token, records) : NULL;
+
+        if (!item || PyList_SetItem(segments, i, item))
+            replace(&segments, NULL);
+        if (segment->count > 0)
+            from += segment->count;
+    }
+    if (!segments)
+        return NULL;
+    return Py_BuildValue("(NOi)", segments, self->more ? Py_True : Py_False, self->failed);
+}
+
+/*
+ * sweep(address): poll a queue without an event.  How many completions it had, of those how many
+ * brought the first event of a state's program, the completions for Python, and whether there may
+ * be more; None if the queue cannot be polled.  The events are put into the line.
+ */
+static PyObject *drain_sweep(PyObject *object, PyObject *address)
+{
+    Drain *self = (Drain *)object;
+    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
+    int left = self->most, arrived = 0, code;
+    PyObject *records;
+
+    if (!cq) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "no queue");
+        return NULL;
+    }
+    self->n_completions = self->n_ready = 0;
+    code = poll_queue(self, cq, self->most, &left);
+    collect_events(self);
+    for (int i = 0; i < self->n_ready; i++)
+        arrived += (self->ready[i] >> AIO_INDEX_BITS) & AIO_EVENT_ARRIVED;
+    records = records_of(self->completions, self->n_completions);
+    if (keep(self))
+        replace(&records, NULL);
+    if (!records)
+        return NULL;
+    if (code < 0) {
+        Py_DECREF(records);
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("(iiNO)", self->most - left, arrived, records, code ? Py_False : Py_True);
+}
+
+static PyObject *drain_tell(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (tell_all((Drain *)object))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/*
+ * forget(address): acknowledge the event that an unfinished drain holds of a queue, before that is
+ * destroyed; of all queues (address 0) when no call will finish the drain.
+ */
+static PyObject *drain_forget(PyObject *object, PyObject *address)
+{
+    Drain *self = (Drain *)object;
+    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
+
+    if (PyErr_Occurred())
+        return NULL;
+    for (int i = self->n_pending - 1; i >= 0; i--) {
+        if (!cq || self->pending[i] == cq) {
+            struct ibv_cq *left = remove_pending(self, i);
+
+            acknowledge(left, left->cq_context, 1);
+        }
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *drain_get_untold(PyObject *object, void *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(((Drain *)object)->last - ((Drain *)object)->first);
+}
+
+static PyObject *drain_get_n_states(PyObject *object, void *unused)
+{
+    Drain *self = (Drain *)object;
+    long count = 0;
+
+    (void)unused;
+    for (uint32_t i = 0; i < self->n_states; i++)
+        count += self->states[i] != NULL;
+    return PyLong_FromLong(count);
+}
+
+static PyMethodDef drain_methods[] = {
+    {"add", drain_add, METH_VARARGS,
+     "Hand the completions of an entry to a state: its wr_id, the state, what is told of events."},
+    {"remove", drain_remove_state, METH_O, "Give the entry of a wr_id its completions again."},
+    {"drain", drain_drain, METH_NOARGS,
+     "Drain the channel, unless that was done already; False if `result` has something."},
+    {"result", drain_result, METH_NOARGS,
+     "What the last drain has left: [(token, completions or None)], whether there is more, errno."},
+    {"sweep", drain_sweep, METH_O,
+     "Poll the queue with this address without an event: how many it had, how many of them brought "
+     "a message, completions for Python, whether there may be more; None if it cannot be polled."},
+    {"tell", drain_tell, METH_NOARGS,
+     "Tell the owners of events; with an exception, the others are still to be told."},
+    {"forget", drain_forget, METH_O,
+     "Acknowledge the event of the queue with this address that is at hand; 0: of all queues."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef drain_members[] = {
+    {"draining", T_BOOL, offsetof(Drain, draining), 0, "Whether tasks are being resumed."},
+    {"deferred", T_BOOL, offsetof(Drain, deferred), 0, "Whether Python has to run something."},
+    {"stopped", T_BOOL, offsetof(Drain, stopped), 0, "Whether the channel is not to be touched."},
+    {"spare", T_INT, offsetof(Drain, spare), 0, "Drains that may leave off after one event."},
+    {"n_pending", T_INT, offsetof(Drain, n_pending), READONLY, "Queues that are being polled."},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Drain, weak), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef drain_getset[] = {
+    {"untold", drain_get_untold, NULL, "How many events no owner was told of yet.", NULL},
+    {"n_states", drain_get_n_states, NULL, "How many states it hands completions to.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot drain_slots[] = {
+    {Py_tp_new, drain_new},
+    {Py_tp_dealloc, drain_dealloc},
+    {Py_tp_traverse, drain_traverse},
+    {Py_tp_clear, drain_clear},
+    {Py_tp_methods, drain_methods},
+    {Py_tp_members, drain_members},
+    {Py_tp_getset, drain_getset},
+    {Py_tp_doc, "Drains one completion channel."},
+    {0, NULL},
+};
+
+static PyType_Spec drain_spec = {
+    .name = "aiordma._core.Drain",
+    .basicsize = sizeof(Drain),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = drain_slots,
+};
+
+/* Readable: what the loop calls.  As FdPump, it does not keep alive what it reads. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *drain; /* weak reference */
+    PyObject *slow;  /* called for whatever is not simple */
+} Readable;
+
+static int readable_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"drain", "slow", NULL};
+    PyObject *drain, *slow, *weak;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, drain_type, &drain, &slow))
+        return -1;
+    weak = PyWeakref_NewRef(drain, NULL);
+    if (!weak)
+        return -1;
+    replace(&((Readable *)object)->drain, weak);
+    replace(&((Readable *)object)->slow, Py_NewRef(slow));
+    return 0;
+}
+
+static PyObject *readable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, readable_init);
+}
+
+static int readable_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(((Readable *)object)->drain);
+    Py_VISIT(((Readable *)object)->slow);
+    return 0;
+}
+
+static int readable_clear(PyObject *object)
+{
+    Py_CLEAR(((Readable *)object)->drain);
+    Py_CLEAR(((Readable *)object)->slow);
+    return 0;
+}
+
+static void readable_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    readable_clear(object);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* Whether all is done; if not, drain->left or ->error is for Python. */
+static int all_done(Drain *drain)
+{
+    int took = drain_and_tell(drain);
+
+    if (took < 0) {
+        PyObject *type, *error, *traceback;
+
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback)
+            PyException_SetTraceback(error, traceback);
+        replace(&drain->error, error);
+        Py_XDECREF(type);
+        Py_XDECREF(traceback);
+        return 0;
+    }
+    drain->left = took;
+    if (took || drain->deferred || drain->first != drain->last)
+        return 0;
+    drain->draining = 0;
+    return 1;
+}
+
+static PyObject *readable_run(PyObject *object, PyObject *unused)
+{
+    Readable *self = (Readable *)object;
+    PyObject *drain = aio_alive(self->drain);
+    PyObject *slow, *result;
+    int done = 0;
+
+    (void)unused;
+    if (!drain)
+        return NULL;
+    if (drain != Py_None && !((Drain *)drain)->stopped) {
+        aio_turn = (struct aio_turn){.thread = PyThread_get_thread_ident()};
+        done = all_done((Drain *)drain);
+        aio_turn = (struct aio_turn){0};
+    }
+    Py_DECREF(drain);
+    if (done)
+        Py_RETURN_NONE;
+    slow = Py_NewRef(self->slow); /* it may take this object off the loop */
+    result = PyObject_CallNoArgs(slow);
+    Py_DECREF(slow);
+    return result;
+}
+
+/* A method, which is called without the tuple of arguments that a call of the object takes. */
+static PyMethodDef readable_methods[] = {
+    {"run", readable_run, METH_NOARGS, "The channel is readable."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot readable_slots[] = {
+    {Py_tp_new, readable_new},
+    {Py_tp_traverse, readable_traverse},
+    {Py_tp_clear, readable_clear},
+    {Py_tp_dealloc, readable_dealloc},
+    {Py_tp_methods, readable_methods},
+    {Py_tp_doc, "What the loop calls when a completion channel is readable."},
+    {0, NULL},
+};
+
+static PyType_Spec readable_spec = {
+    .name = "aiordma._core.Readable",
+    .basicsize = sizeof(Readable),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = readable_slots,
+};
+
+int aio_add_drain(PyObject *module)
+{
+    drain_type = aio_add_type(module, &drain_spec, NULL);
+    return drain_type && aio_add_type(module, &queue_spec, NULL) &&
+                   aio_add_type(module, &readable_spec, NULL)
+               ? 0
+               : -1;
+}

@@ -1,0 +1,113 @@
+/*
+ * The module `_core._compiled`: what Python calls on the data path, compiled against the stable
+ * ABI.
+ *
+ * A call by way of cffi takes its arguments apart, gives the interpreter lock away and takes it
+ * again, and each field of a struct that is read or set costs as much; a message needs a handful of
+ * both. Here each step is one call, and nothing is called through a pointer from another module.
+ *
+ * The types, and names that are looked up often, are static: there is one set of them in a process.
+ * So there is one module, which is the main interpreter's; a second import of it gets the same,
+ * and another interpreter, which would leave types behind that it has freed, is refused.
+ */
+#include "core.h"
+
+static PyObject *the_module;
+static int is_filled;
+
+PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
+{
+    PyObject *type = PyType_FromSpecWithBases(spec, (PyObject *)base);
+    int rc = type ? PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, type) : -1;
+
+    Py_XDECREF(type); /* the module has it */
+    return rc ? NULL : (PyTypeObject *)type;
+}
+
+static PyObject *core_create(PyObject *spec, PyModuleDef *definition)
+{
+    PyObject *name;
+
+    (void)definition;
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_ImportError, "aiordma cannot be used in a subinterpreter");
+        return NULL;
+    }
+    if (the_module)
+        return Py_NewRef(the_module);
+    name = PyObject_GetAttrString(spec, "name");
+    the_module = name ? PyModule_NewObject(name) : NULL;
+    Py_XDECREF(name);
+    return Py_XNewRef(the_module);
+}
+
+#define CONSTANT(name) {#name, AIO_##name}
+
+/* What Python needs of protocol.h, so that each number is written once. */
+static int add_constants(PyObject *module)
+{
+    static const struct {
+        const char *name;
+        long value;
+    } constants[] = {
+        CONSTANT(INDEX_BITS),      CONSTANT(SUB_SHIFT),       CONSTANT(SUB_RECV),
+        CONSTANT(SUB_READ),        CONSTANT(SUB_OPERATE),     CONSTANT(EVENT_ARRIVED),
+        CONSTANT(WANT_SENT),       CONSTANT(EVENT_OPERATED),  CONSTANT(EVENT_IDLE),
+        CONSTANT(STREAM_DATA),     CONSTANT(STREAM_ROOM),     CONSTANT(STREAM_FAILED),
+        CONSTANT(STREAM_IDLE),     CONSTANT(STREAM_RECV),     CONSTANT(STREAM_MESSAGE),
+        CONSTANT(STREAM_CONTROLS), CONSTANT(LARGEST_REQUEST), CONSTANT(STREAM_CONTROL_SIZE),
+        CONSTANT(STREAM_PROBE),
+    };
+
+    for (size_t i = 0; i < sizeof(constants) / sizeof(constants[0]); i++)
+        if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value))
+            return -1;
+    return 0;
+}
+
+static int add_all(PyObject *module)
+{
+    static int (*const parts[])(PyObject *) = {
+        add_constants,     aio_add_alarm,        aio_add_checksum, aio_add_wakeup,
+        aio_add_operation, aio_add_message,      aio_add_drain,    aio_add_message_state,
+        aio_add_owner,     aio_add_stream_state, aio_add_cm,
+    };
+
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        if (parts[i](module))
+            return -1;
+    return 0;
+}
+
+static int core_exec(PyObject *module)
+{
+    if (!is_filled && add_all(module))
+        return -1;
+    is_filled = 1;
+    return 0;
+}
+
+/* As of 3.12; older versions refuse a slot that they do not know. */
+#define SLOT_INTERPRETERS 3 /* Py_mod_multiple_interpreters: not supported */
+
+static PyModuleDef_Slot core_slots[] = {
+    {Py_mod_create, core_create},
+    {Py_mod_exec, core_exec},
+    {0, NULL},
+    {0, NULL},
+};
+
+static struct PyModuleDef core_module = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "aiordma._core._compiled",
+    .m_slots = core_slots,
+};
+
+PyMODINIT_FUNC PyInit__compiled(void);
+
+PyMODINIT_FUNC PyInit__compiled(void)
+{
+    if (Py_Version >= 0x030C0000)
+        core_slots[2].slot = SLOT_INTERPRETERS;
+    return PyModuleDef_Init(&core_module);
+}

@@ -1,0 +1,631 @@
+/*
+ * Operations: READs, WRITEs and atomics of a connection, checked, posted, completed and ended.
+ *
+ * Registration is the registered memory as the data path needs it: numbers, and how many operations
+ * use it.  To retain a resource takes a lock and two calls of Python, because everything may happen
+ * in every thread.  Operations begin and end in the thread of their loop, and with the interpreter
+ * lock held, so that a number is enough.  The region asks for it when it is closed: then it counts
+ * what is under way as one user, and is told when the last has ended.
+ *
+ * Operation is a request that is under way.  Each has a number, which is the sub-index of its
+ * wr_id, and an object that one task waits on.  The local memory is in use from the post to the
+ * completion, whether or not a task waits: a canceled task leaves its wait, the adapter goes on.
+ * An object is used again for its number unless the program still has it: an operation may end
+ * before it is waited for.
+ *
+ * aio_transfer posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has
+ * all the rules, and the words for what is wrong.  Here is what is asked of the plain case, of one
+ * request; whatever does not pass is left to Python, which refuses it or does it in its own way.
+ */
+#include "core.h"
+
+PyTypeObject *aio_registration_type, *aio_operation_type;
+
+/* Registration */
+
+static int registration_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    Registration *self = (Registration *)object;
+    static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
+    unsigned long long addr;
+    unsigned int lkey, access;
+    PyObject *pd, *region, *weak;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
+                                     &region))
+        return -1;
+    weak = PyWeakref_NewRef(region, NULL); /* the region has this object */
+    if (!weak)
+        return -1;
+    self->addr = addr;
+    self->lkey = lkey;
+    self->access = access;
+    self->pd = pd;
+    self->region = weak;
+    return 0;
+}
+
+static PyObject *registration_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, registration_init);
+}
+
+static void registration_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    Py_CLEAR(((Registration *)object)->region);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyObject *registration_shut(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ((Registration *)object)->closing = 1;
+    return PyBool_FromLong(((Registration *)object)->uses > 0);
+}
+
+/* One use less; whether the region waits for it. */
+static int aio_registration_leave(Registration *self)
+{
+    return --self->uses == 0 && self->closing;
+}
+
+static PyObject *registration_leave(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    if (!((Registration *)object)->uses) {
+        PyErr_SetString(PyExc_RuntimeError, "no operation uses the memory");
+        return NULL;
+    }
+    return PyBool_FromLong(aio_registration_leave((Registration *)object));
+}
+
+static PyMethodDef registration_methods[] = {
+    {"shut", registration_shut, METH_NOARGS, "No more use of it; whether it is in use."},
+    {"leave", registration_leave, METH_NOARGS,
+     "One use less; whether it was the last of a region that is being closed."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef registration_members[] = {
+    {"uses", T_UINT, offsetof(Registration, uses), READONLY, "Operations under way."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot registration_slots[] = {
+    {Py_tp_new, registration_new},
+    {Py_tp_dealloc, registration_dealloc},
+    {Py_tp_methods, registration_methods},
+    {Py_tp_members, registration_members},
+    {Py_tp_doc, "Registered memory, and how many operations use it."},
+    {0, NULL},
+};
+
+static PyType_Spec registration_spec = {
+    .name = "aiordma._core.Registration",
+    .basicsize = sizeof(Registration),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = registration_slots,
+};
+
+/* Operation */
+
+static PyObject *name_let_go, *name_registration;
+
+static int operation_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    traverseproc base = (traverseproc)PyType_GetSlot(aio_wakeup_type, Py_tp_traverse);
+
+    Py_VISIT(((Operation *)object)->region);
+    return base(object, visit, arg);
+}
+
+static int operation_clear(PyObject *object)
+{
+    inquiry base = (inquiry)PyType_GetSlot(aio_wakeup_type, Py_tp_clear);
+
+    Py_CLEAR(((Operation *)object)->region);
+    replace((PyObject **)&((Operation *)object)->registration, NULL);
+    return base(object);
+}
+
+static void operation_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    operation_clear(object);
+    release(object);
+    Py_DECREF(type);
+}
+
+/* As a Wakeup, but it ends with the number of bytes. */
+static PySendResult operation_send(PyObject *object, PyObject *value, PyObject **result)
+{
+    (void)value;
+    *result = aio_wakeup_next(object);
+    if (*result)
+        return PYGEN_NEXT;
+    if (PyErr_Occurred())
+        return PYGEN_ERROR;
+    *result = PyLong_FromUnsignedLong(((Operation *)object)->length);
+    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+/* For a caller that iterates, as the interpreter does while it is traced. */
+static PyObject *operation_next(PyObject *object)
+{
+    PyObject *length, *next = aio_wakeup_next(object);
+
+    if (!next && !PyErr_Occurred()) {
+        length = PyLong_FromUnsignedLong(((Operation *)object)->length);
+        if (length)
+            PyErr_SetObject(PyExc_StopIteration, length);
+        Py_XDECREF(length);
+    }
+    return next;
+}
+
+static PyMemberDef operation_members[] = {
+    {"opcode", T_UBYTE, offsetof(Operation, opcode), READONLY, "As enum ibv_wr_opcode has it."},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot operation_slots[] = {
+    {Py_tp_traverse, operation_traverse},
+    {Py_tp_clear, operation_clear},
+    {Py_tp_dealloc, operation_dealloc},
+    {Py_tp_members, operation_members},
+    {Py_am_send, operation_send},
+    {Py_tp_iternext, operation_next},
+    {Py_tp_doc, "A READ, WRITE or atomic under way; awaited by one task."},
+    {0, NULL},
+};
+
+static PyType_Spec operation_spec = {
+    .name = "aiordma._core.Operation",
+    .basicsize = sizeof(Operation),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = operation_slots,
+};
+
+/* The object for a number, which is not under way; borrowed, or NULL. */
+static Operation *fresh(MessageState *self, uint32_t number)
+{
+    Operation *operation;
+
+    if (!self->operations) {
+        self->operations = PyMem_Calloc(self->state.n_operations, sizeof(PyObject *));
+        if (!self->operations)
+            return (Operation *)PyErr_NoMemory();
+    }
+    operation = (Operation *)self->operations[number];
+    if (operation && Py_REFCNT((PyObject *)operation) == 1) {
+        aio_wakeup_forget(&operation->wakeup); /* an error that no task has waited for */
+        return operation;
+    }
+    allocfunc allocate = (allocfunc)PyType_GetSlot(aio_operation_type, Py_tp_alloc);
+
+    operation = (Operation *)allocate(aio_operation_type, 0);
+    if (!operation)
+        return NULL;
+    operation->wakeup.loop = Py_XNewRef(self->parked->wakeup.loop);
+    replace(&self->operations[number], (PyObject *)operation);
+    return operation;
+}
+
+/*
+ * Post a request with a number, or with any that is free if that is negative.
+ *
+ * The operation; None if there is no room, or Python has to look why not; or errno of the post.
+ */
+static PyObject *aio_post(MessageState *self, long number, struct aio_operation *request,
+                          Registration *registration)
+{
+    struct aio_message_state *m = &self->state;
+    int any = number < 0;
+    Operation *operation;
+    PyObject *region;
+    int code;
+
+    if (m->closed || m->over || registration->closing || aio_is_elsewhere(self))
+        Py_RETURN_NONE;
+    if (any) {
+        if (!m->n_operations_free || m->operations_wanted)
+            Py_RETURN_NONE;
+        number = m->operations_free[m->n_operations_free - 1];
+    }
+    if (number >= (long)m->n_operations) {
+        PyErr_SetString(PyExc_ValueError, "no such operation");
+        return NULL;
+    }
+    request->number = (uint32_t)number;
+    region = aio_alive(registration->region);
+    if (!region || region == Py_None)
+        return region;
+    operation = fresh(self, request->number);
+    if (!operation || operation->region) {
+        if (operation)
+            PyErr_SetString(PyExc_RuntimeError, "the operation is under way");
+        Py_DECREF(region);
+        return NULL;
+    }
+    code = aio_message_operate(m, request);
+    if (code) {
+        Py_DECREF(region);
+        return PyLong_FromLong(code);
+    }
+    if (any)
+        m->n_operations_free--;
+    operation->region = region;
+    replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
+    registration->uses++;
+    operation->opcode = (unsigned char)request->opcode;
+    operation->length = request->length;
+    return Py_NewRef((PyObject *)operation);
+}
+
+/* operate(number, opcode, address, length, remote address, rkey, compare_add, swap, region) */
+PyObject *aio_post_operation(MessageState *self, PyObject *const *args, Py_ssize_t count)
+{
+    struct aio_operation request;
+    PyObject *registration, *result;
+    long number;
+
+    if (count != 9) {
+        PyErr_SetString(PyExc_TypeError, "operate() takes 9 arguments");
+        return NULL;
+    }
+    number = PyLong_AsLong(args[0]);
+    request = (struct aio_operation){
+        .opcode = (uint32_t)PyLong_AsUnsignedLong(args[1]),
+        .addr = PyLong_AsUnsignedLongLong(args[2]),
+        .length = (uint32_t)PyLong_AsUnsignedLong(args[3]),
+        .remote_addr = PyLong_AsUnsignedLongLong(args[4]),
+        .rkey = (uint32_t)PyLong_AsUnsignedLong(args[5]),
+        .compare_add = PyLong_AsUnsignedLongLong(args[6]),
+        .swap = PyLong_AsUnsignedLongLong(args[7]),
+    };
+    registration = PyErr_Occurred() ? NULL : PyObject_GetAttr(args[8], name_registration);
+    if (!registration)
+        return NULL;
+    if (!Py_IS_TYPE(registration, aio_registration_type)) {
+        PyErr_SetString(PyExc_TypeError, "a registered region is needed");
+        result = NULL;
+    } else {
+        request.lkey = ((Registration *)registration)->lkey;
+        result = aio_post(self, number, &request, (Registration *)registration);
+    }
+    Py_DECREF(registration);
+    return result;
+}
+
+/* It is not under way any more; its region, which is still in use, and whose reference is the
+ * caller's. */
+static PyObject *leave(MessageState *self, uint32_t number)
+{
+    Operation *operation = (Operation *)self->operations[number];
+    PyObject *region = operation->region;
+
+    operation->region = NULL;
+    self->state.operating--;
+    self->state.operations_free[self->state.n_operations_free++] = (uint16_t)number;
+    return region;
+}
+
+static void count_success(struct aio_message_state *m, const Operation *operation)
+{
+    switch (operation->opcode) {
+    case IBV_WR_RDMA_READ:
+        m->bytes_read += operation->length;
+        break;
+    case IBV_WR_ATOMIC_FETCH_AND_ADD:
+    case IBV_WR_ATOMIC_CMP_AND_SWP:
+        m->atomics++;
+        break;
+    default:
+        m->bytes_written += operation->length;
+    }
+}
+
+/*
+ * One that has succeeded: the memory is let go, and the task that waits is resumed, even if the
+ * memory could not be let go.  0, or -1.
+ */
+static int succeed(MessageState *self, uint32_t number)
+{
+    Operation *operation = (Operation *)self->operations[number];
+    PyObject *region = leave(self, number), *type = NULL, *value = NULL, *traceback = NULL;
+    int rc = 0;
+
+    /* The program may post again, and this number is free. */
+    Py_INCREF((PyObject *)operation);
+    count_success(&self->state, operation);
+    if (aio_registration_leave(operation->registration)) {
+        PyObject *done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
+
+        if (!done)
+            PyErr_Fetch(&type, &value, &traceback);
+        Py_XDECREF(done);
+    }
+    if (operation->wakeup.state == AIO_WAITING)
+        rc = aio_wake(&operation->wakeup);
+    else
+        operation->wakeup.state = AIO_DONE;
+    Py_DECREF((PyObject *)operation);
+    if (type && rc < 0) {
+        PyObject *other[3];
+
+        PyErr_Fetch(&other[0], &other[1], &other[2]);
+        PyErr_Restore(type, value, traceback);
+        PyErr_WriteUnraisable(region);
+        PyErr_Restore(other[0], other[1], other[2]);
+    } else if (type) {
+        PyErr_Restore(type, value, traceback);
+        rc = -1;
+    }
+    Py_DECREF(region);
+    return rc < 0 ? -1 : 0;
+}
+
+/* With an exception that goes on: the caller will not do it. */
+static void end_use(Operation *operation, PyObject **region)
+{
+    PyObject *type, *value, *traceback, *done;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    if (aio_registration_leave(operation->registration)) {
+        done = PyObject_CallMethodObjArgs(*region, name_let_go, NULL);
+        if (!done)
+            PyErr_WriteUnraisable(*region);
+        Py_XDECREF(done);
+    }
+    PyErr_Restore(type, value, traceback);
+    replace(region, NULL);
+}
+
+/*
+ * ended(number, error): one that did not end by way of C, with its error or None.  Its region,
+ * whose use the caller ends; None if it is not under way.
+ */
+PyObject *aio_end_operation(MessageState *self, PyObject *args)
+{
+    Operation *operation;
+    PyObject *error, *region;
+    unsigned int number;
+
+    if (!PyArg_ParseTuple(args, "IO", &number, &error))
+        return NULL;
+    if (!self->operations || number >= self->state.n_operations || !self->operations[number] ||
+        !((Operation *)self->operations[number])->region)
+        Py_RETURN_NONE;
+    operation = (Operation *)self->operations[number];
+    region = leave(self, number);
+    if (error == Py_None)
+        count_success(&self->state, operation);
+    else
+        replace(&operation->wakeup.error, Py_NewRef(error));
+    if (operation->wakeup.state != AIO_WAITING)
+        operation->wakeup.state = AIO_DONE;
+    else if (aio_wake_soon(&operation->wakeup) < 0)
+        end_use(operation, &region);
+    return region;
+}
+
+/* Those that C has noted as done have ended.  0, or -1. */
+int aio_operations_done(MessageState *self)
+{
+    struct aio_message_state *m = &self->state;
+
+    while (m->done_head != m->done_tail) {
+        if (succeed(self, m->operations_done[m->done_head++ & m->done_mask]))
+            return -1;
+    }
+    if (m->operations_wanted && self->room) {
+        PyObject *room = Py_NewRef(self->room); /* it may put another in its place */
+        PyObject *told = PyObject_CallNoArgs(room);
+
+        Py_DECREF(room);
+        if (!told)
+            return -1;
+        Py_DECREF(told);
+    }
+    return 0;
+}
+
+void aio_free_operations(MessageState *self)
+{
+    PyObject **operations = self->operations;
+
+    self->operations = NULL;
+    for (uint32_t i = 0; operations && i < self->state.n_operations; i++)
+        Py_XDECREF(operations[i]);
+    PyMem_Free(operations);
+}
+
+/* READ and WRITE of a piece of registered memory */
+
+/*
+ * What a piece of registered memory (SGE) is to C: kept in the piece, which never changes, from its
+ * first use on.
+ */
+typedef struct {
+    PyObject_HEAD
+    Registration *registration;
+    uint64_t start;
+    uint32_t length;
+} Piece;
+
+static PyTypeObject *piece_type;
+static PyObject *name_piece, *name_mr, *name_offset, *name_length, *name_addr, *name_rkey,
+    *name_rights, *name_value;
+
+static void piece_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    Py_XDECREF((PyObject *)((Piece *)object)->registration);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyType_Slot piece_slots[] = {
+    {Py_tp_dealloc, piece_dealloc},
+    {Py_tp_doc, "A piece of registered memory, checked."},
+    {0, NULL},
+};
+
+static PyType_Spec piece_spec = {
+    .name = "aiordma._core.Piece",
+    .basicsize = sizeof(Piece),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = piece_slots,
+};
+
+static int number_of(PyObject *object, PyObject *name, uint64_t *number)
+{
+    PyObject *value = PyObject_GetAttr(object, name);
+
+    if (!value)
+        return -1;
+    *number = PyLong_AsUnsignedLongLong(value);
+    Py_DECREF(value);
+    return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Programs use the same memory of the peer again and again; it is a value that never changes. */
+static int know(MessageState *self, PyObject *remote)
+{
+    PyObject *rights;
+    int rc;
+
+    if (self->known == remote)
+        return 0;
+    if (!Py_IS_TYPE(remote, (PyTypeObject *)self->remote))
+        return -1;
+    replace(&self->known, NULL);
+    if (number_of(remote, name_addr, &self->known_addr) ||
+        number_of(remote, name_length, &self->known_length) ||
+        number_of(remote, name_rkey, &self->known_rkey))
+        return -1;
+    rights = PyObject_GetAttr(remote, name_rights);
+    rc = rights ? number_of(rights, name_value, &self->known_rights) : -1;
+    Py_XDECREF(rights);
+    if (!rc)
+        self->known = Py_NewRef(remote);
+    return rc;
+}
+
+/* Put it together from what the piece says; NULL, perhaps with an exception, if it is not plain. */
+static PyObject *make_piece(PyObject *sge)
+{
+    PyObject *region = PyObject_GetAttr(sge, name_mr);
+    PyObject *found = region ? PyObject_GetAttr(region, name_registration) : NULL, *made = NULL;
+    uint64_t start, length;
+
+    if (found && Py_IS_TYPE(found, aio_registration_type) && !number_of(sge, name_offset, &start) &&
+        !number_of(sge, name_length, &length) && length && length <= AIO_LARGEST_REQUEST) {
+        allocfunc allocate = (allocfunc)PyType_GetSlot(piece_type, Py_tp_alloc);
+
+        made = allocate(piece_type, 0);
+        if (made) {
+            ((Piece *)made)->registration = (Registration *)Py_NewRef(found);
+            ((Piece *)made)->start = start;
+            ((Piece *)made)->length = (uint32_t)length;
+            if (PyObject_GenericSetAttr(sge, name_piece, made))
+                replace(&made, NULL);
+        }
+    }
+    Py_XDECREF(region);
+    Py_XDECREF(found);
+    return made;
+}
+
+/* Post, if the piece and the peer's memory will do; NULL, perhaps with an exception, if not. */
+static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
+                      enum ibv_wr_opcode opcode)
+{
+    Registration *registration = piece->registration;
+    int reads = opcode == IBV_WR_RDMA_READ;
+    uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+    uint64_t skip = PyLong_AsUnsignedLongLong(offset);
+    struct aio_operation request = {
+        .opcode = opcode,
+        .addr = registration->addr + piece->start,
+        .length = piece->length,
+        .lkey = registration->lkey,
+        .remote_addr = self->known_addr + skip,
+        .rkey = (uint32_t)self->known_rkey,
+    };
+
+    if (registration->pd != self->pd || !(self->known_rights & right) ||
+        (reads && !(self->may_read && registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
+        piece->length > self->known_length || skip > self->known_length - piece->length ||
+        (skip == (uint64_t)-1 && PyErr_Occurred()))
+        return NULL;
+    return aio_post(self, -1, &request, registration);
+}
+
+/*
+ * read(remote, piece, offset), write(...): the operation, or None if Python has to do it.
+ *
+ * What the adapter's library refuses Python posts once more, and says what it was.
+ */
+PyObject *aio_transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
+                       enum ibv_wr_opcode opcode)
+{
+    PyObject *piece, *result;
+
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "a transfer takes 3 arguments");
+        return NULL;
+    }
+    if (!self->state.attended || (opcode == IBV_WR_RDMA_READ && !self->may_read) ||
+        !Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) || !PyLong_CheckExact(args[2]) ||
+        know(self, args[0])) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    piece = PyObject_GetAttr(args[1], name_piece);
+    if (piece == Py_None) {
+        Py_DECREF(piece);
+        piece = make_piece(args[1]);
+    }
+    result =
+        piece && Py_IS_TYPE(piece, piece_type) ? post(self, (Piece *)piece, args[2], opcode) : NULL;
+    Py_XDECREF(piece);
+    if (result && Py_IS_TYPE(result, aio_operation_type))
+        return result;
+    Py_XDECREF(result);
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+int aio_add_operation(PyObject *module)
+{
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } names[] = {
+        {&name_let_go, "_let_go"}, {&name_registration, "_registration"},
+        {&name_piece, "_piece"},   {&name_mr, "mr"},
+        {&name_offset, "offset"},  {&name_length, "length"},
+        {&name_addr, "addr"},      {&name_rkey, "rkey"},
+        {&name_rights, "rights"},  {&name_value, "_value_"},
+    };
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        *names[i].name = PyUnicode_InternFromString(names[i].text);
+        if (!*names[i].name)
+            return -1;
+    }
+    aio_registration_type = aio_add_type(module, &registration_spec, NULL);
+    aio_operation_type = aio_add_type(module, &operation_spec, aio_wakeup_type);
+    piece_type = aio_add_type(module, &piece_spec, NULL);
+    return aio_registration_type && aio_operation_type && piece_type ? 0 : -1;
+}

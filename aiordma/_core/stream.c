@@ -1,0 +1,519 @@
+/*
+ * The data path of a stream (the rsockets protocol): sending and receiving, between the adapter and
+ * its two rings.
+ *
+ * Theory of operation
+ *   One struct aio_stream_state holds what the frequent cases change.  The protocol in
+ *   aiordma/rsocket keeps its numbers there, too, so that every rare case is Python's: handshake,
+ *   mappings, the end, and whatever a peer may not do.  C does data within bounds, credits within
+ *   bounds, and the completion of such messages; a completion that it does not understand to the
+ *   last bit it leaves alone, and has then changed nothing.
+ *
+ *   Messages complete in the order in which they were posted, and a completion stands for all
+ *   before it.  So only some messages of data ask for one: enough for the ring and the queue never
+ *   to be full of messages without a completion.  A message that fails completes always.
+ *
+ * Functions return 0 or libibverbs' positive errno, unless they say something else.
+ */
+
+#include "protocol.h"
+
+static int aio_stream_failed(struct aio_stream_state *s, int code)
+{
+    if (!s->error)
+        s->error = code;
+    s->dead = 1;
+    return code;
+}
+
+/*
+ * Post `length` bytes to the peer's memory and a word, and note the message; 0 or a positive errno.
+ *
+ * iWARP has no WRITE WITH IMMEDIATE: the bytes go as an RDMA WRITE, and the word follows as a SEND
+ * of four bytes in this machine's order, inline.
+ */
+static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t wrs,
+                           const void *from, uint32_t length, uint64_t to, uint32_t key,
+                           int in_ring, int signaled)
+{
+    struct aio_message *message = &s->messages[s->next & s->messages_mask];
+    uint64_t id = s->wr_id +
+                  ((uint64_t)(AIO_STREAM_MESSAGE | (s->next & AIO_STREAM_NUMBER)) << AIO_SUB_SHIFT);
+    unsigned int flags = length <= s->inline_size ? IBV_SEND_INLINE : 0;
+    struct ibv_sge sge = {.addr = (uintptr_t)from, .length = length, .lkey = s->send_lkey};
+    struct ibv_send_wr write, *bad = NULL;
+    int code;
+
+    s->next++;
+    message->word = word;
+    message->wrs = (uint8_t)wrs;
+    message->in_ring = (uint8_t)in_ring;
+    message->signaled = (uint8_t)(signaled && !s->dead);
+    if (s->dead)
+        return 0; /* the end is on its way, and needs no further message */
+    s->posted += signaled;
+    write.wr_id = id;
+    write.next = NULL;
+    write.sg_list = &sge;
+    write.num_sge = length ? 1 : 0;
+    write.wr.rdma.remote_addr = to;
+    write.wr.rdma.rkey = key;
+    if (!s->iwarp) {
+        write.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+        write.send_flags = flags | (signaled ? IBV_SEND_SIGNALED : 0);
+        write.imm_data = htonl(word);
+        code = ibv_post_send(s->qp, &write, &bad);
+    } else {
+        struct ibv_sge word_sge = {.addr = (uintptr_t)&word, .length = sizeof(word)};
+        struct ibv_send_wr send = {
+            .wr_id = id,
+            .sg_list = &word_sge,
+            .num_sge = 1,
+            .opcode = IBV_WR_SEND,
+            .send_flags = IBV_SEND_SIGNALED | IBV_SEND_INLINE,
+        };
+
+        write.wr_id = s->wr_id + ((uint64_t)AIO_STREAM_BYTES << AIO_SUB_SHIFT);
+        write.next = &send;
+        write.opcode = IBV_WR_RDMA_WRITE;
+        write.send_flags = flags;
+        code = ibv_post_send(s->qp, length ? &write : &send, &bad);
+    }
+    return code ? aio_stream_failed(s, code) : 0;
+}
+
+/* Post a control message of `size` bytes of payload, out of the memory kept for them. */
+int aio_stream_control(struct aio_stream_state *s, uint32_t word, uint32_t wrs, const void *payload,
+                       uint32_t size, uint64_t to, uint32_t key, int signaled)
+{
+    uint8_t *place = s->send + s->send_size + s->control_next * AIO_STREAM_CONTROL_SIZE;
+
+    if (size) {
+        /* At most four are under way, and complete in order. */
+        s->control_next = (s->control_next + 1) % AIO_STREAM_CONTROLS;
+        memcpy(place, payload, size);
+    }
+    return aio_stream_post(s, word, wrs, place, size, to, key, 0, signaled || s->iwarp);
+}
+
+/*
+ * Post an RDMA WRITE of nothing: the peer's adapter acknowledges it, its program sees nothing.
+ * Returns 0 or a positive errno.
+ */
+int aio_stream_probe(const struct aio_stream_state *s)
+{
+    struct ibv_send_wr wr = {
+        .wr_id = s->wr_id | (uint64_t)AIO_STREAM_PROBE << AIO_SUB_SHIFT,
+        .opcode = IBV_WR_RDMA_WRITE,
+        .send_flags = IBV_SEND_SIGNALED,
+    };
+    struct ibv_send_wr *bad = NULL;
+
+    return ibv_post_send(s->qp, &wr, &bad);
+}
+
+/* Bytes that the next message of data can carry. */
+uint32_t aio_stream_room(const struct aio_stream_state *s)
+{
+    uint32_t room = s->left < s->largest ? s->left : s->largest;
+
+    if (!s->sending || !s->allowed || s->data_out > s->data_limit)
+        return 0;
+    if (room > s->send_free)
+        room = s->send_free;
+    if (room > s->send_size - s->head)
+        room = s->send_size - s->head;
+    return room;
+}
+
+/* Post one message of data, of at most aio_stream_room bytes; 0 or a positive errno. */
+static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_t length,
+                           int in_ring)
+{
+    uint64_t to = s->addr;
+    uint32_t key = s->key;
+    int signaled = s->iwarp;
+
+    /* Before posting: the moment the peer has the bytes it may put a descriptor in the place of
+     * the one that they filled. */
+    s->allowed--;
+    s->sequence = (s->sequence + 1) & 0xFFFF;
+    s->left -= length;
+    if (s->left) {
+        s->addr += length;
+    } else if (s->spare_left) {
+        s->addr = s->spare_addr;
+        s->key = s->spare_key;
+        s->left = s->spare_left;
+        s->spare_left = 0;
+    }
+    s->data_out += s->data_wrs;
+    if (in_ring) {
+        s->head = s->head + length == s->send_size ? 0 : s->head + length;
+        s->send_free -= length;
+        s->untold_bytes += length;
+    }
+    if (++s->untold >= s->tell_messages || s->untold_bytes >= s->tell_bytes)
+        signaled = 1;
+    if (signaled)
+        s->untold = s->untold_bytes = 0;
+    return aio_stream_post(s, length, s->data_wrs, from, length, to, key, in_ring, signaled);
+}
+
+/* Post the next `length` bytes of the ring, which the caller has filled; 0 or a positive errno. */
+int aio_stream_send(struct aio_stream_state *s, uint32_t length)
+{
+    return aio_stream_data(s, s->send + s->head, length, 1);
+}
+
+/*
+ * Send what can be sent now; how many bytes that were.  After a failure s->error is set.
+ *
+ * What fits into the request itself needs no place in the ring.
+ */
+ssize_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size)
+{
+    const char *from = data;
+    size_t done = 0;
+
+    if (s->held)
+        return 0;
+    while (done < size && !s->dead) {
+        size_t room = aio_stream_room(s);
+
+        if (room > size - done)
+            room = size - done;
+        if (!room)
+            break;
+        if (room <= s->inline_size) {
+            aio_stream_data(s, from + done, room, 0);
+        } else {
+            memcpy(s->send + s->head, from + done, room);
+            aio_stream_data(s, s->send + s->head, room, 1);
+        }
+        done += room;
+    }
+    return done;
+}
+
+/* Receiving */
+
+/* Tell the peer of free room and of credits, when half of one or the other is there to be told. */
+int aio_stream_announce(struct aio_stream_state *s)
+{
+    uint32_t half = s->ring_size / 2;
+
+    while (s->crediting && !s->dead && (s->ring_free >= half || s->consumed >= s->due) &&
+           AIO_STREAM_CONTROLS - s->control_out > s->iwarp) {
+        struct {
+            uint64_t addr;
+            uint32_t key, length;
+        } payload;
+        uint32_t word, wrs = 1, size = 0;
+        uint64_t place = 0;
+        int code;
+
+        if (s->ring_free >= half) {
+            payload.addr = (uintptr_t)s->ring + s->ring_next;
+            payload.key = s->ring_rkey;
+            payload.length = half;
+            if (s->swapped) {
+                payload.addr = __builtin_bswap64(payload.addr);
+                payload.key = __builtin_bswap32(payload.key);
+                payload.length = __builtin_bswap32(payload.length);
+            }
+            s->ring_free -= half;
+            s->ring_next = s->ring_next ? 0 : half;
+            if (s->ring_left)
+                s->ring_buffers++;
+            else
+                s->ring_left = half;
+            place = s->table_addr + (uint64_t)s->peer_entry * sizeof(payload);
+            s->peer_entry = (s->peer_entry + 1) % s->table_length;
+            size = sizeof(payload);
+            wrs = s->data_wrs;
+        }
+        s->ring_allowed = s->credits - s->waiting_count;
+        s->due = s->consumed + (s->credits / 2 ? s->credits / 2 : 1);
+        word = AIO_WORD_SGL << 29 | (uint32_t)((s->consumed + s->credits) & 0xFFFF);
+        s->control_out += wrs;
+        /* Every second one asks for its completion, which is that of the one before, too. */
+        code = aio_stream_control(s, word, wrs, &payload, size, place, size ? s->table_key : 0,
+                                  s->control_out > 1);
+        if (code)
+            return code;
+    }
+    return 0;
+}
+
+/* The program has taken the next `n` bytes, of those that are there; 0 or a positive errno. */
+int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
+{
+    s->readable -= n;
+    s->ring_free += n;
+    s->offset += n;
+    if (s->offset >= s->ring_size)
+        s->offset -= s->ring_size;
+    while (n) {
+        uint32_t *first = &s->waiting[s->waiting_first & s->waiting_mask];
+
+        if (*first > n) {
+            *first -= n;
+            break;
+        }
+        n -= *first;
+        s->waiting_first++;
+        s->waiting_count--;
+        s->consumed++;
+    }
+    return aio_stream_announce(s);
+}
+
+/*
+ * Copy what is there, at most `size` bytes, out of the ring; how many that were.  After a failure
+ * to tell the peer of it s->error is set.
+ */
+uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size)
+{
+    uint32_t n = s->readable < size ? s->readable : (uint32_t)size;
+    uint32_t first = s->ring_size - s->offset;
+
+    if (n <= first) {
+        memcpy(into, s->ring + s->offset, n);
+    } else {
+        memcpy(into, s->ring + s->offset, first);
+        memcpy((char *)into + first, s->ring, n - first);
+    }
+    if (n)
+        aio_stream_consume(s, n);
+    return n;
+}
+
+/* Post `count` receives, for the slots in s->used where words need memory. */
+static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
+{
+    struct ibv_sge sge[AIO_CHAIN];
+    struct ibv_recv_wr wr[AIO_CHAIN], *bad = NULL;
+    int code;
+
+    if (s->dead)
+        return 0;
+    s->posted += count;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t slot = s->words ? s->used[i] : 0;
+
+        wr[i].wr_id = s->wr_id + ((uint64_t)(AIO_STREAM_RECV | slot) << AIO_SUB_SHIFT);
+        wr[i].next = i + 1 < count ? &wr[i + 1] : NULL;
+        wr[i].sg_list = NULL;
+        wr[i].num_sge = 0;
+        if (s->words) {
+            sge[i].addr = (uintptr_t)(s->words + slot * sizeof(uint32_t));
+            sge[i].length = sizeof(uint32_t);
+            sge[i].lkey = s->words_lkey;
+            wr[i].sg_list = &sge[i];
+            wr[i].num_sge = 1;
+        }
+    }
+    code = ibv_post_recv(s->qp, wr, &bad);
+    return code ? aio_stream_failed(s, code) : 0;
+}
+
+/* The receive of this slot has completed; it is posted again with others. 0 or an errno. */
+int aio_stream_used(struct aio_stream_state *s, uint32_t slot)
+{
+    s->posted--;
+    s->used[s->n_used++] = (uint16_t)slot;
+    if (s->n_used < AIO_CHAIN)
+        return 0;
+    s->n_used = 0;
+    return aio_stream_receives(s, AIO_CHAIN);
+}
+
+/* Post all receives, for the first time.  0 or a positive errno. */
+int aio_stream_fill(struct aio_stream_state *s, uint32_t count)
+{
+    for (uint32_t done = 0; done < count;) {
+        uint32_t n = count - done < AIO_CHAIN ? count - done : AIO_CHAIN;
+        int code;
+
+        for (uint32_t i = 0; i < n; i++)
+            s->used[i] = (uint16_t)(done + i);
+        code = aio_stream_receives(s, n);
+        if (code)
+            return code;
+        done += n;
+    }
+    return 0;
+}
+
+/* Completions */
+
+/* The word of a completed receive; 0 if the message brought none. */
+static int aio_stream_word(const struct aio_stream_state *s, const struct ibv_wc *wc,
+                           uint32_t *word)
+{
+    if (s->words) {
+        uint32_t slot = AIO_SUB(wc->wr_id) & ~AIO_STREAM_RECV;
+
+        memcpy(word, s->words + slot * sizeof(*word), sizeof(*word));
+        return wc->byte_len == sizeof(*word);
+    }
+    *word = ntohl(wc->imm_data);
+    return (wc->wc_flags & IBV_WC_WITH_IMM) != 0;
+}
+
+/* Data: 1 if it is within bounds and counted. */
+static int aio_stream_arrived(struct aio_stream_state *s, uint32_t length)
+{
+    if (!s->ring_allowed || !length || length > s->ring_left)
+        return 0;
+    s->ring_allowed--;
+    s->ring_left -= length;
+    if (!s->ring_left && s->ring_buffers) {
+        s->ring_buffers--;
+        s->ring_left = s->ring_size / 2;
+    }
+    s->waiting[(s->waiting_first + s->waiting_count++) & s->waiting_mask] = length;
+    s->readable += length;
+    /* One who waits for many bytes is left alone until they are there, unless the peer needs
+     * credits or room to send them. */
+    if (s->readable >= s->want || 2 * s->waiting_count >= s->credits)
+        s->base.events |= AIO_STREAM_DATA;
+    return 1;
+}
+
+/*
+ * A new limit of messages, and perhaps a buffer: 1 if both are within bounds and taken.
+ *
+ * The peer may be writing to the table at this instant: the length, which is written last, is seen
+ * before the rest is copied, and the copy is what is checked.
+ */
+static int aio_stream_allow(struct aio_stream_state *s, uint32_t limit)
+{
+    uint8_t *entry = s->table + s->entry * 16;
+    uint32_t allowed = (limit - s->sequence) & 0xFFFF;
+    uint64_t addr;
+    uint32_t key, length;
+
+    if (allowed < s->allowed || allowed > s->limit)
+        return 0;
+    length = __atomic_load_n((uint32_t *)(entry + 12), __ATOMIC_ACQUIRE);
+    if (length) {
+        memcpy(&addr, entry, sizeof(addr));
+        memcpy(&key, entry + 8, sizeof(key));
+        memcpy(&length, entry + 12, sizeof(length));
+        if (!length || (s->left && s->spare_left) || length - 1 > UINT64_MAX - addr)
+            return 0;
+        if (s->left) {
+            s->spare_addr = addr;
+            s->spare_key = key;
+            s->spare_left = length;
+        } else {
+            s->addr = addr;
+            s->key = key;
+            s->left = length;
+        }
+        memset(entry, 0, 16);
+        s->entry = !s->entry;
+    }
+    s->allowed = allowed;
+    if (s->held || s->owing) /* a mapping may wait for a credit */
+        s->base.events |= AIO_STREAM_ROOM;
+    return 1;
+}
+
+/* Count the oldest message off, whatever it was; its word. */
+uint32_t aio_stream_retire(struct aio_stream_state *s)
+{
+    const struct aio_message *message = &s->messages[s->first++ & s->messages_mask];
+
+    s->posted -= message->signaled;
+    s->progress++;
+    if (message->word <= AIO_WORD_VALUE) {
+        s->data_out -= message->wrs;
+        if (message->in_ring)
+            s->send_free += message->word;
+    } else {
+        s->control_out -= message->wrs;
+    }
+    return message->word;
+}
+
+/* Count the oldest message off that has failed: for the protocol it stays under way. */
+void aio_stream_drop(struct aio_stream_state *s)
+{
+    s->posted -= s->messages[s->first++ & s->messages_mask].signaled;
+}
+
+/* How many messages a completion stands for; 0 if it is of none that is under way. */
+uint32_t aio_stream_reach(const struct aio_stream_state *s, uint32_t sub)
+{
+    uint32_t count = ((sub - s->first) & AIO_STREAM_NUMBER) + 1;
+
+    return count <= s->next - s->first ? count : 0;
+}
+
+static int aio_stream_sent(struct aio_stream_state *s, uint32_t sub)
+{
+    uint32_t count = aio_stream_reach(s, sub);
+    int control = 0;
+
+    if (!count)
+        return 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t word = s->messages[(s->first + i) & s->messages_mask].word;
+
+        if (word > AIO_WORD_VALUE) {
+            if (word >> 29 != AIO_WORD_SGL)
+                return 0;
+            control = 1;
+        }
+    }
+    while (count--)
+        aio_stream_retire(s);
+    if (s->held || (control && s->owing))
+        s->base.events |= AIO_STREAM_ROOM;
+    if (control && aio_stream_announce(s))
+        s->base.events |= AIO_STREAM_FAILED;
+    return 1;
+}
+
+/* At the end every receive comes back, and nobody wants to hear of each; the rest is Python's. */
+static int aio_stream_take_flushed(struct aio_stream_state *s, const struct ibv_wc *wc)
+{
+    if (wc->status != IBV_WC_WR_FLUSH_ERR || !(AIO_SUB(wc->wr_id) & AIO_STREAM_RECV) || !s->posted)
+        return 0;
+    if (!--s->posted)
+        s->base.events |= AIO_STREAM_IDLE;
+    return 1;
+}
+
+static int aio_stream_take(struct aio_state *state, const struct ibv_wc *wc)
+{
+    struct aio_stream_state *s = (struct aio_stream_state *)state;
+    uint32_t sub = AIO_SUB(wc->wr_id), word;
+
+    if (s->flushing)
+        return aio_stream_take_flushed(s, wc);
+    if (wc->status != IBV_WC_SUCCESS)
+        return 0;
+    if (!(sub & AIO_STREAM_RECV))
+        return sub & AIO_STREAM_MESSAGE ? aio_stream_sent(s, sub) : 0;
+    if (!s->receiving || !aio_stream_word(s, wc, &word))
+        return 0;
+    if (word <= AIO_WORD_VALUE) {
+        if (!aio_stream_arrived(s, word))
+            return 0;
+    } else if (word >> 29 != AIO_WORD_SGL || !aio_stream_allow(s, word & AIO_WORD_VALUE)) {
+        return 0;
+    }
+    s->heard = 1;
+    if (aio_stream_used(s, sub & ~AIO_STREAM_RECV))
+        s->base.events |= AIO_STREAM_FAILED;
+    return 1;
+}
+
+void aio_stream_init(struct aio_stream_state *s)
+{
+    s->base.take = aio_stream_take;
+}

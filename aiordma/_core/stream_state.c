@@ -1,0 +1,597 @@
+/*
+ * StreamState: the data and credits of one stream, as Python sees them.  The work is stream.c's.
+ *
+ * The protocol in rsocket/ keeps its numbers here (rsocket/state.py has the same names), so that
+ * each rule of the rare cases is written once, and C and Python find what the other has left.
+ * Python changes them in the thread of the stream's loop, in which the drain changes them, too.
+ */
+#include "core.h"
+
+PyTypeObject *aio_stream_state_type;
+
+static PyObject *name_data_received;
+
+#define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
+#define PARTS              4  /* of the ring for sending; a message is at most one of them */
+#define MOST_UNTOLD        32 /* messages of which one asks for its completion */
+
+static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    StreamState *self = (StreamState *)object;
+    struct aio_stream_state *s = &self->state;
+    static char *names[] = {"ring",  "table",       "send",   "credits", "send_depth",
+                            "iwarp", "inline_size", "memory", NULL};
+    unsigned long long ring, table, send;
+    unsigned int send_depth, wrs;
+    PyObject *memory;
+    int iwarp;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "(KII)K(KII)IIpIO", names, &ring, &s->ring_rkey,
+                                     &s->ring_size, &table, &send, &s->send_size, &s->send_lkey,
+                                     &s->credits, &send_depth, &iwarp, &s->inline_size, &memory))
+        return -1;
+    wrs = iwarp ? 2 : 1;
+    if (!s->ring_size || !s->send_size || !s->credits || s->credits > 0xFFFF ||
+        send_depth < CONTROLS_PER_QUEUE + wrs || send_depth > AIO_STREAM_NUMBER) {
+        PyErr_SetString(PyExc_ValueError, "no such sizes");
+        return -1;
+    }
+    self->memory = Py_NewRef(memory);
+    self->thread = PyThread_get_thread_ident();
+    s->ring = (uint8_t *)(uintptr_t)ring;
+    s->table = (uint8_t *)(uintptr_t)table;
+    s->send = (uint8_t *)(uintptr_t)send;
+    s->send_free = s->send_size;
+    s->iwarp = (uint8_t)iwarp;
+    s->largest = s->tell_bytes = s->send_size < PARTS ? 1 : s->send_size / PARTS;
+    s->tell_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 4;
+    if (s->tell_messages > MOST_UNTOLD)
+        s->tell_messages = MOST_UNTOLD;
+    if (!s->tell_messages || send_depth / wrs < CONTROLS_PER_QUEUE)
+        s->tell_messages = 1;
+    s->waiting_mask = aio_power(s->credits) - 1;
+    s->messages_mask = aio_power(send_depth) - 1;
+    s->waiting = PyMem_Calloc(s->waiting_mask + 1, sizeof(*s->waiting));
+    s->messages = PyMem_Calloc(s->messages_mask + 1, sizeof(*s->messages));
+    if (!s->waiting || !s->messages) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    s->want = 1;
+    s->held = 1;
+    aio_stream_init(s);
+    return 0;
+}
+
+static PyObject *state_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    return aio_make(type, args, kwargs, state_init);
+}
+
+static int state_traverse(PyObject *object, visitproc visit, void *arg)
+{
+    StreamState *self = (StreamState *)object;
+
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->memory);
+    Py_VISIT(self->attention);
+    Py_VISIT((PyObject *)self->wakeup);
+    Py_VISIT(self->protocol);
+    Py_VISIT(self->run);
+    Py_VISIT(self->other);
+    Py_VISIT(self->failed);
+    Py_VISIT(self->rest);
+    Py_VISIT(self->elsewhere);
+    return 0;
+}
+
+static int state_clear(PyObject *object)
+{
+    /* Not the memory: it leads nowhere, and a method may still be called. */
+    StreamState *self = (StreamState *)object;
+
+    Py_CLEAR(self->attention);
+    replace((PyObject **)&self->wakeup, NULL);
+    Py_CLEAR(self->protocol);
+    Py_CLEAR(self->run);
+    Py_CLEAR(self->other);
+    Py_CLEAR(self->failed);
+    Py_CLEAR(self->rest);
+    Py_CLEAR(self->elsewhere);
+    return 0;
+}
+
+static void state_dealloc(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+    PyObject_GC_UnTrack(object);
+    state_clear(object);
+    Py_CLEAR(((StreamState *)object)->memory);
+    PyMem_Free(((StreamState *)object)->state.waiting);
+    PyMem_Free(((StreamState *)object)->state.messages);
+    release(object);
+    Py_DECREF(type);
+}
+
+/*
+ * The caller is not in the thread of the last write.  Whether it may: 0, or -1.  It may where the
+ * loop has gone over to its thread, or does not run.
+ */
+static int in_new_thread(StreamState *self, unsigned long thread)
+{
+    PyObject *elsewhere = Py_XNewRef(self->elsewhere), *allowed;
+
+    if (!elsewhere)
+        return 0;
+    allowed = PyObject_CallNoArgs(elsewhere);
+    Py_DECREF(elsewhere);
+    if (!allowed)
+        return -1;
+    Py_DECREF(allowed);
+    self->thread = thread;
+    return 0;
+}
+
+static PyObject *state_write(PyObject *object, PyObject *data)
+{
+    StreamState *self = (StreamState *)object;
+    unsigned long thread = PyThread_get_thread_ident();
+    PyObject *number, *rest, *result;
+    ssize_t sent = 0;
+
+    if (thread != self->thread && in_new_thread(self, thread))
+        return NULL;
+    if (PyBytes_CheckExact(data)) {
+        Py_ssize_t size = PyBytes_Size(data);
+
+        sent = aio_stream_write(&self->state, PyBytes_AsString(data), (size_t)size);
+        if (sent == size && size)
+            Py_RETURN_NONE;
+    }
+    number = PyLong_FromSsize_t(sent);
+    rest = Py_XNewRef(self->rest); /* each of these may be changed by its own call */
+    result = number ? PyObject_CallFunctionObjArgs(rest, data, number, NULL) : NULL;
+    Py_XDECREF(rest);
+    Py_XDECREF(number);
+    return result;
+}
+
+/* The next `n` bytes, which are there. */
+static PyObject *cut(StreamState *self, uint32_t n)
+{
+    PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
+
+    if (!data)
+        return NULL;
+    aio_stream_read(&self->state, PyBytes_AsString(data), n);
+    if (self->attention && (self->state.readable || self->state.error)) {
+        PyObject *attention = Py_NewRef(self->attention);
+        PyObject *done = PyObject_CallNoArgs(attention);
+
+        Py_DECREF(attention);
+        if (!done) {
+            Py_DECREF(data);
+            return NULL;
+        }
+        Py_DECREF(done);
+    }
+    return data;
+}
+
+static PyObject *state_cut(PyObject *object, PyObject *number)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+    Py_ssize_t n = PyLong_AsSsize_t(number);
+
+    if (n == -1 && PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
+            return NULL;
+        PyErr_Clear(); /* so many are never there */
+        Py_RETURN_NONE;
+    }
+    if (n <= 0 || s->stopped || s->readable < (size_t)n)
+        Py_RETURN_NONE;
+    return cut((StreamState *)object, (uint32_t)n);
+}
+
+/* data_received() raised: the stream is over, but for what ends the loop.  0, or -1. */
+static int failed(StreamState *self)
+{
+    PyObject *type, *value, *traceback, *function, *told;
+
+    if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
+        return -1;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback)
+        PyException_SetTraceback(value, traceback);
+    function = Py_XNewRef(self->failed);
+    told = PyObject_CallFunctionObjArgs(function, value, NULL);
+    Py_XDECREF(function);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    Py_XDECREF(told);
+    return told ? 0 : -1;
+}
+
+/* What C has taken, at the end of a drain. */
+int aio_stream_events(StreamState *self, uint32_t events)
+{
+    struct aio_stream_state *s = &self->state;
+    PyObject *data, *done, *push, *protocol, *run;
+    int rc;
+
+    if (events == AIO_STREAM_DATA && s->waiter && self->wakeup)
+        return aio_wake(self->wakeup) < 0 ? -1 : 0;
+    if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
+        PyObject *bits = PyLong_FromUnsignedLong(events), *other = Py_XNewRef(self->other);
+
+        done = bits ? PyObject_CallFunctionObjArgs(other, bits, NULL) : NULL;
+        Py_XDECREF(other);
+        Py_XDECREF(bits);
+        Py_XDECREF(done);
+        return done ? 0 : -1;
+    }
+    run = Py_NewRef(self->run); /* all may be cleared by the call */
+    protocol = Py_NewRef(self->protocol);
+    data = cut(self, s->readable);
+    /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
+    push = data ? PyObject_GetAttr(protocol, name_data_received) : NULL;
+    done = push ? PyObject_CallFunctionObjArgs(run, push, data, NULL) : NULL;
+    rc = done ? 0 : data ? failed(self) : -1;
+    Py_DECREF(run);
+    Py_DECREF(protocol);
+    Py_XDECREF(push);
+    Py_XDECREF(data);
+    Py_XDECREF(done);
+    return rc;
+}
+
+static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    unsigned int events;
+
+    if (kwargs && PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "StreamState takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "I", &events) || aio_stream_events((StreamState *)object, events))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_ask(PyObject *object, PyObject *number)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+    Py_ssize_t n = PyLong_AsSsize_t(number);
+
+    if (n == -1 && PyErr_Occurred())
+        PyErr_Clear();
+    if (n <= 0 || (size_t)n > s->ring_size / 2 || s->stopped || s->waiter || !s->receiving ||
+        !s->plain || s->readable >= (size_t)n || 2 * s->waiting_count >= s->credits)
+        Py_RETURN_FALSE;
+    s->want = (uint32_t)n;
+    s->waiter = 1;
+    Py_RETURN_TRUE;
+}
+
+static PyObject *state_done(PyObject *object, PyObject *unused)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+
+    (void)unused;
+    s->waiter = 0;
+    s->want = 1;
+    Py_RETURN_NONE;
+}
+
+/* Sending */
+
+/* send(data): as much of a buffer as can be sent now; how many bytes that were. */
+static PyObject *state_send(PyObject *object, PyObject *data)
+{
+    Py_buffer seen;
+    ssize_t sent;
+
+    if (PyObject_GetBuffer(data, &seen, PyBUF_SIMPLE))
+        return NULL;
+    sent = aio_stream_write(&((StreamState *)object)->state, seen.buf, (size_t)seen.len);
+    PyBuffer_Release(&seen);
+    return PyLong_FromSsize_t(sent);
+}
+
+static PyObject *state_room(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(aio_stream_room(&((StreamState *)object)->state));
+}
+
+static PyObject *state_send_ring(PyObject *object, PyObject *length)
+{
+    unsigned long count = PyLong_AsUnsignedLong(length);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(aio_stream_send(&((StreamState *)object)->state, (uint32_t)count));
+}
+
+static PyObject *state_control(PyObject *object, PyObject *args)
+{
+    unsigned int word, wrs, key;
+    unsigned long long to;
+    const char *payload;
+    Py_ssize_t size;
+    int signaled;
+
+    if (!PyArg_ParseTuple(args, "IIy#KIp", &word, &wrs, &payload, &size, &to, &key, &signaled))
+        return NULL;
+    if (size > AIO_STREAM_CONTROL_SIZE) {
+        PyErr_SetString(PyExc_ValueError, "too many bytes for a control message");
+        return NULL;
+    }
+    return PyLong_FromLong(aio_stream_control(&((StreamState *)object)->state, word, wrs, payload,
+                                              (uint32_t)size, to, key, signaled));
+}
+
+static PyObject *state_probe(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(aio_stream_probe(&((StreamState *)object)->state));
+}
+
+static PyObject *state_reach(PyObject *object, PyObject *sub)
+{
+    unsigned long number = PyLong_AsUnsignedLong(sub);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromUnsignedLong(
+        aio_stream_reach(&((StreamState *)object)->state, (uint32_t)number));
+}
+
+static PyObject *state_retire(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLong(aio_stream_retire(&((StreamState *)object)->state));
+}
+
+static PyObject *state_drop(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    aio_stream_drop(&((StreamState *)object)->state);
+    Py_RETURN_NONE;
+}
+
+/* Receiving */
+
+static PyObject *state_read(PyObject *object, PyObject *args)
+{
+    Py_ssize_t most;
+    Py_buffer into;
+    uint32_t count;
+
+    if (!PyArg_ParseTuple(args, "w*n", &into, &most))
+        return NULL;
+    if (most < 0 || most > into.len)
+        most = into.len;
+    count = aio_stream_read(&((StreamState *)object)->state, into.buf, (size_t)most);
+    PyBuffer_Release(&into);
+    return PyLong_FromUnsignedLong(count);
+}
+
+static PyObject *state_fill(PyObject *object, PyObject *count)
+{
+    unsigned long number = PyLong_AsUnsignedLong(count);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(aio_stream_fill(&((StreamState *)object)->state, (uint32_t)number));
+}
+
+static PyObject *state_used(PyObject *object, PyObject *slot)
+{
+    unsigned long number = PyLong_AsUnsignedLong(slot);
+
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromLong(aio_stream_used(&((StreamState *)object)->state, (uint32_t)number));
+}
+
+/* bind(qp, wr_id, words, lkey): the adapter's side; `words` are where iWARP's words land, or 0. */
+static PyObject *state_bind(PyObject *object, PyObject *args)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+    unsigned long long qp, words;
+
+    if (!PyArg_ParseTuple(args, "KKKI", &qp, &s->wr_id, &words, &s->words_lkey))
+        return NULL;
+    s->qp = (struct ibv_qp *)(uintptr_t)qp;
+    s->words = (uint8_t *)(uintptr_t)words;
+    Py_RETURN_NONE;
+}
+
+/* The lengths of the messages that wait: a queue, as rsocket/state.py has it. */
+
+static PyObject *state_push_waiting(PyObject *object, PyObject *length)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+    unsigned long number = PyLong_AsUnsignedLong(length);
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (s->waiting_count > s->waiting_mask) {
+        PyErr_SetString(PyExc_IndexError, "no room for another message");
+        return NULL;
+    }
+    s->waiting[(s->waiting_first + s->waiting_count++) & s->waiting_mask] = (uint32_t)number;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_pop_waiting(PyObject *object, PyObject *unused)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+
+    (void)unused;
+    if (!s->waiting_count) {
+        PyErr_SetString(PyExc_IndexError, "no message waits");
+        return NULL;
+    }
+    s->waiting_first++;
+    s->waiting_count--;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_get_first(PyObject *object, void *unused)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+
+    (void)unused;
+    return PyLong_FromUnsignedLong(s->waiting[s->waiting_first & s->waiting_mask]);
+}
+
+static int state_set_first(PyObject *object, PyObject *value, void *unused)
+{
+    struct aio_stream_state *s = &((StreamState *)object)->state;
+    unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
+
+    (void)unused;
+    if (PyErr_Occurred())
+        return -1;
+    s->waiting[s->waiting_first & s->waiting_mask] = (uint32_t)number;
+    return 0;
+}
+
+static PyMethodDef state_methods[] = {
+    {"write", state_write, METH_O, "As RdmaTransport.write."},
+    {"send", state_send, METH_O, "Send what can be sent now of a buffer; how many bytes."},
+    {"room", state_room, METH_NOARGS, "Bytes that the next message of data can carry."},
+    {"send_ring", state_send_ring, METH_O,
+     "Post the next so many bytes of the ring for sending, which are there; 0 or an errno."},
+    {"control", state_control, METH_VARARGS,
+     "Post a control message: word, work requests, payload, address, key, signaled."},
+    {"probe", state_probe, METH_NOARGS, "Post a WRITE of nothing; 0 or an errno."},
+    {"reach", state_reach, METH_O, "How many messages the completion of this sub-index means."},
+    {"retire", state_retire, METH_NOARGS, "Count the oldest message off; its word."},
+    {"drop", state_drop, METH_NOARGS, "Count the oldest message off, which has failed."},
+    {"cut", state_cut, METH_O, "The next so many bytes, or None if fewer are there."},
+    {"read", state_read, METH_VARARGS,
+     "Copy at most so many bytes that are there into a buffer; how many."},
+    {"ask", state_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
+    {"done", state_done, METH_NOARGS, "The wait is over."},
+    {"bind", state_bind, METH_VARARGS,
+     "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey."},
+    {"fill", state_fill, METH_O, "Post so many receives, for the first time; 0 or an errno."},
+    {"used", state_used, METH_O, "The receive of this slot has completed; 0 or an errno."},
+    {"push_waiting", state_push_waiting, METH_O, "A message of so many bytes waits."},
+    {"pop_waiting", state_pop_waiting, METH_NOARGS, "The first message waits no more."},
+    {NULL, NULL, 0, NULL},
+};
+
+#define FIELD(name, type, flags) {#name, type, offsetof(StreamState, state.name), flags, NULL}
+
+static PyMemberDef state_members[] = {
+    {"attention", T_OBJECT, offsetof(StreamState, attention), 0,
+     "Called when there is more than was taken, or a post has failed."},
+    {"wakeup", T_OBJECT, offsetof(StreamState, wakeup), 0, "Of the task that waits for bytes."},
+    {"protocol", T_OBJECT, offsetof(StreamState, protocol), 0,
+     "Its data_received is looked up and called with what has come; None if it is not to be."},
+    {"run", T_OBJECT, offsetof(StreamState, run), 0, "Of the context in which it is called."},
+    {"other", T_OBJECT, offsetof(StreamState, other), 0, "Called with events that are not plain."},
+    {"failed", T_OBJECT, offsetof(StreamState, failed), 0, "Called with what it raised."},
+    {"rest", T_OBJECT, offsetof(StreamState, rest), 0, "Called with data that were not plain."},
+    {"elsewhere", T_OBJECT, offsetof(StreamState, elsewhere), 0,
+     "Called where write is called in another thread; raises if it may not be."},
+    {"events", T_UINT, offsetof(StreamState, state.base.events), 0, "Not reported yet."},
+    {"passed", T_UINT, offsetof(StreamState, state.base.passed), 0,
+     "Completions that were given to Python, and that it has not seen yet."},
+    FIELD(inline_size, T_UINT, READONLY),
+    FIELD(error, T_INT, READONLY),
+    FIELD(dead, T_BOOL, 0),
+    FIELD(flushing, T_BOOL, 0),
+    FIELD(receiving, T_BOOL, 0),
+    FIELD(sending, T_BOOL, 0),
+    FIELD(held, T_BOOL, 0),
+    FIELD(crediting, T_BOOL, 0),
+    FIELD(owing, T_BOOL, 0),
+    FIELD(swapped, T_BOOL, 0),
+    FIELD(heard, T_BOOL, 0),
+    FIELD(plain, T_BOOL, 0),
+    FIELD(waiter, T_BOOL, 0),
+    FIELD(stopped, T_BOOL, 0),
+    FIELD(posted, T_UINT, 0),
+    FIELD(send_size, T_UINT, READONLY),
+    FIELD(send_free, T_UINT, READONLY),
+    FIELD(head, T_UINT, READONLY),
+    FIELD(largest, T_UINT, 0),
+    FIELD(tell_messages, T_UINT, READONLY),
+    FIELD(addr, T_ULONGLONG, 0),
+    FIELD(key, T_UINT, 0),
+    FIELD(left, T_UINT, 0),
+    FIELD(spare_addr, T_ULONGLONG, 0),
+    FIELD(spare_key, T_UINT, 0),
+    FIELD(spare_left, T_UINT, 0),
+    FIELD(allowed, T_UINT, 0),
+    FIELD(limit, T_UINT, 0),
+    FIELD(sequence, T_UINT, 0),
+    FIELD(data_out, T_UINT, 0),
+    FIELD(data_limit, T_UINT, 0),
+    FIELD(data_wrs, T_UINT, 0),
+    FIELD(control_out, T_UINT, 0),
+    FIELD(progress, T_ULONGLONG, READONLY),
+    FIELD(entry, T_UINT, 0),
+    FIELD(peer_entry, T_UINT, 0),
+    FIELD(table_addr, T_ULONGLONG, 0),
+    FIELD(table_key, T_UINT, 0),
+    FIELD(table_length, T_UINT, 0),
+    FIELD(ring_size, T_UINT, READONLY),
+    FIELD(offset, T_UINT, 0),
+    FIELD(readable, T_UINT, 0),
+    FIELD(want, T_UINT, 0),
+    FIELD(ring_left, T_UINT, 0),
+    FIELD(ring_buffers, T_UINT, 0),
+    FIELD(ring_allowed, T_UINT, 0),
+    FIELD(ring_free, T_UINT, 0),
+    FIELD(ring_next, T_UINT, 0),
+    FIELD(credits, T_UINT, 0),
+    FIELD(consumed, T_ULONGLONG, 0),
+    FIELD(due, T_ULONGLONG, 0),
+    FIELD(waiting_count, T_UINT, READONLY),
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyGetSetDef state_getset[] = {
+    {"first_waiting", state_get_first, state_set_first, "Bytes of the first that waits.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot state_slots[] = {
+    {Py_tp_new, state_new},
+    {Py_tp_dealloc, state_dealloc},
+    {Py_tp_traverse, state_traverse},
+    {Py_tp_clear, state_clear},
+    {Py_tp_call, state_call}, /* with its events */
+    {Py_tp_methods, state_methods},
+    {Py_tp_members, state_members},
+    {Py_tp_getset, state_getset},
+    {Py_tp_doc, "The data and credits of one stream."},
+    {0, NULL},
+};
+
+static PyType_Spec state_spec = {
+    .name = "aiordma._core.StreamState",
+    .basicsize = sizeof(StreamState),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .slots = state_slots,
+};
+
+int aio_add_stream_state(PyObject *module)
+{
+    name_data_received = PyUnicode_InternFromString("data_received");
+    if (!name_data_received)
+        return -1;
+    aio_stream_state_type = aio_add_type(module, &state_spec, NULL);
+    return aio_stream_state_type ? 0 : -1;
+}
