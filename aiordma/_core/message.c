@@ -105,7 +105,9 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
 
 static int aio_message_take_sent(struct aio_message_state *m, uint32_t slot)
 {
-    if (m->want & AIO_WANT_SENT || slot >= m->data_slots || !aio_slots_stay(m, &m->send))
+    /* Python complains of a slot that completes twice; a forked child may bring that about. */
+    if (m->want & AIO_WANT_SENT || slot >= m->data_slots || m->n_free >= m->data_slots ||
+        !aio_slots_stay(m, &m->send))
         return 0;
     m->free[m->n_free++] = (uint16_t)slot;
     m->completed++;

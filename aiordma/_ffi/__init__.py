@@ -20,7 +20,6 @@ Rules of this folder
 
 from __future__ import annotations
 
-import functools
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from aiordma._ffi._rdma import CData, CType, ffi, lib
 
-__all__ = ["CData", "CType", "ffi", "function_address", "lib", "load_error"]
+__all__ = ["CData", "CType", "ffi", "lib", "load_error"]
 
 _MODULE = "aiordma._ffi._rdma"
 
@@ -93,13 +92,6 @@ def load_error() -> Exception | None:
     except LibraryMissingError as error:
         return error
     return None
-
-
-@functools.cache
-def function_address(name: str) -> int:
-    """Address of a function of the compiled module, for C that calls it without cffi."""
-    loaded = _load()
-    return int(loaded.ffi.cast("uintptr_t", loaded.ffi.addressof(loaded.lib, name)))
 
 
 class _Names:

@@ -56,7 +56,7 @@ class SGE:
     mr: MemoryRegion
     offset: int = 0
     length: int | None = None
-    # What C makes of it at its first READ or WRITE (_ffi/transfer.c).
+    # What C makes of it at its first READ or WRITE (_core/operation.c).
     _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
