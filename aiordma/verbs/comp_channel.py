@@ -46,7 +46,7 @@ from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
 from aiordma.verbs.wc import WCRecord
 
 if TYPE_CHECKING:
@@ -442,8 +442,9 @@ class CompletionChannel(Resource):
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing is drained any more."""
+        if self._state is not ResourceState.FORKED:
+            self.drain.stopped = True  # the loop may run on there; afterwards no name is public
         super().poison_after_fork()
-        self.drain.stopped = True  # the loop may run on there
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
