@@ -1,7 +1,23 @@
-"""ConnectionId: the steps from an address to a connection and to its end.
+"""ConnectionId: the steps from an address to a connection, and to its end.
 
-Each step is a C call that returns at once and an event that tells how it ended; cm.identifier
-brings the two together.
+Theory of operation
+    The C id's context holds an integer token of its channel; events are routed by it.  At most one
+    step is under way (cm.step).
+
+    The queue pair is made with ibv_create_qp and driven here (cm.qp_transition); for librdmacm
+    the id has none.  The connecting side therefore gets CONNECT_RESPONSE where C programs see
+    ESTABLISHED; it moves the queue pair, confirms with rdma_establish, and then reports
+    ESTABLISHED to the channel's readers.
+
+    When the peer disconnects, C leaves the queue pair alone.  Here it goes to the error state and
+    the peer is answered, so that pending receives end without a call.
+
+    Datagrams know no connection.  The client asks which queue pair serves an address and a port
+    (service id resolution), the server's program answers with its number, or refuses, and that is
+    all: the id can then be closed, and the answer stays true as long as the queue pair lives.  No
+    event tells of its end, and the server does not learn the client's queue pair before the first
+    datagram.  A datagram queue pair belongs to no peer: it is ready to receive and to send once it
+    is made, and can answer for any number of ports and clients.
 """
 
 from __future__ import annotations
@@ -9,65 +25,88 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import logging
 import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Self
 
+from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
-from aiordma.arguments import check_seconds, payload_of, whole
-from aiordma.cm.address import Address, is_local, to_sockaddr
+from aiordma.arguments import check_seconds, whole
+from aiordma.cm.address import Address, from_sockaddr, is_local, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_parameter import ConnectionParameter
-from aiordma.cm.datagram import Datagrams
-from aiordma.cm.enums import EventType
-from aiordma.cm.identifier import _RTS, Stage
-from aiordma.cm.options import Options
-from aiordma.cm.qp_transition import CLIENT_LEFT
-from aiordma.cm.resolving import Resolving
-from aiordma.errors import RdmaOSError, cm_error, os_error
-from aiordma.loop.timers import call_later
+from aiordma.cm.connection_parameter import (
+    ANSWER_ROOM,
+    REFUSAL_ROOM,
+    REQUEST_ROOM,
+    SERVICE_ANSWER_ROOM,
+    SERVICE_REQUEST_ROOM,
+    ConnectionParameter,
+    check_offer,
+    check_room,
+)
+from aiordma.cm.enums import EventType, Option, PortSpace
+from aiordma.cm.event_channel import EventChannel
+from aiordma.cm.multicast import Memberships, group_host, refuse_join
+from aiordma.cm.options import set_option
+from aiordma.cm.qp_transition import CLIENT_LEFT, QPPolicy, advance, make_ready
+from aiordma.cm.resolving import (
+    LONGEST_ROUTE_MS,
+    ROUTE_RESOLVED,
+    check_resolve,
+    resolve,
+    route_call_can_block,
+)
+from aiordma.cm.step import Stage, Step
+from aiordma.errors import (
+    RdmaOSError,
+    ResourceBusyError,
+    ResourceClosedError,
+    cm_error,
+    os_error,
+    plain_error,
+)
+from aiordma.loop.timers import Timer, call_later
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Access, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QPInitAttr, QueuePair
 from aiordma.verbs.qp_attr import check_init
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
 
 __all__ = ["ANSWER_ROOM", "REQUEST_ROOM", "ConnectionId", "Stage"]
 
-_MAX_PRIVATE_DATA = 255
+_log = logging.getLogger("aiordma")
 #: Seconds in which a confirmation may come after the message that shows that it was sent.
 _CONFIRMATION_S = 0.25
-#: Private data of a request and of its answer on InfiniBand and RoCE, in bytes.
-REQUEST_ROOM = 56
-ANSWER_ROOM = 196
+_INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
+_DEFAULT_POLICY = QPPolicy()
+_NO_OFFER = 0, 0, 0, 0, 0  # datagram services know no depths and no retries
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
-# What iWARP returns from the call and InfiniBand reports by an event.
+# iWARP returns these from the call, and InfiniBand reports them by an event.
 _REFUSED_IN_THE_CALL = {
     errno.ECONNREFUSED: "REJECTED",
     errno.EHOSTUNREACH: "UNREACHABLE",
 }
+_WITHOUT_PEER = (
+    Stage.IDLE, Stage.BOUND, Stage.LISTENING, Stage.ADDRESS_RESOLVED, Stage.ROUTE_RESOLVED,
+    Stage.CONNECTING, Stage.FAILED,
+)  # fmt: skip
+
+# For an id that a step refuses.
+_REMEDIES = {
+    Stage.CONNECTING: "cancel its connect() or wait for the end of that; close() ends both",
+    Stage.FAILED: "a step of it has failed or was canceled; close it and make another",
+}
 
 
-def _check_offer(
-    param: ConnectionParameter | None, private_data: bytes, timeout: float | None
-) -> bytes:
-    """Refuse what is no offer, before anything is changed; the private data as C takes it."""
-    if param is not None and not isinstance(param, ConnectionParameter):
-        msg = f"not a ConnectionParameter: {param!r}"
+def _check_channel(channel: object) -> None:
+    if not isinstance(channel, EventChannel):
+        msg = f"not an event channel: {channel!r}"
         raise TypeError(msg)
-    check_seconds("timeout", timeout, zero=True)
-    return payload_of("private data", private_data, _MAX_PRIVATE_DATA)
-
-
-def _check_room(private_data: bytes, context: Context, room: int, what: str) -> None:
-    """Refuse private data that the transport does not carry, before anything is changed."""
-    if len(private_data) > room and not context.is_iwarp:
-        msg = (
-            f"{what} carries at most {room} bytes of private data on InfiniBand and RoCE, "
-            f"not {len(private_data)}"
-        )
-        raise ValueError(msg)
 
 
 def _confirm(cm_id: weakref.ref[ConnectionId]) -> None:
@@ -75,7 +114,7 @@ def _confirm(cm_id: weakref.ref[ConnectionId]) -> None:
         alive._confirm()
 
 
-class ConnectionId(Resolving, Options, Datagrams):
+class ConnectionId(Resource):
     """An identifier of the connection manager (`rdma_create_id(3)`).
 
     Args:
@@ -92,7 +131,133 @@ class ConnectionId(Resolving, Options, Datagrams):
         qp: The queue pair after `create_qp`, else None.
     """
 
-    __slots__ = ()
+    __slots__ = (
+        "_access", "_channel", "_confirming", "_context", "_memberships", "_sink", "_step",
+        "_token", "_unacked", "policy", "port_space", "qp", "stage",
+    )  # fmt: skip
+
+    def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
+        _check_channel(channel)
+        if not isinstance(port_space, PortSpace):
+            msg = f"not a port space: {port_space!r}"
+            raise TypeError(msg)
+        if port_space is not PortSpace.TCP and port_space not in list(PortSpace):
+            msg = f"not a port space: {port_space!r}"
+            raise ValueError(msg)
+        out = ffi.new("struct rdma_cm_id **")
+        code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
+        check_minus_one(code, "rdma_create_id")
+        self._setup(channel, out[0], port_space, Stage.IDLE)
+
+    def _setup(
+        self, channel: EventChannel, handle: Any, port_space: PortSpace, stage: Stage
+    ) -> None:
+        self._channel = channel
+        self._context: Context | None = None
+        self._access: Access | None = None  # rights of the queue pair, once it has any from here
+        self._confirming: Timer | None = None
+        self._memberships: Memberships | None = None  # made with the first join
+        self._sink: Callable[[ConnectionEvent], bool] | None = None
+        self._step = Step()
+        self._unacked = 0
+        self.policy = _DEFAULT_POLICY
+        self.port_space = port_space
+        self.qp: QueuePair | None = None
+        self.stage = stage
+        super().__init__(handle, (channel,))
+        self._token = channel._enroll(self)
+        handle.context = ffi.cast("void *", self._token)
+
+    def _adopt(self, handle: Any) -> Self:
+        """The new id of a CONNECT_REQUEST to this one; its context is a copy of this one's."""
+        made = type(self).__new__(type(self))
+        made._setup(self._channel, handle, self.port_space, Stage.REQUESTED)
+        return made
+
+    # Properties
+
+    @property
+    def event_channel(self) -> EventChannel:
+        """The channel of its events."""
+        return self._channel
+
+    @property
+    def context(self) -> Context | None:
+        """The device it is bound to; None before."""
+        if self._context is None or self._state is not ResourceState.OPEN:
+            handle = self._require()
+            if self._context is None and handle.verbs != ffi.NULL:
+                self._context = Context.borrow(handle.verbs)
+        return self._context
+
+    @property
+    def port_num(self) -> int:
+        """Port of the device, from 1; 0 before it is bound."""
+        return int(self._require().port_num)
+
+    @property
+    def source(self) -> Address | None:
+        """Local (address, port), None before it is bound."""
+        return from_sockaddr(lib.rdma_get_local_addr(self._require()))
+
+    @property
+    def destination(self) -> Address | None:
+        """(address, port) of the peer, None while it is not connected."""
+        if self.stage in _WITHOUT_PEER:
+            return None
+        return from_sockaddr(lib.rdma_get_peer_addr(self._require()))
+
+    @property
+    def source_address(self) -> str | None:
+        """Local IP address."""
+        source = self.source
+        return source[0] if source else None
+
+    @property
+    def source_port(self) -> int:
+        """Local port; 0 before it is bound."""
+        source = self.source
+        return source[1] if source else 0
+
+    @property
+    def destination_address(self) -> str | None:
+        """The peer's IP address, None while it is not connected."""
+        destination = self.destination
+        return destination[0] if destination else None
+
+    @property
+    def destination_port(self) -> int:
+        """The peer's port, 0 while it is not connected."""
+        destination = self.destination
+        return destination[1] if destination else 0
+
+    def _ends(self) -> tuple[Address | None, Address | None]:
+        """`destination` and `source` of an id that has a peer."""
+        both = CMEvents.ends(int(ffi.cast("uintptr_t", self._require())))
+        return both or (self.destination, self.source)
+
+    @property
+    def local_gid(self) -> bytes:
+        """The GID that the connection uses on this side; 16 bytes."""
+        return bytes(ffi.buffer(self._require().route.addr.addr.ibaddr.sgid.raw))
+
+    def set_option(self, option: Option, value: int) -> None:
+        """Set an option of the id (`rdma_set_option(3)`).
+
+        Args:
+            option: Which.
+            value: `ID_TOS`: type of service of the packets, 0 to 255, chosen by the connecting side
+                for both.  `ID_REUSEADDR`: 1 lets other ids that have it bind to the same address
+                and port; never two listeners.  `ID_AFONLY`: 1 has an id on `::` take IPv6 alone.
+                `ID_ACK_TIMEOUT`: exponent e of the acknowledgement timeout 4.096 us * 2**e, 0 to
+                31; 0 is for ever.
+
+        Raises:
+            TypeError: Not an `Option`, or not an int.
+            ValueError: The value is out of range, or the option is not known.
+            OSError: EINVAL, it is too late for this option.
+        """
+        set_option(self, self.stage, option, value)
 
     # Addresses
 
@@ -110,7 +275,7 @@ class ConnectionId(Resolving, Options, Datagrams):
         sockaddr = ffi.cast("struct sockaddr *", keep := to_sockaddr(address))
         if lib.rdma_bind_addr(self._require(), sockaddr):
             code = ffi.errno
-            # What the kernel says, too, where one of the two addresses is a wildcard.
+            # The kernel says it, too, if one of the two addresses is a wildcard.
             if code == errno.EADDRNOTAVAIL and is_local(address):
                 code = errno.EADDRINUSE
             raise os_error(code, "rdma_bind_addr")
@@ -134,6 +299,114 @@ class ConnectionId(Resolving, Options, Datagrams):
         code = lib.rdma_listen(self._require(), backlog if backlog > 0 else 50)
         check_minus_one(code, "rdma_listen")
         self.stage = Stage.LISTENING
+
+    async def resolve_addr(
+        self, dst: Address, src: Address | None = None, timeout: float = 2.0
+    ) -> None:
+        """Find the device and the neighbor for a numeric address (`rdma_resolve_addr(3)`).
+
+        Args:
+            dst: (address, port) of the peer.
+            src: Local (address, port) to use, or None.
+            timeout: Seconds.
+
+        Raises:
+            ValueError: An address is not numeric, or the limit is negative.
+            AddressError: No route, no neighbor.
+            ConnectTimeoutError: No answer in time.
+            DeviceNotFoundError: The way there has no RDMA device.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        await self._find(dst, src, timeout)
+        self.stage = Stage.ADDRESS_RESOLVED
+
+    async def find(
+        self,
+        dst: Address,
+        src: Address | None = None,
+        timeout: float = 2.0,
+        *,
+        limited: bool = False,
+    ) -> None:
+        """`resolve_addr` and `resolve_route`, which has as long again, in one step.
+
+        Readers of the channel are not told of the first, unless ibacm runs: then the second can
+        block, and goes to a thread.
+
+        Args:
+            dst: As `resolve_addr`.
+            src: Likewise.
+            timeout: Likewise, for each.
+            limited: The caller has a limit for this and more, which will do if an event gets lost.
+
+        Raises, cancellation: as those.
+        """
+        if await route_call_can_block():
+            await self.resolve_addr(dst, src, timeout)
+            await self.resolve_route(timeout)
+        else:
+            limit = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
+            await self._find(dst, src, timeout, limit, limited=limited)
+            self.stage = Stage.ROUTE_RESOLVED
+
+    async def _find(
+        self,
+        dst: Address,
+        src: Address | None,
+        timeout: float,
+        route_ms: int = 0,
+        *,
+        limited: bool = False,
+    ) -> None:
+        """Resolve the address and, with milliseconds for it, the route."""
+        check_seconds("timeout", timeout, zero=True, none=False)
+        self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
+        c_dst = to_sockaddr(dst)
+        c_src = to_sockaddr(src) if src is not None else ffi.NULL
+
+        def call(limit_ms: int) -> None:
+            handle, source, destination = (
+                int(ffi.cast("uintptr_t", pointer)) for pointer in (self._require(), c_src, c_dst)
+            )
+            code = CMEvents.resolve(handle, source, destination, limit_ms, self._token, route_ms)
+            check_resolve(code, dst)
+
+        loop = self._channel._attach()
+        try:
+            await resolve(self._step, loop, call, timeout, route_ms, limited=limited)
+        except asyncio.CancelledError:
+            self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
+            raise
+
+    async def resolve_route(self, timeout: float = 2.0) -> None:
+        """Find the path to the resolved address (`rdma_resolve_route(3)`).
+
+        Args:
+            timeout: Seconds.
+
+        Raises:
+            ValueError: The limit is negative.
+            OSError: EINVAL before `resolve_addr`.
+            RouteError: There is no path.
+
+        Cancellation: ends the wait; close the id then.
+        """
+        check_seconds("timeout", timeout, zero=True, none=False)
+        self._need("rdma_resolve_route", Stage.ADDRESS_RESOLVED)
+        milliseconds = max(1, int(timeout * 1000))
+        handle = self._require()
+
+        def call() -> None:
+            check_minus_one(lib.rdma_resolve_route(handle, milliseconds), "rdma_resolve_route")
+
+        in_thread = await route_call_can_block()
+        try:
+            await self._run(call, ROUTE_RESOLVED, timeout + 1.0, in_thread=in_thread)
+        except asyncio.CancelledError:
+            self.stage = Stage.FAILED  # as after `resolve_addr`
+            raise
+        self.stage = Stage.ROUTE_RESOLVED
 
     # Queue pair
 
@@ -163,7 +436,12 @@ class ConnectionId(Resolving, Options, Datagrams):
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(the id has a queue pair)")
         if (self._context or self.context) is not pd.context:
             raise os_error(errno.EINVAL, "rdma_create_qp", detail="(not the id's device)")
-        self._check_qp_type(attr)
+        if self.is_datagram != (attr.qp_type == QPType.UD):
+            kind = "UD" if self.is_datagram else "RC"
+            msg = f"an id of port space {self.port_space.name} needs a queue pair of type {kind}"
+            raise ValueError(msg)
+        if self.is_datagram:
+            self._need_datagrams("rdma_create_qp")
         qp = QueuePair(pd, attr, (self, *uses), cq, checked=True)
         self.qp = qp
         try:
@@ -174,6 +452,13 @@ class ConnectionId(Resolving, Options, Datagrams):
             raise
         return qp
 
+    def _start_qp(self, qp: QueuePair) -> None:
+        """First transitions of the id's new queue pair: for datagrams all that it needs."""
+        # Port, partition, and the Q_Key of the port space.
+        self._move(_INIT, self.policy)
+        if self.is_datagram:
+            make_ready(qp, self.port_num)
+
     def destroy_qp(self) -> None:
         """Destroy the queue pair (`ibv_destroy_qp(3)`); after it the id can only be closed."""
         self._require()
@@ -181,6 +466,20 @@ class ConnectionId(Resolving, Options, Datagrams):
             raise os_error(errno.EINVAL, "rdma_destroy_qp", detail="(the id has no queue pair)")
         self.qp.close()
         self.stage = Stage.FAILED
+
+    def _move(self, last: int, policy: QPPolicy) -> None:
+        """Take the queue pair from INIT, or to it, as far as `last`.
+
+        Through INIT once more where the rights are the connection manager's to say: they follow
+        the depths that the peer has granted.
+        """
+        assert self.qp is not None
+        ready = last != _INIT and self._access is not None and self._access == policy.access
+        advance(
+            self._require(), self.qp, _RTR if ready else _INIT, last, policy,
+            requested=self.stage is Stage.REQUESTED,
+        )  # fmt: skip
+        self._access = policy.access
 
     # Connection
 
@@ -218,16 +517,20 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        private_data = _check_offer(param, private_data, timeout)
+        private_data = check_offer(param, private_data, timeout)
         if self.is_datagram:
-            return await self._ask_service(private_data, timeout)
+            check_room(private_data, SERVICE_REQUEST_ROOM, "a request of a datagram service")
+            self._need_datagrams("rdma_connect")
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
-        if self.qp is None:
-            raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
         assert self.context is not None
-        _check_room(private_data, self.context, REQUEST_ROOM, "a request to connect")
-        offer = self._offer(param)
-        handle, number = self._require(), self.qp.num
+        blocks, offer, number = False, _NO_OFFER, 0
+        if not self.is_datagram:
+            if self.qp is None:
+                raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
+            self._check_room(private_data, REQUEST_ROOM, "a request to connect")
+            # Software iWARP opens its TCP connection inside the call.
+            blocks, offer, number = self.context.is_iwarp, self._offer(param), self.qp.num
+        handle = self._require()
 
         def call() -> None:
             code = lib.aio_connect(handle, private_data, len(private_data), *offer, number)
@@ -235,8 +538,7 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         self.stage = Stage.CONNECTING
         try:
-            # Software iWARP opens its TCP connection inside the call.
-            return await self._step(call, _ESTABLISHED, timeout, in_thread=self.context.is_iwarp)
+            return await self._run(call, _ESTABLISHED, timeout, in_thread=blocks)
         except BaseException as exc:
             if self.stage is Stage.CONNECTING:
                 self.stage = Stage.FAILED
@@ -275,32 +577,56 @@ class ConnectionId(Resolving, Options, Datagrams):
 
         Cancellation: ends the wait; close the id then.
         """
-        private_data = _check_offer(param, private_data, timeout)
+        private_data = check_offer(param, private_data, timeout)
         if self.is_datagram:
             return self._answer_service(private_data, qp)
         if qp is not None:
             msg = "a connection is served by the id's own queue pair"
             raise ValueError(msg)
-        return await self._step(lambda: self._accept(param, private_data), _ESTABLISHED, timeout)
+        return await self._run(lambda: self._accept(param, private_data), _ESTABLISHED, timeout)
 
     def _accept(self, param: ConnectionParameter | None, private_data: bytes) -> None:
-        self._need("rdma_accept", Stage.REQUESTED)
-        if self.qp is None:
-            raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
+        qp = self._answering(self.qp)
         assert self.context is not None
-        _check_room(private_data, self.context, ANSWER_ROOM, "an answer")
+        self._check_room(private_data, ANSWER_ROOM, "an answer")
         offer = self._offer(param)
         if not self.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
-        data, handle = private_data, self._require()
-        if lib.aio_accept(handle, data, len(data), *offer, self.qp.num):
+        self._answer(qp, private_data, offer)
+        self.stage = Stage.ACCEPTED
+
+    def _answer_service(self, private_data: bytes, qp: QueuePair | None) -> ConnectionEvent:
+        """`accept` for datagrams.  No event follows: the answer is not confirmed."""
+        check_room(private_data, SERVICE_ANSWER_ROOM, "an answer of a datagram service")
+        self._need_datagrams("rdma_accept")
+        self._answer(self._answering(qp or self.qp), private_data, _NO_OFFER)
+        self.stage = Stage.ANSWERED
+        return ConnectionEvent(self._channel, EventType.ESTABLISHED, 0, self)
+
+    def _answering(self, qp: QueuePair | None) -> QueuePair:
+        """The queue pair of an answer, which the id can give."""
+        self._need("rdma_accept", Stage.REQUESTED)
+        if qp is None:
+            raise os_error(errno.EINVAL, "rdma_accept", detail="(no queue pair)")
+        qp._require()
+        return qp
+
+    def _answer(
+        self, qp: QueuePair, private_data: bytes, offer: tuple[int, int, int, int, int]
+    ) -> None:
+        handle = self._require()
+        if lib.aio_accept(handle, private_data, len(private_data), *offer, qp.num):
             code = ffi.errno
             self.stage = Stage.FAILED
             # A client that gives up before it is accepted is reported by this failure only.
             if code == errno.EINVAL:
                 raise os_error(errno.ECONNABORTED, "rdma_accept", detail=CLIENT_LEFT)
             raise os_error(code, "rdma_accept")
-        self.stage = Stage.ACCEPTED
+
+    def _check_room(self, private_data: bytes, room: int, carrier: str) -> None:
+        assert self.context is not None
+        if not self.context.is_iwarp:
+            check_room(private_data, room, carrier, " on InfiniBand and RoCE")
 
     def notify_established(self) -> None:
         """A message arrived before ESTABLISHED did: tell the connection manager (`rdma_notify(3)`).
@@ -329,10 +655,9 @@ class ConnectionId(Resolving, Options, Datagrams):
             OSError: EINVAL if the id is no request.
         """
         private_data = bytes(memoryview(private_data))
-        if len(private_data) > 148:
-            msg = f"a refusal carries at most 148 bytes of private data, not {len(private_data)}"
-            raise ValueError(msg)
-        self._check_refusal(private_data)
+        check_room(private_data, REFUSAL_ROOM, "a refusal")
+        if self.is_datagram:
+            check_room(private_data, SERVICE_ANSWER_ROOM, "a refusal of a datagram service")
         self._need("rdma_reject", Stage.REQUESTED)
         data = ffi.new("uint8_t[]", private_data or b"\0")
         code = lib.rdma_reject(self._require(), data, len(private_data))
@@ -342,7 +667,7 @@ class ConnectionId(Resolving, Options, Datagrams):
     async def disconnect(self, timeout: float = 2.0) -> None:
         """End the connection (`rdma_disconnect(3)`).
 
-        What is posted is flushed, and both sides get DISCONNECTED.
+        Posted requests are flushed, and both sides get DISCONNECTED.
 
         Args:
             timeout: Seconds to wait for the peer's answer; after it the connection counts as
@@ -359,7 +684,7 @@ class ConnectionId(Resolving, Options, Datagrams):
             return
         self._need("rdma_disconnect", Stage.CONNECTED, Stage.ACCEPTED)
         try:
-            await self._step(self.start_disconnect, _DISCONNECTED, timeout)
+            await self._run(self.start_disconnect, _DISCONNECTED, timeout)
         except TimeoutError:
             self.stage = Stage.DISCONNECTED
 
@@ -371,3 +696,233 @@ class ConnectionId(Resolving, Options, Datagrams):
         if self.qp is not None:
             self.qp.to_error()
         check_minus_one(code, "rdma_disconnect")
+
+    # Multicast
+
+    @property
+    def is_datagram(self) -> bool:
+        """Whether its port space is one of datagrams."""
+        space = self.port_space
+        return space is not PortSpace.TCP and space in (PortSpace.UDP, PortSpace.IPOIB)
+
+    def _need_datagrams(self, verb: str) -> None:
+        self._require()
+        if not self.is_datagram:
+            raise os_error(errno.EINVAL, verb, detail="(not an id for datagrams: PortSpace.UDP)")
+        if self.context is not None and self.context.is_iwarp:
+            raise os_error(errno.EOPNOTSUPP, verb, detail="(iWARP has no datagrams)")
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Addresses of the multicast groups that it is a member of."""
+        return () if self._memberships is None else self._memberships.hosts
+
+    async def join_multicast(
+        self, group: str | Address, *, send_only: bool = False, timeout: float = 5.0
+    ) -> ConnectionEvent:
+        """Join a multicast group (`rdma_join_multicast_ex(3)`); the MULTICAST_JOIN event.
+
+        Its `ah_attr`, `qp_num` (0xFFFFFF) and `qkey` are what a datagram to the group needs.  The
+        id's queue pair, unless `send_only`, receives what is sent to the group from then on; what
+        it sends itself comes back to it, too.
+
+        Args:
+            group: Numeric address, alone or with a port, which does not matter.
+            send_only: Be a member that only sends; the id then needs no queue pair.
+            timeout: Seconds.
+
+        Raises:
+            ValueError: Not a multicast address.
+            OSError: EINVAL if the id is not bound to a device by `bind_addr` or `resolve_addr`,
+                or has gone on to a connection, or has no queue pair; EADDRINUSE if it is a
+                member; NotSupportedError on iWARP, and on RoCE v2 for IPv6 groups.
+            MulticastError: The network said no.
+            ConnectTimeoutError: It did not answer.
+
+        Cancellation: the group is left again.
+        """
+        host = group_host(group)
+        self._need_datagrams("rdma_join_multicast")
+        self._need("rdma_join_multicast", Stage.BOUND, Stage.ADDRESS_RESOLVED)
+        if self.context is None:
+            refuse_join(errno.EINVAL, "the id is bound to no device")
+        if self.qp is None and not send_only:
+            refuse_join(errno.EINVAL, "no queue pair")
+        if self._memberships is None:
+            self._memberships = Memberships()
+
+        def run(
+            call: Callable[[], None], answers: frozenset[EventType]
+        ) -> Coroutine[Any, Any, ConnectionEvent]:
+            return self._run(call, answers, timeout)
+
+        receiver = None if send_only else self.qp
+        return await self._memberships.join(self, run, host, receiver, timeout)
+
+    async def leave_multicast(self, group: str | Address, *, timeout: float = 5.0) -> None:
+        """Leave a multicast group (`rdma_leave_multicast(3)`).
+
+        The queue pair receives nothing that is sent to the group from the call on.
+
+        Args:
+            group: As in `join_multicast`.
+            timeout: Seconds; leaving goes on after them.
+
+        Raises:
+            ValueError: Not a multicast address.
+            OSError: EADDRNOTAVAIL if it is no member.
+            ResourceBusyError: Joining is still under way.
+            TimeoutError: It takes longer.
+
+        Cancellation: ends the wait; the group is left all the same.
+        """
+        host = group_host(group)
+        self._need_datagrams("rdma_leave_multicast")
+        await (self._memberships or Memberships()).leave(self, host, timeout)
+
+    # Events and steps
+
+    def _on_event(self, event: ConnectionEvent) -> bool:
+        """Called by the channel for each event of this id; True if it was taken."""
+        kind = event.type
+        if kind is EventType.ESTABLISHED:
+            datagram = event.ah_attr is not None
+            if self.stage is Stage.CONNECTING and not datagram:
+                # The answer to a client on iWARP, which tells the two exchanged.
+                own_reads = event.responder_resources
+                event.responder_resources = event.initiator_depth
+                event.initiator_depth = own_reads
+            self.stage = Stage.SERVICE_RESOLVED if datagram else Stage.CONNECTED
+            self._stop_confirming()
+        elif kind is EventType.CONNECT_RESPONSE:
+            self._on_response(event)
+        elif kind is EventType.DISCONNECTED or kind is EventType.DEVICE_REMOVAL:
+            if kind is EventType.DEVICE_REMOVAL and self.qp is not None:
+                self.qp._broken(cm_error(kind.name, event.status))
+            self._peer_left()
+        taken = self._sink(event) if self._sink is not None else False
+        return self._step.answer(event) or taken
+
+    def _on_response(self, event: ConnectionEvent) -> None:
+        """Finish the handshake; the event becomes ESTABLISHED or CONNECT_ERROR in place."""
+        try:
+            assert self.qp is not None
+            self._move(_RTS, self.policy)
+            check_minus_one(lib.rdma_establish(self._require()), "rdma_establish")
+        except OSError as exc:
+            event.type = EventType.CONNECT_ERROR
+            event.status = -(exc.errno or errno.EIO)
+        else:
+            event.type = EventType.ESTABLISHED
+            self.stage = Stage.CONNECTED
+
+    def _peer_left(self) -> None:
+        if self.stage is Stage.CONNECTED or self.stage is Stage.ACCEPTED:
+            # Answers the peer, whose own DISCONNECTED waits for it.
+            lib.rdma_disconnect(self._handle)
+        self.stage = Stage.DISCONNECTED
+        if self.qp is not None:
+            try:
+                self.qp.to_error()
+            except OSError as exc:
+                _log.debug("queue pair %d to error: %s", self.qp.num, exc)
+
+    def _fail(self, exc: BaseException) -> None:
+        self._step.fail(exc)
+
+    def _run(
+        self,
+        call: Callable[[], None],
+        answers: frozenset[EventType],
+        timeout: float | None,
+        *,
+        in_thread: bool = False,
+    ) -> Coroutine[Any, Any, ConnectionEvent]:
+        """Make the call and await its answer; `in_thread` for a call that can block."""
+        self._require()
+        loop = self._channel._attach()
+        return self._step.run(loop, call, answers, timeout, blocks=self if in_thread else None)
+
+    def _need(self, verb: str, *stages: Stage) -> None:
+        self._require()
+        if self.stage not in stages:
+            # Not `os_error`: its hint is for calls that the kernel refuses.
+            text = f"{verb}: EINVAL: the connection id is {self.stage.value}"
+            raise plain_error(errno.EINVAL, text, _REMEDIES.get(self.stage, ""))
+
+    def migrate(self, channel: EventChannel) -> None:
+        """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).
+
+        Events that the old channel has not read yet move, too.  Those that it has read and no
+        reader has fetched stay there.  A step under way goes on.
+
+        Only for ids that do not listen: requests under way would stay behind.
+
+        Raises:
+            TypeError: Not an event channel.
+            ResourceBusyError: Events of the id are not acknowledged.
+            ResourceClosedError: The id or the channel is closed.
+            OSError: EINVAL for a listening id.
+        """
+        _check_channel(channel)
+        self._require()
+        channel._require()
+        self._refuse_with_debt()
+        if self.stage is Stage.LISTENING:
+            raise os_error(errno.EINVAL, "rdma_migrate_id", detail="(the id is listening)")
+        if channel is self._channel:
+            return
+        home = self._channel._home
+        if home is not None and home.is_running():
+            channel._attach()  # a task may wait for its next event
+            # The kernel moves unread events without waking a wait for the descriptor.
+            channel._kick_soon(home)
+        check_minus_one(lib.rdma_migrate_id(self._handle, channel._require()), "rdma_migrate_id")
+        old, self._channel = self._channel, channel
+        old._ids.pop(self._token)
+        channel._retain(self)
+        self._parents = (channel,)
+        old._let_go(self)
+        self._token = channel._enroll(self)
+        self._handle.context = ffi.cast("void *", self._token)
+
+    # Life
+
+    def _refuse_with_debt(self) -> None:
+        if self._unacked:
+            msg = f"{self._unacked} events of the connection id are not acknowledged"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._channel._home
+
+    def _before_close(self) -> None:
+        self._refuse_with_debt()
+
+    def _before_destroy(self) -> None:
+        if self.stage in (Stage.CONNECTING, Stage.ACCEPTED, Stage.CONNECTED):
+            remedy = _REMEDIES.get(self.stage, "disconnect it first")
+            msg = f"the connection id is {self.stage.value}: {remedy}"
+            raise ResourceBusyError(errno.EBUSY, msg)
+
+    def _stop_confirming(self) -> None:
+        if self._confirming is not None:
+            self._confirming.cancel()
+
+    def _on_close(self) -> None:
+        self._stop_confirming()
+        if self._memberships is not None:
+            self._memberships.detach()
+        self._channel._ids.pop(self._token)
+        self._sink = None
+        self._fail(ResourceClosedError("the connection id was closed"))
+        self._channel._drop(self)
+
+    def _destroy(self, handle: Any) -> None:
+        if self._memberships is not None:
+            self._memberships.leave_all(handle)
+        check_minus_one(lib.rdma_destroy_id(handle), "rdma_destroy_id")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._state.value}: {self.stage.value}>"

@@ -1,15 +1,27 @@
-"""ConnectionParameter: what the two ends agree on when they connect."""
+"""ConnectionParameter: what the two ends agree on when they connect; and their private data."""
 
 from __future__ import annotations
 
 from typing import Self
 
+from aiordma.arguments import check_seconds, payload_of
 from aiordma.verbs.context import DeviceAttributes
 
-__all__ = ["ConnectionParameter"]
+__all__ = [
+    "ANSWER_ROOM", "REFUSAL_ROOM", "REQUEST_ROOM", "SERVICE_ANSWER_ROOM", "SERVICE_REQUEST_ROOM",
+    "ConnectionParameter", "check_offer", "check_room",
+]  # fmt: skip
 
 _MAX_DEPTH = 255
 _DEFAULT_RETRIES = 7
+#: Private data of a request and of its answer on InfiniBand and RoCE, in bytes.
+REQUEST_ROOM = 56
+ANSWER_ROOM = 196
+REFUSAL_ROOM = 148
+#: The same of a datagram service: the kernel takes 36 bytes of the 216 of a request for itself.
+SERVICE_REQUEST_ROOM = 180
+SERVICE_ANSWER_ROOM = 136
+_MAX_PRIVATE_DATA = 255  # iWARP's
 
 
 class ConnectionParameter:
@@ -146,3 +158,28 @@ class ConnectionParameter:
             f"initiator_depth={self.initiator_depth} retry_count={self.retry_count} "
             f"rnr_retry_count={self.rnr_retry_count}>"
         )
+
+
+def check_offer(
+    param: ConnectionParameter | None, private_data: bytes, timeout: float | None
+) -> bytes:
+    """Refuse what is no offer, before anything is changed; the private data as C takes it."""
+    if param is not None and not isinstance(param, ConnectionParameter):
+        msg = f"not a ConnectionParameter: {param!r}"
+        raise TypeError(msg)
+    check_seconds("timeout", timeout, zero=True)
+    return payload_of("private data", private_data, _MAX_PRIVATE_DATA)
+
+
+def check_room(private_data: bytes, room: int, carrier: str, where: str = "") -> None:
+    """Refuse private data that its carrier has no room for, before anything is changed.
+
+    Raises:
+        ValueError: There are more bytes than `room`.
+    """
+    if len(private_data) > room:
+        msg = (
+            f"{carrier} carries at most {room} bytes of private data{where}, "
+            f"not {len(private_data)}"
+        )
+        raise ValueError(msg)

@@ -29,13 +29,12 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_pointer
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import fork
@@ -46,6 +45,9 @@ from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.resource import Resource, ResourceState
+
+if TYPE_CHECKING:
+    from aiordma.cm.connection_id import ConnectionId
 
 __all__ = ["EventChannel"]
 
@@ -156,7 +158,7 @@ class EventChannel(Resource):
             if self.closed or self._pump is None or not self._pump.kick():
                 return
 
-    def _enroll(self, connection_id: Any) -> int:
+    def _enroll(self, connection_id: ConnectionId) -> int:
         token = next(self._tokens)  # of 40 bits at most: token_of in _core/cm.c
         self._ids[token] = connection_id
         return token
@@ -210,7 +212,7 @@ class EventChannel(Resource):
             if listener is None or listener.closed:
                 self._discard(self._requested())
                 return
-            target: ConnectionId | None = ConnectionId._adopt(self, self._requested(), listener)
+            target: ConnectionId | None = listener._adopt(self._requested())
         else:
             target = self._ids.get(token)
             if target is None:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
 from aiordma.cm.enums import Option
-from aiordma.cm.identifier import Identifier, Stage
+from aiordma.cm.step import Stage
 from aiordma.errors import os_error
+from aiordma.verbs.resource import Resource
 
-__all__ = ["Options"]
+__all__ = ["set_option"]
 
 _UNBOUND = frozenset({Stage.IDLE})
 _BOUND = _UNBOUND | {Stage.BOUND}
@@ -43,48 +44,26 @@ _RULES = {
 }
 
 
-class Options(Identifier):
-    """The options of a connection id.  Part of `ConnectionId`."""
-
-    __slots__ = ()
-
-    def set_option(self, option: Option, value: int) -> None:
-        """Set an option of the id (`rdma_set_option(3)`).
-
-        Args:
-            option: Which.
-            value: `ID_TOS`: type of service of the packets, 0 to 255, chosen by the connecting side
-                for both.  `ID_REUSEADDR`: 1 lets other ids that have it bind to the same address
-                and port; never two listeners.  `ID_AFONLY`: 1 has an id on `::` take IPv6 alone.
-                `ID_ACK_TIMEOUT`: exponent e of the acknowledgement timeout 4.096 us * 2**e, 0 to
-                31; 0 is for ever.
-
-        Raises:
-            TypeError: Not an `Option`, or not an int.
-            ValueError: The value is out of range, or the option is not known.
-            OSError: EINVAL, it is too late for this option.
-        """
-        if not isinstance(option, Option):
-            msg = f"not an Option: {option!r}"
-            raise TypeError(msg)
-        rule = _RULES.get(option)
-        if rule is None:
-            msg = f"there is no option {option!r}"
-            raise ValueError(msg)
-        if not isinstance(value, int) or (isinstance(value, bool) and rule.high != 1):
-            msg = f"the value of {option.name} is an int, not {value!r}"
-            raise TypeError(msg)
-        if not 0 <= value <= rule.high:
-            msg = f"{option.name} is {value}, not in 0..{rule.high}"
-            raise ValueError(msg)
-        handle = self._require()
-        if self.stage not in rule.stages:
-            detail = (
-                f"({option.name} has to be set {rule.until}; the connection id is "
-                f"{self.stage.value})"
-            )
-            raise os_error(errno.EINVAL, "rdma_set_option", detail=detail)
-        raw = ffi.new(rule.c_type, int(value))
-        size = ffi.sizeof(ffi.typeof(raw).item)
-        code = lib.rdma_set_option(handle, lib.RDMA_OPTION_ID, int(option), raw, size)
-        check_minus_one(code, "rdma_set_option")
+def set_option(cm_id: Resource, stage: Stage, option: Option, value: int) -> None:
+    """`ConnectionId.set_option` for an id at this stage."""
+    if not isinstance(option, Option):
+        msg = f"not an Option: {option!r}"
+        raise TypeError(msg)
+    rule = _RULES.get(option)
+    if rule is None:
+        msg = f"there is no option {option!r}"
+        raise ValueError(msg)
+    if not isinstance(value, int) or (isinstance(value, bool) and rule.high != 1):
+        msg = f"the value of {option.name} is an int, not {value!r}"
+        raise TypeError(msg)
+    if not 0 <= value <= rule.high:
+        msg = f"{option.name} is {value}, not in 0..{rule.high}"
+        raise ValueError(msg)
+    handle = cm_id._require()
+    if stage not in rule.stages:
+        detail = f"({option.name} has to be set {rule.until}; the connection id is {stage.value})"
+        raise os_error(errno.EINVAL, "rdma_set_option", detail=detail)
+    raw = ffi.new(rule.c_type, int(value))
+    size = ffi.sizeof(ffi.typeof(raw).item)
+    code = lib.rdma_set_option(handle, lib.RDMA_OPTION_ID, int(option), raw, size)
+    check_minus_one(code, "rdma_set_option")

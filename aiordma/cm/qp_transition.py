@@ -15,10 +15,10 @@ from typing import Any
 
 from aiordma._ffi import lib
 from aiordma.errors import os_error
-from aiordma.verbs.enums import Access
+from aiordma.verbs.enums import Access, QPAttrMask, QPState
 from aiordma.verbs.qp import QueuePair
 
-__all__ = ["CLIENT_LEFT", "QPPolicy", "advance"]
+__all__ = ["CLIENT_LEFT", "QPPolicy", "advance", "make_ready"]
 
 #: Why a request cannot be answered any more.
 CLIENT_LEFT = "(the client has left: close the connection id of its request)"
@@ -114,3 +114,11 @@ def advance(
         if refused > 0:
             raise os_error(refused, "rdma_init_qp_attr")
         raise os_error(-code, "ibv_modify_qp")
+
+
+def make_ready(qp: QueuePair, port: int) -> None:
+    """Take a datagram queue pair on from INIT: it needs no peer to receive and to send."""
+    qp.modify(QPAttrMask.STATE, qp_state=QPState.RTR)
+    qp.modify(QPAttrMask.STATE | QPAttrMask.SQ_PSN, qp_state=QPState.RTS, sq_psn=0)
+    mtu = qp.pd.context.query_port(port).active_mtu.in_bytes
+    qp._rules = replace(qp._rules, max_datagram=mtu)

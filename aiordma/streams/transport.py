@@ -36,7 +36,7 @@ from typing import Any
 from aiordma._core import STREAM_FAILED
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.cm.identifier import Stage
+from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer

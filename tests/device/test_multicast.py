@@ -19,8 +19,7 @@ import pytest
 
 import aiordma
 from aiordma import create_datagram_endpoint
-from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace
-from aiordma.cm.multicast import Multicast
+from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace, multicast
 from aiordma.verbs import AddressHandle, AHAttributes
 from tests.device.datagrams import Recorder, UDEnd, bound
 from tests.device.stepping import Steps, run_canceled
@@ -211,7 +210,7 @@ async def test_a_join_waits_for_what_is_being_left(
     events: EventChannel, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then an event of the old membership could be taken for one of the new."""
-    leave, may_leave = Multicast._leave_now, threading.Event()
+    leave, may_leave = multicast._leave_now, threading.Event()
 
     def slowly(handle: Any, member: Any) -> None:
         assert may_leave.wait(10)
@@ -219,7 +218,7 @@ async def test_a_join_waits_for_what_is_being_left(
 
     end = UDEnd(bound(events, address))
     await end.cm_id.join_multicast(GROUP)
-    monkeypatch.setattr(Multicast, "_leave_now", staticmethod(slowly))
+    monkeypatch.setattr(multicast, "_leave_now", slowly)
     with pytest.raises(TimeoutError):
         await end.cm_id.leave_multicast(GROUP, timeout=0.02)
     with pytest.raises(aiordma.ConnectTimeoutError, match="was not left"):

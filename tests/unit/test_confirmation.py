@@ -14,7 +14,7 @@ import pytest
 from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
-from aiordma.cm.identifier import Identifier
+from aiordma.cm.step import Step
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
 from aiordma.loop.timers import Timer
@@ -100,14 +100,15 @@ class Channel:
 class Closing(Id):
     """As much of a ConnectionId as its end needs, too."""
 
-    _on_close = Identifier._on_close
+    _on_close = ConnectionId._on_close
     _on_event = ConnectionId._on_event
     _stop_confirming = ConnectionId._stop_confirming
 
     def __init__(self) -> None:
         super().__init__()
         self._channel, self._token = Channel(), 7
-        self._waiter = self._sink = None
+        self._memberships = self._sink = None
+        self._step = Step()
 
     def _fail(self, _: BaseException) -> None:
         pass
