@@ -51,6 +51,8 @@ def fitting(name: str, value: Any, bits: int) -> int:
         ValueError: It does not.
         TypeError: It is no whole number.
     """
+    if type(value) is int and not value >> bits:  # a request has many numbers
+        return value
     number = whole(name, value)
     if not 0 <= number < 1 << bits:
         msg = f"{name} {number} does not fit into {bits} bits"

@@ -30,8 +30,7 @@ from aiordma.loop.limit import Limit
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
-from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.mr_check import check_memory
+from aiordma.verbs.mr import MemoryRegion, check_memory
 
 __all__ = ["Connection", "ConnectionStats"]
 

@@ -28,8 +28,7 @@ from aiordma._ffi import ffi
 from aiordma.errors import ResourceBusyError, ResourceClosedError
 from aiordma.loop import background, fork
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
-from aiordma.verbs.mr_check import bytes_of
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, bytes_of
 from aiordma.verbs.pd import ProtectionDomain
 
 __all__ = ["CacheStats", "RegistrationCache"]

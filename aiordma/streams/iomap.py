@@ -20,8 +20,7 @@ from aiordma.rsocket.iomap import Mapping
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion
-from aiordma.verbs.mr_check import check_memory
+from aiordma.verbs.mr import MemoryRegion, check_memory
 from aiordma.verbs.wr import SGE
 
 __all__ = ["MappedRegion", "StreamIomap"]

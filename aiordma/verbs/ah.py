@@ -25,7 +25,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WorkCompletion
 
-__all__ = ["GRH", "AHAttributes", "AddressHandle", "gid_of", "host_of"]
+__all__ = ["GRH", "AHAttributes", "AddressHandle", "c_gid", "gid_of", "host_of"]
 
 _MAPPED = bytes(10) + b"\xff\xff"
 _IPV4_AT = 20
@@ -47,6 +47,20 @@ def host_of(gid: bytes) -> str:
     if gid[:12] == _MAPPED:
         return socket.inet_ntop(socket.AF_INET, gid[12:])
     return socket.inet_ntop(socket.AF_INET6, gid)
+
+
+def c_gid(gid: bytes) -> Any:
+    """A GID as C takes it.
+
+    Raises:
+        ValueError: Not 16 bytes.
+    """
+    if len(gid) != 16:
+        msg = f"a GID has 16 bytes, not {len(gid)}"
+        raise ValueError(msg)
+    union = ffi.new("union ibv_gid *")
+    ffi.memmove(union.raw, gid, 16)
+    return union
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,10 +29,15 @@ from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.comp_channel import MANAGED, CompletionChannel, Sink, route
 from aiordma.verbs.context import Context
-from aiordma.verbs.counting import count_successes
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WC_STRUCT, WCRecord, WorkCompletion, flush_record
+from aiordma.verbs.wc import (
+    WC_STRUCT,
+    WCRecord,
+    WorkCompletion,
+    count_successes,
+    flush_record,
+)
 
 __all__ = ["CompletionQueue"]
 

@@ -16,35 +16,41 @@ Theory of operation
 from __future__ import annotations
 
 import errno
+import mmap
+import sys
 from collections.abc import Callable
 from numbers import Integral
 from typing import Any, Self
 
-from aiordma._core import Registration
+from aiordma._core import Held, Registration
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.arguments import check_kind, fitting, whole
+from aiordma.arguments import check_kind, fitting, no_buffer, whole
+from aiordma.errors import NotSupportedError, os_error
 from aiordma.loop.workers import call_blocking
+from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, MRAdvice, ODPGeneralCaps
-from aiordma.verbs.mr_check import (
-    ADDRESSES,
-    bytes_of,
-    check_access,
-    check_iova,
-    fresh,
-    refusal,
-    unsupported,
-)
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.slab import slab
 
-__all__ = ["INLINE_BYTES", "MemoryRegion"]
+__all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of", "check_memory"]
 
 _LOCAL = Access.LOCAL_WRITE
 _MAX_SGE_LENGTH = (1 << 32) - 1
 # Above this many bytes registering takes long enough to be noticed by a loop.
 INLINE_BYTES = 1 << 20
+# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+_REMOTE_WRITES = int(Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
+_ZERO_BASED = int(Access.ZERO_BASED)
+_ON_DEMAND = int(Access.ON_DEMAND)
+_LOCAL_BITS = int(Access.LOCAL_WRITE)
+_HUGETLB = int(Access.HUGETLB)
+_EVERYWHERE = Access.LOCAL_WRITE | Access.REMOTE_READ | _REMOTE_WRITES
+_ADDRESSES = 1 << 64
+_MOST_BYTES = sys.maxsize
+# Software iWARP takes an iova and goes on using the buffer's own address.
+_IGNORES_IOVA = frozenset({0x626D74})  # vendor_id
 
 
 class MemoryRegion(Resource):
@@ -106,9 +112,9 @@ class MemoryRegion(Resource):
             access = Access(fitting("access", access, 31))
         if iova is not None:
             iova = fitting("iova", iova, 64)
-        check_access(pd.context, access)
+        _check_access(pd.context, access)
         if isinstance(buffer, Integral):
-            buffer = fresh(whole("the number of bytes", buffer), access)
+            buffer = _fresh(whole("the number of bytes", buffer), access)
         memory: Any = None
         data: Any = None
         self._keep: CData | None = None
@@ -122,7 +128,7 @@ class MemoryRegion(Resource):
                 memory = ffi.from_buffer(buffer)
             own = int(ffi.cast("uintptr_t", memory))
             where = own if iova is None else iova
-            check_iova(pd.context, where, own, view.nbytes)
+            _check_iova(pd.context, where, own, view.nbytes)
             # Not view.cast("B"), which knows neither ctypes' formats nor numpy's structures.
             data = memoryview(ffi.buffer(memory, view.nbytes))
             self._keep = memory
@@ -152,7 +158,7 @@ class MemoryRegion(Resource):
         try:
             handle = call()
             if not handle:
-                raise refusal(ffi.errno, verb, pd.context, access, length)
+                raise _refusal(ffi.errno, verb, pd.context, access, length)
             self._registered(pd, access, int(access), addr, length, handle)
         finally:
             pd._let_go()
@@ -189,7 +195,7 @@ class MemoryRegion(Resource):
         try:
             handle = lib.ibv_reg_mr_iova(pd._handle, memory, size, where, rights)
             if not handle:
-                raise refusal(ffi.errno, "ibv_reg_mr", pd.context, access, size)
+                raise _refusal(ffi.errno, "ibv_reg_mr", pd.context, access, size)
             self._registered(pd, access, rights, where, size, handle)
         finally:
             pd._let_go()
@@ -251,11 +257,11 @@ class MemoryRegion(Resource):
             OSError: No such descriptor (EBADF), or it is no dmabuf.
         """
         where = offset if iova is None else iova
-        check_access(pd.context, access)
-        if length <= 0 or offset < 0 or offset + length > ADDRESSES:
+        _check_access(pd.context, access)
+        if length <= 0 or offset < 0 or offset + length > _ADDRESSES:
             msg = f"{length} bytes at offset {offset} are no part of a dmabuf"
             raise ValueError(msg)
-        check_iova(pd.context, where, offset, length)
+        _check_iova(pd.context, where, offset, length)
         self = cls.__new__(cls)
         self._keep = self._view = None
         self._register(
@@ -281,12 +287,12 @@ class MemoryRegion(Resource):
             OSError: Out of resources.
         """
         access |= Access.ON_DEMAND
-        check_access(pd.context, access)
+        _check_access(pd.context, access)
         if not pd.context.query_odp().general_caps & ODPGeneralCaps.SUPPORT_IMPLICIT:
-            raise unsupported("ibv_reg_mr", pd.context, "implicit on-demand paging")
+            raise _unsupported("ibv_reg_mr", pd.context, "implicit on-demand paging")
         self = cls.__new__(cls)
         self._keep = self._view = None
-        everything = ADDRESSES - 1
+        everything = _ADDRESSES - 1
         self._register(
             pd, "ibv_reg_mr", access, 0, everything,
             lambda: lib.ibv_reg_mr(pd._handle, ffi.NULL, everything, int(access)),
@@ -314,7 +320,7 @@ class MemoryRegion(Resource):
         if not 0 <= offset <= end <= self.length:
             msg = f"bytes {offset} to {end} are not inside a region of {self.length} bytes"
             raise ValueError(msg)
-        check_access(self.pd.context, Access.ON_DEMAND, "ibv_advise_mr")
+        _check_access(self.pd.context, Access.ON_DEMAND, "ibv_advise_mr")
         starts = range(offset, end, _MAX_SGE_LENGTH)
         pieces = ffi.new("struct ibv_sge[]", len(starts))
         for piece, start in zip(pieces, starts, strict=True):
@@ -389,3 +395,113 @@ class MemoryRegion(Resource):
 
 
 _leaked: list[object] = []
+
+
+def bytes_of(view: memoryview, access: Access) -> CData:
+    """What a view shows, as C sees it; holds the export.
+
+    Raises:
+        ValueError: It is empty or not contiguous.
+        BufferError: Write access to a read-only buffer.
+    """
+    _check_view(view, access)
+    return ffi.from_buffer(Held(view))
+
+
+def _check_view(view: memoryview, access: Access) -> None:
+    if not view.c_contiguous:
+        msg = "a memory region needs a contiguous buffer in C order"
+        raise ValueError(msg)
+    if not view.nbytes:
+        msg = "a memory region needs at least one byte"
+        raise ValueError(msg)
+    if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
+        msg = (
+            "the buffer is read-only, and not for writing: use a writable one, such as a bytearray"
+        )
+        raise BufferError(msg)
+
+
+def check_memory(buffer: Any, access: Access) -> None:
+    """Refuse what `MemoryRegion` would refuse, without making or exporting anything that stays.
+
+    Raises:
+        TypeError: No buffer, and no number of bytes.
+        ValueError: It is empty or not contiguous.
+        BufferError: Write access to a read-only buffer.
+    """
+    if isinstance(buffer, Integral):
+        whole("the number of bytes", buffer, 1, _MOST_BYTES)
+        return
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise no_buffer("memory to register", buffer) from None
+    with view:
+        _check_view(view, access)
+
+
+def _fresh(size: int, access: Access) -> mmap.mmap:
+    """Zeroed memory for a region of its own.
+
+    Raises:
+        ValueError: No bytes, or huge ones.
+    """
+    whole("the number of bytes", size, 1, _MOST_BYTES)
+    if int(access) & _HUGETLB:
+        msg = "HUGETLB promises huge pages: pass a buffer that lies in them, not a size"
+        raise ValueError(msg)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _check_access(context: Context, access: Access, verb: str = "ibv_reg_mr") -> None:
+    """Refuse rights that do not fit each other, or the device.
+
+    Raises:
+        ValueError, NotSupportedError: They do not.
+    """
+    rights = int(access)
+    if rights & _REMOTE_WRITES and not rights & _LOCAL_BITS:
+        msg = "remote write and atomic access need LOCAL_WRITE, too"
+        raise ValueError(msg)
+    if rights & _ZERO_BASED:
+        # Soft-RoCE refuses it, software iWARP takes and ignores it.
+        msg = "register with iova=0 instead of ZERO_BASED"
+        raise ValueError(msg)
+    if rights & _ON_DEMAND and not context.query_odp().general_caps & ODPGeneralCaps.SUPPORT:
+        raise _unsupported(verb, context, "on-demand paging (ODP)")
+
+
+def _check_iova(context: Context, iova: int, own: int, length: int) -> None:
+    """Refuse an address that the device cannot give the memory at `own`.
+
+    Raises:
+        ValueError, NotSupportedError: It cannot.
+    """
+    if iova == own:
+        return
+    if not 0 <= iova <= _ADDRESSES - length:
+        msg = f"{length} bytes from iova {iova:#x} on do not fit into 64-bit addresses"
+        raise ValueError(msg)
+    if (iova - own) % mmap.PAGESIZE:
+        msg = f"iova {iova:#x} has another offset within its page than the memory, {own:#x}"
+        raise ValueError(msg)
+    if context.attributes.vendor_id in _IGNORES_IOVA:
+        raise _unsupported("ibv_reg_mr_iova", context, "addresses other than the memory's own")
+
+
+def _refusal(code: int, verb: str, context: Context, access: Access, length: int) -> OSError:
+    """The exception for what the device has refused with `code`."""
+    if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+        special = access & ~_EVERYWHERE
+        what = f"the access flags {special!r}" if special else "this kind of memory"
+        if verb == "ibv_reg_dmabuf_mr":
+            what = "dmabuf memory"
+        return _unsupported(verb, context, what)
+    return os_error(code or errno.EIO, verb, detail=f"({length} bytes)")
+
+
+def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
+    """The exception for what the device cannot do."""
+    text = f"{verb}: the device {context.name} does not support {what}"
+    return NotSupportedError(errno.EOPNOTSUPP, text)

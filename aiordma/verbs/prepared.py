@@ -27,21 +27,21 @@ from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting
 from aiordma.errors import ResourceClosedError
 from aiordma.loop.slots import sub_index
-from aiordma.verbs.enums import Opcode
-from aiordma.verbs.qp_posting import Built, RawPosting
 from aiordma.verbs.wc import WCRecord
-from aiordma.verbs.work_queue import Planned, Posted, WorkQueue
+from aiordma.verbs.work_queue import Posted, WorkQueue
 from aiordma.verbs.wr import (
     ATOMICS,
     WITH_IMM,
     WITH_REMOTE,
+    Built,
+    Planned,
     RecvWR,
     SendWR,
     check_inside,
 )
 from aiordma.verbs.wr_check import check_atomic
 
-__all__ = ["PreparedPost", "Preparing"]
+__all__ = ["PreparedPost"]
 
 _NUMBERS = 1 << 16  # executions under way that can be told apart
 
@@ -104,17 +104,11 @@ class PreparedPost:
     """
 
     __slots__ = (
-        "_c", "_count", "_entries", "_freed", "_keep", "_pinned", "_qp", "_queue", "_requests",
-        "_signaled", "_success", "_tail", "_wrs",
+        "_c", "_count", "_entries", "_freed", "_keep", "_pinned", "_queue", "_requests",
+        "_signaled", "_success", "_tail", "_verb", "_wrs",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        qp: Preparing,
-        queue: WorkQueue,
-        requests: Sequence[SendWR | RecvWR],
-        built: Built,
-    ) -> None:
+    def __init__(self, queue: WorkQueue, requests: Sequence[SendWR | RecvWR], built: Built) -> None:
         count = len(requests)
         if not 0 < count <= queue.depth:
             msg = f"a prepared list needs 1 to {queue.depth} requests, the places of the queue"
@@ -124,8 +118,8 @@ class PreparedPost:
             msg = f"a queue of {queue.depth} places is too deep for {count} prepared requests"
             raise ValueError(msg)
         first, plan = built.first, built.plan
-        self._qp = qp
         self._queue = queue
+        self._verb = built.verb
         self._count = count
         self._requests = tuple(replace(wr, sg_list=tuple(wr.sg_list)) for wr in requests)
         self._wrs = [first[i] for i in range(count)]
@@ -148,14 +142,14 @@ class PreparedPost:
         history = ffi.new("uint64_t[]", rows * count)
         self._keep = (*built.keep, entries, caller, history)
         self._c = ffi.new("struct aio_prepared *")
-        self._c.qp = qp._require()
+        self._c.qp = queue.qp._require()
         if isinstance(requests[0], SendWR):
             self._c.send = first
         else:
             self._c.recv = first
         self._c.entries, self._c.caller, self._c.history = entries, caller, history
         self._c.count, self._c.history_mask = count, rows - 1
-        qp._prepared[self] = None
+        queue.prepared[self] = None
 
     def __len__(self) -> int:
         """Number of requests in the list."""
@@ -187,11 +181,11 @@ class PreparedPost:
         if self._freed:
             msg = "the prepared post was freed"
             raise ResourceClosedError(msg)
-        qp, queue = self._qp, self._queue
-        qp._require()
+        queue = self._queue
+        queue.qp._require()
         for resource in self._pinned:
             resource._require()
-        if qp._in_error:
+        if queue.qp._in_error:
             self._flush()
         else:
             unsignaled = self._tail if self._signaled else queue.unsignaled + self._tail
@@ -199,12 +193,12 @@ class PreparedPost:
             queue.enter_again(self._entries, unsignaled)
             code = lib.aio_execute(self._c)
             if code:
-                raise qp._post_failed(queue, code)
+                raise queue.post_failed(self._verb, code)
         self._success = True
         return self
 
     def _flush(self) -> None:
-        self._queue.cq._flush(self._qp.num, [self._c.caller[i] for i in range(self._count)])
+        self._queue.cq._flush(self._queue.qp.num, [self._c.caller[i] for i in range(self._count)])
 
     def _number(self, execution: int, position: int) -> int:
         row = execution & self._c.history_mask
@@ -293,7 +287,7 @@ class PreparedPost:
                 check_atomic([length], 0)
             sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
             sizes[piece] = length
-            self._qp._rules.check_sizes(made, sizes)
+            self._queue.qp._rules.check_sizes(made, sizes)
         return region.addr + offset, fitting("the length of a piece,", length, 32)
 
     # Life
@@ -307,7 +301,7 @@ class PreparedPost:
         if self._freed:
             return
         self._freed = True
-        self._qp._prepared.pop(self, None)
+        self._queue.prepared.pop(self, None)
         self._settle()
 
     def _settle(self) -> None:
@@ -357,47 +351,3 @@ def _checked_targets(
             check_atomic([8], number)
         targets.append((homes[name], name, socket.htonl(number) if name == "imm_data" else number))
     return targets
-
-
-class Preparing(RawPosting):
-    """What a queue pair can do with prepared posts.  Part of `QueuePair`."""
-
-    __slots__ = ("_prepared",)
-
-    _prepared: dict[PreparedPost, None]  # an ordered set; empty, a quarter of an empty set
-
-    def prepare_send(self, requests: SendWR | Sequence[SendWR]) -> PreparedPost:
-        """Build one send request or a list once, to be posted many times.
-
-        Args:
-            requests: As for `post_send`; later changes of the objects have no effect.
-
-        Returns:
-            The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
-            registered until then; one that is closed before cannot be executed any more.
-
-        Raises:
-            ValueError: As `post_send`, or the list is empty or longer than the queue.
-            NotSupportedError: Device, transport or type of queue pair cannot do it.
-            ResourceClosedError: The queue pair or a region is closed.
-        """
-        chain = [requests] if isinstance(requests, SendWR) else list(requests)
-        if any(request.opcode == Opcode.BIND_MW for request in chain):
-            msg = "BIND_MW cannot be prepared: every bind makes another key"
-            raise ValueError(msg)
-        return PreparedPost(self, self._sq, chain, self._build_send(chain))
-
-    def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedPost:
-        """Build one receive request or a list once, to be posted many times.
-
-        Args:
-            requests: As for `post_recv`; later changes of the objects have no effect.
-
-        Returns and raises: as `prepare_send`.
-        """
-        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
-        return PreparedPost(self, self._rq, chain, self._build_recv(chain))
-
-    def _free_prepared(self) -> None:
-        for post in list(self._prepared):
-            post.free()

@@ -1,4 +1,15 @@
-"""QueuePair: the two work queues of one end of a connection."""
+"""QueuePair: the two work queues of one end of a connection.
+
+Theory of operation
+    A request is awaited (`send`, `recv`, `read`, ...), posted raw with the caller's own number
+    (`post_send`, `post_recv`), or prepared once and posted many times (verbs.prepared).  In each
+    case `WRRules` (verbs.wr_check) refuses a request that the adapter could not do, verbs.wr
+    translates it for C, and the `WorkQueue` (verbs.work_queue) posts it and accounts for it.
+
+    The first failure is the cause: requests that are flushed behind it name it as their reason.
+    From then on the queue pair is in the error state, whether the adapter, the program or the
+    device has put it there, and new requests are flushed without the adapter.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +17,12 @@ import asyncio
 import contextlib
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from aiordma._ffi import ffi, lib
-from aiordma._ffi.check import check_errno, check_pointer
+from aiordma._ffi.check import check_errno
 from aiordma.errors import (
     ResourceClosedError,
     completion_error,
@@ -19,26 +31,43 @@ from aiordma.errors import (
     queue_error,
 )
 from aiordma.loop.running import running_loop
-from aiordma.verbs.ah import AHAttributes
+from aiordma.verbs.ah import AddressHandle, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, AsyncEventType, QPAttrMask, QPState, QPType, WCStatus
-from aiordma.verbs.groups import Groups
+from aiordma.verbs.enums import (
+    Access,
+    AsyncEventType,
+    Opcode,
+    QPAttrMask,
+    QPState,
+    QPType,
+    SendFlags,
+    WCStatus,
+)
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.pd import ProtectionDomain
-from aiordma.verbs.qp_attr import QPAttributes, QPInitAttr, QPLimits, check_init
-from aiordma.verbs.qp_requests import Requests
+from aiordma.verbs.prepared import PreparedPost
+from aiordma.verbs.qp_attr import (
+    QUERIED,
+    QPAttributes,
+    QPInitAttr,
+    QPLimits,
+    check_init,
+    create,
+)
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
-from aiordma.verbs.wc import WCRecord
-from aiordma.verbs.work_queue import Posted, WorkQueue
+from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.work_queue import WorkQueue
+from aiordma.verbs.wr import SGE, Built, RecvWR, SendWR, flags_of, sge_list
 from aiordma.verbs.wr_check import WRRules
 
 __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
 _LAST_RECEIVE_S = 0.25
-_NAMES = tuple(QPLimits.__dataclass_fields__)
 # As plain numbers: an operation on flags makes a new member, which takes as long as the call.
 _STATE = int(QPAttrMask.STATE)
 _READ_DEPTH = int(QPAttrMask.MAX_QP_RD_ATOMIC)
@@ -47,12 +76,14 @@ _FATAL = frozenset(
     {AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR, AsyncEventType.QP_ACCESS_ERR}
 )
 
+Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
+
 
 def _closed_error() -> BaseException:
     return ResourceClosedError("the queue pair was closed")
 
 
-class QueuePair(Requests, Groups):
+class QueuePair(Resource):
     """A queue pair (`ibv_create_qp(3)`).
 
     Each request is either awaited (`send`, `recv`, `read`, ...) or posted raw with the caller's
@@ -71,8 +102,8 @@ class QueuePair(Requests, Groups):
     """
 
     __slots__ = (
-        "_cqs", "_drains", "_first_failure", "_groups", "_init", "_last_receive",
-        "_on_first_failure", "pd",
+        "_cqs", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
+        "_on_first_failure", "_queues", "_rules", "limits", "num", "pd", "srq",
     )  # fmt: skip
 
     def __init__(
@@ -89,52 +120,33 @@ class QueuePair(Requests, Groups):
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
-        sizes = (
-            attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
-            attr.max_inline_data,
-        )  # fmt: skip
-        if not 0 <= min(sizes) <= max(sizes) < 1 << 31:
-            for name, size in zip(_NAMES, sizes, strict=True):
-                if not 0 <= size < 1 << 31:
-                    msg = f"{name} is out of range: {size}"
-                    raise ValueError(msg)
-        numbers = ffi.new("uint32_t[6]", sizes)
-        srq = ffi.NULL if attr.srq is None else attr.srq._require()
         # Room for what was asked, before the queue pair exists: refusing costs nothing then.
         send_cq._promise(attr.max_send_wr)
         try:
             self._promise_receives(attr, recv_cq)
             try:
-                handle = lib.aio_create_qp(
-                    pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),
-                    attr.sq_sig_all, token, numbers,
-                )  # fmt: skip
-                check_pointer(handle, "ibv_create_qp")
+                handle, self.num, self.limits = create(pd, attr, send_cq, recv_cq, token)
             except BaseException:
                 self._unpromise_receives(attr, recv_cq)
                 raise
         except BaseException:
             send_cq._unpromise(attr.max_send_wr)
             raise
-        *given, self.num = ffi.unpack(numbers, 6)
-        self.limits = QPLimits.of(pd.context, tuple(given))
         self.pd = pd
         self._init = attr
-        self._groups: list[tuple[bytes, int]] = []
+        self._groups: tuple[tuple[bytes, int], ...] = ()  # that it is attached to
         self._first_failure: BaseException | None = None
-        #: Called once with the first cause, whether or not anybody awaits the request.
+        #: Called once with the first cause, whether or not the request is awaited.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
-        # Only as many requests as the CQs have room for, even where the device gave more.
-        self._prepared = {}
         self._rules = WRRules.of(
             pd.context, self.limits, attr.qp_type, all_signaled=attr.sq_sig_all
         )
-        self._queues = None
+        # Made for the first request: a connection posts in C, and needs none.
+        self._queues: tuple[WorkQueue, WorkQueue] | None = None
         self._cqs = send_cq, recv_cq
         self.srq = attr.srq
         self._last_receive: threading.Event | None = None
-        self._drains = False
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
         send_cq._enter(self)
@@ -146,17 +158,23 @@ class QueuePair(Requests, Groups):
         enroll(token, self)
 
     def _make_queues(self) -> tuple[WorkQueue, WorkQueue]:
+        self._require()
+        # Only as many requests as the CQs have room for, even where the device gave more.
         attr = self._init
         receives = attr.max_recv_wr if attr.srq is None else 0
         self._queues = queues = (
-            WorkQueue(self._cqs[0], attr.max_send_wr, self._on_failure, self._cause),
-            WorkQueue(self._cqs[1], receives, self._on_failure, self._cause),
+            WorkQueue(self, self._cqs[0], attr.max_send_wr),
+            WorkQueue(self, self._cqs[1], receives),
         )
-        if self.closed:
-            for queue in queues:
-                queue.room.fail(_closed_error)
-                queue.abandon(self.num)
         return queues
+
+    @property
+    def _sq(self) -> WorkQueue:
+        return (self._queues or self._make_queues())[0]
+
+    @property
+    def _rq(self) -> WorkQueue:
+        return (self._queues or self._make_queues())[1]
 
     @staticmethod
     def _promise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
@@ -171,6 +189,408 @@ class QueuePair(Requests, Groups):
             cq._unpromise(attr.max_recv_wr)
         else:
             attr.srq._dismiss(cq)
+
+    # Raw requests
+
+    def post_send(self, requests: SendWR | Sequence[SendWR]) -> None:
+        """Post one send request or a list, with one doorbell (`ibv_post_send(3)`).
+
+        The completions of signaled requests, and of failed ones, come out of the CQ with the
+        caller's `wr_id`.  A completion also ends the unsignaled requests before it.  The regions
+        stay registered until then, even if they are closed; bytes of an INLINE request may be
+        reused at once.
+
+        Args:
+            requests: What to do, in this order.
+
+        Raises:
+            ResourceBusyError: The queue has not enough free places.
+            ValueError: A number does not fit into its field, a limit of the queue pair (`limits`)
+                is exceeded, or unsignaled requests would fill the queue, which then could never
+                complete any.
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ResourceClosedError: The queue pair or a region is closed.
+            OSError: The post failed; the queue pair is in the error state.
+
+        After all but the last nothing was posted, of a list neither what was valid.
+        """
+        chain = [requests] if isinstance(requests, SendWR) else list(requests)
+        self._sq.post(self._built_send(chain), chain)
+
+    def post_recv(self, requests: RecvWR | Sequence[RecvWR]) -> None:
+        """Post one receive request or a list (`ibv_post_recv(3)`).
+
+        Args:
+            requests: The receives, in the order in which they are to be used.
+
+        Raises and completions: as `post_send`; ValueError also if the queue pair uses a shared
+        receive queue.
+        """
+        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
+        self._rq.post(self._built_recv(chain), chain)
+
+    def prepare_send(self, requests: SendWR | Sequence[SendWR]) -> PreparedPost:
+        """Build one send request or a list once, to be posted many times.
+
+        Args:
+            requests: As for `post_send`; later changes of the objects have no effect.
+
+        Returns:
+            The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
+            registered until then; one that is closed before cannot be executed any more.
+
+        Raises:
+            ValueError: As `post_send`, or the list is empty or longer than the queue.
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ResourceClosedError: The queue pair or a region is closed.
+        """
+        chain = [requests] if isinstance(requests, SendWR) else list(requests)
+        if any(request.opcode == Opcode.BIND_MW for request in chain):
+            msg = "BIND_MW cannot be prepared: every bind makes another key"
+            raise ValueError(msg)
+        return PreparedPost(self._sq, chain, self._built_send(chain))
+
+    def prepare_recv(self, requests: RecvWR | Sequence[RecvWR]) -> PreparedPost:
+        """Build one receive request or a list once, to be posted many times.
+
+        Args:
+            requests: As for `post_recv`; later changes of the objects have no effect.
+
+        Returns and raises: as `prepare_send`.
+        """
+        chain = [requests] if isinstance(requests, RecvWR) else list(requests)
+        return PreparedPost(self._rq, chain, self._built_recv(chain))
+
+    def _built_send(self, chain: Sequence[SendWR]) -> Built:
+        self._require()
+        built = self._rules.built_send(chain)
+        for request in chain:
+            piece = request.bind
+            if request.mw is not None and piece is not None and len(piece):
+                request.mw._binding(self, piece.mr)
+        return built
+
+    def _built_recv(self, chain: Sequence[RecvWR]) -> Built:
+        self._require()
+        if self.srq is not None:
+            msg = "the queue pair takes its receives from its SharedReceiveQueue: post them there"
+            raise ValueError(msg)
+        return self._rules.built_recv(chain)
+
+    # Awaited requests
+
+    async def submit(self, requests: Sequence[SendWR]) -> WorkCompletion:
+        """Post a list of send requests with one doorbell; returns the completion of the last.
+
+        Requests of one queue pair complete in order, so the last one stands for all: the list
+        waits for one completion, whatever its length.  Only the last is posted SIGNALED; the
+        flag of the others is left out.  The completion carries the last request's `wr_id`.
+
+        Args:
+            requests: At least one, at most as many as the send queue has places.
+
+        Raises:
+            CompletionError: The first request that failed, with its place in the list as `index`
+                and its own status, not the flush of those behind it.  Those before it succeeded.
+            ValueError: The list is empty or longer than the queue, or see `post_send`.
+            NotSupportedError: Device, transport or type of queue pair cannot do it.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; while it waits for places nothing is posted, after that the
+        requests run on and their regions stay registered until they are done.
+
+        Man page: `ibv_post_send(3)`.
+        """
+        chain = list(requests)
+        depth = self._sq.depth
+        if not 0 < len(chain) <= depth:
+            msg = f"a list needs 1 to {depth} requests, as many as the queue holds: {len(chain)}"
+            raise ValueError(msg)
+        group = [replace(wr, send_flags=wr.send_flags & ~SendFlags.SIGNALED) for wr in chain]
+        group[-1].send_flags |= SendFlags.SIGNALED
+        reads = any(request.opcode == Opcode.RDMA_READ for request in group[:-1])
+        if reads and self._rules.overtaking and group[-1].opcode != Opcode.RDMA_READ:
+            group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
+        return await self._sq.completed(self._built_send(group), wr_id=chain[-1].wr_id)
+
+    async def send(
+        self,
+        buffers: Buffers,
+        *,
+        imm: int | None = None,
+        invalidate: int | None = None,
+        solicited: bool = False,
+        inline: bool = False,
+        fence: bool = False,
+        ah: AddressHandle | None = None,
+        remote_qpn: int = 0,
+        remote_qkey: int = 0,
+    ) -> WorkCompletion:
+        """Send the buffers as one message; returns its completion.
+
+        Args:
+            buffers: Regions or pieces of regions, gathered in order; at most
+                `limits.max_send_sge`.
+            imm: 32-bit immediate that the receiver finds in its completion.
+            invalidate: Key of the receiver's memory that ends with the message; his completion
+                tells it as `invalidated_rkey`.  Not together with `imm`.
+            solicited: Wake a receiver that waits for solicited completions only.
+            inline: Copy the bytes at the post, up to `limits.max_inline_data`.  The buffers may
+                be changed as soon as it is posted, which is at once if a place is free.
+            fence: Begin only when the reads and atomics before it are done.
+            ah: For datagrams, and only for them: the way to the receiver.
+            remote_qpn: For datagrams: the receiver's queue pair, or 0xFFFFFF for a group.
+            remote_qkey: For datagrams: the key that the receiver expects.
+
+        Raises:
+            CompletionError: The request failed; the subclass names the reason.
+            ValueError: Too many pieces, too many bytes for inline, or a number out of range;
+                `MessageTooLargeError` for a datagram that is longer than the port's MTU.
+            NotSupportedError: The transport has no immediates (iWARP), or no invalidation.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the message may still be sent, and the regions stay
+        registered until it is done.
+        """
+        if imm is not None and invalidate is not None:
+            msg = "a message carries an immediate or invalidates a key, not both"
+            raise ValueError(msg)
+        opcode = Opcode.SEND
+        if imm is not None:
+            opcode = Opcode.SEND_WITH_IMM
+        elif invalidate is not None:
+            opcode = Opcode.SEND_WITH_INV
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
+            invalidate_rkey=invalidate or 0,
+            send_flags=flags_of(solicited=solicited, inline=inline, fence=fence),
+            ah=ah, remote_qpn=remote_qpn, remote_qkey=remote_qkey,
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "send")
+
+    async def recv(self, buffers: Buffers) -> WorkCompletion:
+        """Post a receive and await its message; `byte_len` of the completion tells its length.
+
+        Args:
+            buffers: Regions or pieces of regions, filled in order; at most
+                `limits.max_recv_sge`.
+
+        Raises:
+            CompletionError: The receive failed, or was flushed with the queue pair.
+            ValueError: Too many pieces, or the queue pair uses a shared receive queue.
+            NotSupportedError: No piece at all, on software iWARP.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the receive stays posted, and the message that arrives for it
+        is consumed.
+
+        Man page: `ibv_post_recv(3)`.
+        """
+        built = self._built_recv([RecvWR(sg_list=sge_list(buffers))])
+        return await self._rq.completed(built, "recv")
+
+    async def write(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        *,
+        imm: int | None = None,
+        solicited: bool = False,
+        inline: bool = False,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """RDMA WRITE the buffers to the peer's memory; with `imm` it consumes a peer's receive.
+
+        Args:
+            buffers: Regions or pieces of regions, gathered in order; at most
+                `limits.max_send_sge`.
+            remote_addr: Address of the first byte in the peer's memory, 64 bits.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_WRITE`.
+            imm: 32-bit immediate that the receiver finds in its completion.
+            solicited: Wake a receiver that waits for solicited completions only; counts with `imm`
+                alone, because the peer notices nothing else of a write.
+            inline: Copy the bytes at the post; see `send`.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: Too many pieces, too many bytes for inline, or a number out of range.
+            NotSupportedError: The transport has no immediates (iWARP).
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the write may still take place, and the regions stay
+        registered until it is done.
+
+        Man page: `ibv_post_send(3)`.
+        """
+        if imm is None and not (solicited or inline or fence):
+            plain = self._rules.transfer(Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write")
+            if plain is not None:
+                return await self._sq.completed(plain)
+        opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=opcode, imm_data=imm or 0,
+            remote_addr=remote_addr, rkey=rkey,
+            send_flags=flags_of(solicited=solicited, inline=inline, fence=fence),
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "write")
+
+    async def read(
+        self, buffers: Buffers, remote_addr: int, rkey: int, *, fence: bool = False
+    ) -> WorkCompletion:
+        """RDMA READ the peer's memory into the buffers.
+
+        Args:
+            buffers: Regions or pieces of regions, filled in order; at most
+                `limits.max_send_sge` and the device's `max_sge_rd`.
+            remote_addr: Address of the first byte in the peer's memory, 64 bits.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_READ`.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            CompletionError: The request failed; `RemoteAccessError` for a wrong key or range.
+            ValueError: Too many pieces, or a number out of range.
+            ResourceClosedError: The queue pair or a region is closed.
+
+        Cancellation: ends the wait; the buffers belong to the adapter until the read is done.
+
+        Man page: `ibv_post_send(3)`.
+        """
+        if not fence:
+            plain = self._rules.transfer(Opcode.RDMA_READ, buffers, remote_addr, rkey, "read")
+            if plain is not None:
+                return await self._sq.completed(plain)
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.RDMA_READ,
+            remote_addr=remote_addr, rkey=rkey, send_flags=flags_of(fence=fence),
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "read")
+
+    async def fetch_add(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        value: int,
+        *,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """Add to the peer's 64-bit integer; its old value lands in the 8 bytes of `buffers`.
+
+        Args:
+            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            remote_addr: Address of the integer, a multiple of 8.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            value: What to add, 0 to 2**64 - 1; the sum wraps around.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises:
+            NotSupportedError: The device has no atomic operations, as all of iWARP.
+            ValueError: The address is no multiple of 8, or a number is out of range.
+
+        Further errors and cancellation: as `send`; a canceled operation may have taken place.
+        """
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_FETCH_AND_ADD,
+            remote_addr=remote_addr, rkey=rkey, compare_add=value, send_flags=flags_of(fence=fence),
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "fetch_add")
+
+    async def compare_swap(
+        self,
+        buffers: Buffers,
+        remote_addr: int,
+        rkey: int,
+        expected: int,
+        desired: int,
+        *,
+        fence: bool = False,
+    ) -> WorkCompletion:
+        """Store a value in the peer's 64-bit integer if that has another, all in one step.
+
+        Args:
+            buffers: One piece of 8 bytes, for the old value in the machine's byte order.
+            remote_addr: Address of the integer, a multiple of 8.
+            rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
+            expected: The value that it has to have, 0 to 2**64 - 1.
+            desired: The value that it then gets, 0 to 2**64 - 1.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises and cancellation: as `fetch_add`.
+
+        Man page: `ibv_post_send(3)`.
+        """
+        request = SendWR(
+            sg_list=sge_list(buffers), opcode=Opcode.ATOMIC_CMP_AND_SWP,
+            remote_addr=remote_addr, rkey=rkey, compare_add=expected, swap=desired,
+            send_flags=flags_of(fence=fence),
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "compare_swap")
+
+    async def local_invalidate(self, rkey: int, *, fence: bool = False) -> WorkCompletion:
+        """End remote access by a key of this side: a window of type 2, or on iWARP a region.
+
+        Args:
+            rkey: The key, 32 bits.
+            fence: Begin only when the reads and atomics before it are done.
+
+        Raises and cancellation: as `send`; a canceled invalidation still takes place.
+        """
+        request = SendWR(
+            opcode=Opcode.LOCAL_INV, invalidate_rkey=rkey, send_flags=flags_of(fence=fence)
+        )
+        return await self._sq.completed(self._built_send([request]), "local_inv")
+
+    async def _bind_mw(
+        self,
+        window: MemoryWindow,
+        mr: MemoryRegion,
+        offset: int,
+        length: int,
+        access: Access,
+        rkey: int,
+    ) -> WorkCompletion:
+        """The request behind `MemoryWindow.bind`, which knows what it means for the window."""
+        request = SendWR(
+            opcode=Opcode.BIND_MW, mw=window, bind=SGE(mr, offset, length), bind_access=access,
+            rkey=rkey,
+        )  # fmt: skip
+        return await self._sq.completed(self._built_send([request]), "bind_mw")
+
+    # Multicast groups
+
+    def attach_mcast(self, gid: bytes, lid: int = 0) -> None:
+        """Receive what is sent to a multicast group (`ibv_attach_mcast(3)`).
+
+        `ConnectionId.join_multicast` does it; joining also tells the network.  The attachment
+        ends with the queue pair.
+
+        Args:
+            gid: The group; 16 bytes.
+            lid: Its local id on InfiniBand, 0 on RoCE.
+
+        Raises:
+            ValueError: Not a GID.
+            OSError: Not a UD queue pair (EINVAL), or the device's limit is reached.
+        """
+        code = lib.ibv_attach_mcast(self._require(), c_gid(gid), lid)
+        check_errno(code, "ibv_attach_mcast")
+        if (gid, lid) not in self._groups:
+            self._groups += ((gid, lid),)
+
+    def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
+        """Receive nothing more of a group (`ibv_detach_mcast(3)`).
+
+        `gid` and `lid` are those that it was attached with.  What has arrived already still
+        completes.
+
+        Raises:
+            OSError: It is not attached (EINVAL).
+        """
+        code = lib.ibv_detach_mcast(self._require(), c_gid(gid), lid)
+        check_errno(code, "ibv_detach_mcast")
+        self._groups = tuple(group for group in self._groups if group != (gid, lid))
 
     # State
 
@@ -222,19 +642,9 @@ class QueuePair(Requests, Groups):
         """Ask the device for the current attributes (`ibv_query_qp(3)`)."""
         attr = ffi.new("struct ibv_qp_attr *")
         init = ffi.new("struct ibv_qp_init_attr *")
-        mask = int(
-            QPAttrMask.STATE | QPAttrMask.CAP | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PATH_MTU
-            | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
-            | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV
-        )  # fmt: skip
-        check_errno(lib.ibv_query_qp(self._require(), attr, mask, init), "ibv_query_qp")
-        kinds: dict[str, Any] = {
-            "qp_state": QPState, "path_mtu": MTU, "qp_access_flags": Access,
-            "ah_attr": AHAttributes._from_c,
-        }  # fmt: skip
-        return QPAttributes(
-            *(kinds.get(n, int)(getattr(attr, n)) for n in QPAttributes.__dataclass_fields__)
-        )
+        code = lib.ibv_query_qp(self._require(), attr, QUERIED, init)
+        check_errno(code, "ibv_query_qp")
+        return QPAttributes._from_c(attr)
 
     @property
     def state(self) -> QPState:
@@ -263,11 +673,12 @@ class QueuePair(Requests, Groups):
         self.modify(QPAttrMask.MIN_RNR_TIMER, min_rnr_timer=code)
 
     def to_error(self) -> None:
-        """Move to the error state: what is posted completes as flushed.  Idempotent.
+        """Move to the error state: posted requests complete as flushed.  Idempotent.
 
-        Software adapters do not flush everything.  What is not flushed within a second ends here,
-        awaited or raw; its memory stays registered until the queue pair is destroyed.  What
-        is posted from now on is flushed without the adapter, which might keep it for ever.
+        Software adapters do not flush everything.  A request that is not flushed within a second
+        ends here, awaited or raw; its memory stays registered until the queue pair is destroyed.
+        Requests that are posted from now on are flushed without the adapter, which might keep them
+        for ever.
         """
         if self.closed:
             return
@@ -293,32 +704,31 @@ class QueuePair(Requests, Groups):
         """Posted requests whose completion has not been seen."""
         return 0 if self._queues is None else len(self._queues[0]) + len(self._queues[1])
 
-    def _on_failure(self, posted: Posted, record: WCRecord) -> None:
-        self._failed(posted.operation, record)
-
     def _receive_failed(self, record: WCRecord) -> None:
         """A receive of the shared queue that this queue pair had taken has failed."""
         self._failed("recv", record)
 
     def _failed(self, operation: str, record: WCRecord) -> None:
+        """A request has failed, or was flushed."""
         if record[1] != WCStatus.WR_FLUSH_ERR:
             details = {"vendor_err": record[3], "qp_num": record[6]}
             self._note(completion_error(record[1], operation=operation, **details))
         # The adapter is in the error state already; now this side knows it, too.
-        if not self._in_error:
-            with contextlib.suppress(OSError):
-                self.to_error()
+        self._leave_service()
 
     def _note(self, cause: BaseException) -> None:
-        """The first cause counts: what follows it is flushed and is not a reason."""
+        """The first cause counts: later failures are flushes, and no reason."""
         if self._first_failure is None:
             self._first_failure = cause
             if self._on_first_failure is not None:
                 self._on_first_failure(cause)
 
     def _broken(self, cause: BaseException) -> None:
-        """The device has given it up, or a CQ in which it completes; what is awaited ends."""
+        """The device has given it up, or a CQ in which it completes; awaited requests end."""
         self._note(cause)
+        self._leave_service()
+
+    def _leave_service(self) -> None:
         if not self._in_error:
             with contextlib.suppress(OSError):
                 self.to_error()
@@ -346,9 +756,6 @@ class QueuePair(Requests, Groups):
             if self._last_receive is not None:
                 self._last_receive.set()
 
-    def _cause(self) -> BaseException | None:
-        return self._first_failure
-
     # Life
 
     @property
@@ -356,18 +763,17 @@ class QueuePair(Requests, Groups):
         return self._cqs[0]._home
 
     def _on_close(self) -> None:
-        for queue in self._queues or ():
-            queue.room.fail(_closed_error)
-        if self.srq is not None:
-            self._drain_shared()
+        if self.srq is not None and not self._drain_shared():
+            self._last_receive = None  # there is nothing to wait for
         loop = running_loop()
         # The adapter forgets the memory only when the queue pair is destroyed: so the queue pair
-        # keeps it from now on, in place of the requests.
-        # Not so a window that is bound to it: that one has to go first.
+        # keeps it from now on, in place of the requests.  Not so a window that is bound to it: that
+        # has to go first.
         for queue in self._queues or ():
+            queue.room.fail(_closed_error)
             self._hold(region for region in queue.regions() if id(region) not in self._made)
             queue.release_regions()
-        self._free_prepared()
+            queue.free_prepared()
         if not self.outstanding:
             self._abandon_all()
             return
@@ -381,7 +787,7 @@ class QueuePair(Requests, Groups):
 
         self._gone.add_done_callback(abandon)
 
-    def _drain_shared(self) -> None:
+    def _drain_shared(self) -> bool:
         """Before the destruction, see every completion of a receive that it took.
 
         Adapters forget those that are still in the CQ when the queue pair is destroyed, and with
@@ -391,22 +797,21 @@ class QueuePair(Requests, Groups):
         channel = self.recv_cq.channel
         loop = self._home
         if channel is None or loop is None or not loop.is_running():
-            return
+            return False
         attr = ffi.new("struct ibv_qp_attr *")
-        attr.qp_state = int(QPState.ERR)
-        refused = not self._in_error and lib.ibv_modify_qp(
-            self._handle, attr, int(QPAttrMask.STATE)
-        )
-        self._drains = not refused
+        attr.qp_state = _ERR
+        return self._in_error or not lib.ibv_modify_qp(self._handle, attr, _STATE)
 
     def _abandon_all(self) -> None:
         for queue in self._queues or ():
             queue.abandon(self.num)
+        self._queues = None  # they lead back here
 
     def _destroy(self, handle: Any) -> None:
-        if self._drains and self._last_receive is not None:
+        if self._last_receive is not None:
             self._last_receive.wait(_LAST_RECEIVE_S)
-        self._detach_all(handle)
+        for gid, lid in self._groups:  # the kernel refuses it to an attached queue pair (EBUSY)
+            lib.ibv_detach_mcast(handle, c_gid(gid), lid)
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
+from typing import Any
 
+from aiordma._ffi import ffi, lib
+from aiordma._ffi.check import check_pointer
 from aiordma.arguments import fitting
 from aiordma.errors import os_error
 from aiordma.verbs.ah import AHAttributes
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import MTU, Access, QPState, QPType
+from aiordma.verbs.enums import MTU, Access, QPAttrMask, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.srq import SharedReceiveQueue
 
-__all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "check_init"]
+__all__ = ["QUERIED", "QPAttributes", "QPInitAttr", "QPLimits", "check_init", "create"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,12 @@ class QPInitAttr:
     srq: SharedReceiveQueue | None = None
 
 
+#: What `ibv_query_qp` is asked for.
+QUERIED = int(
+    QPAttrMask.STATE | QPAttrMask.CAP | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PATH_MTU
+    | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
+    | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV
+)  # fmt: skip
 _SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
 
 
@@ -79,7 +88,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
         msg = "the shared receive queue belongs to another protection domain"
         raise ValueError(msg)
     for name in _SIZES:
-        fitting(name, getattr(attr, name), 32)
+        fitting(name, getattr(attr, name), 31 if name == "max_inline_data" else 32)
     device = pd.context.attributes
     if (
         max(attr.max_send_wr, attr.max_recv_wr) <= device.max_qp_wr
@@ -145,3 +154,39 @@ class QPAttributes:
     retry_cnt: int
     rnr_retry: int
     ah_attr: AHAttributes
+
+    @classmethod
+    def _from_c(cls, attr: Any) -> QPAttributes:
+        kinds: dict[str, Any] = {
+            "qp_state": QPState, "path_mtu": MTU, "qp_access_flags": Access,
+            "ah_attr": AHAttributes._from_c,
+        }  # fmt: skip
+        return cls(*(kinds.get(n, int)(getattr(attr, n)) for n in cls.__dataclass_fields__))
+
+
+def create(
+    pd: ProtectionDomain,
+    attr: QPInitAttr,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    token: int,
+) -> tuple[Any, int, QPLimits]:
+    """A new C queue pair, whose events carry `token`; its number, and what the device gave.
+
+    Raises:
+        ValueError: A size is out of range.
+        OSError: Beyond the device's limits (EINVAL), or out of resources.
+    """
+    sizes = (
+        attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
+        attr.max_inline_data,
+    )  # fmt: skip
+    numbers = ffi.new("uint32_t[6]", sizes)
+    srq = ffi.NULL if attr.srq is None else attr.srq._require()
+    handle = lib.aio_create_qp(
+        pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),
+        attr.sq_sig_all, token, numbers,
+    )  # fmt: skip
+    check_pointer(handle, "ibv_create_qp")
+    *given, number = ffi.unpack(numbers, 6)
+    return handle, number, QPLimits.of(pd.context, tuple(given))

@@ -27,13 +27,16 @@ import itertools
 import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from aiordma._ffi import ffi, lib
-from aiordma._ffi.check import check_errno
+from aiordma._ffi.check import check_errno, check_pointer
+from aiordma.arguments import whole
 from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
+    completion_error,
     device_error,
     os_error,
     queue_error,
@@ -48,19 +51,145 @@ from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType
-from aiordma.verbs.low_water import LowWater
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.srq_attr import Receive, SRQAttributes, Taker, create, free_number
 from aiordma.verbs.wc import WCRecord, WorkCompletion
-from aiordma.verbs.wr import SGE, RecvWR, build_recv, sge_list
+from aiordma.verbs.wr import SGE, RecvWR, build_recv, check_count, sge_list
 
 __all__ = ["SRQAttributes", "SharedReceiveQueue"]
 
 # Queue pairs leave where they are destroyed, in other threads.
 _lock = fork.new_lock()
 _ID_MASK = (1 << TAG_SHIFT) - 1
+_numbers = itertools.count()
+_MAX_QUEUES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SRQAttributes:
+    """Attributes of a shared receive queue (`ibv_query_srq(3)`, same names)."""
+
+    max_wr: int
+    max_sge: int
+    srq_limit: int
+
+
+def _create(
+    pd: ProtectionDomain, max_wr: int, max_sge: int, token: int
+) -> tuple[Any, SRQAttributes]:
+    """A new queue, whose events carry `token`, and what the device really gave.
+
+    Raises:
+        ValueError: A size is not positive.
+        OSError: Above the device's limits (EINVAL), or out of resources.
+    """
+    device = pd.context.attributes
+    for name, value, most in (
+        ("max_wr", max_wr, device.max_srq_wr),
+        ("max_sge", max_sge, device.max_srq_sge),
+    ):
+        if whole(name, value) <= 0:
+            msg = f"{name} has to be positive, not {value}"
+            raise ValueError(msg)
+        if value > most:
+            detail = f"({name} {value} is above the device's limit of {most})"
+            raise os_error(errno.EINVAL, "ibv_create_srq", detail=detail)
+    init = ffi.new("struct ibv_srq_init_attr *")
+    init.srq_context = ffi.cast("void *", token)
+    init.attr.max_wr = max_wr
+    init.attr.max_sge = max_sge
+    ffi.errno = 0  # not every driver gives a reason
+    handle = check_pointer(lib.ibv_create_srq(pd._require(), init), "ibv_create_srq")
+    return handle, SRQAttributes(init.attr.max_wr, init.attr.max_sge, 0)
+
+
+class _Taker(Protocol):
+    """A queue pair that takes its receives here."""
+
+    def _receive_failed(self, record: WCRecord) -> None:
+        """One of its receives has completed with an error."""
+
+
+class _Receive:
+    """One posted receive."""
+
+    __slots__ = ("caller_id", "future", "regions")
+
+    def __init__(self, regions: tuple[MemoryRegion, ...], caller_id: int | None) -> None:
+        self.regions = regions
+        self.caller_id = caller_id
+        self.future: asyncio.Future[WorkCompletion] | None = None
+
+    def tell(self, record: WCRecord) -> None:
+        """It has completed: its future gets the completion, or the error."""
+        if self.future is None or self.future.done():
+            return
+        if record[1] == 0:
+            self.future.set_result(WorkCompletion.from_record(record))
+        else:
+            details = {"vendor_err": record[3], "qp_num": record[6]}
+            self.future.set_exception(completion_error(record[1], operation="recv", **details))
+
+
+def _free_number() -> int:
+    """A number that no living shared queue has; ids have 16 bits for it."""
+    for number in itertools.islice(_numbers, _MAX_QUEUES):
+        if number % _MAX_QUEUES not in shared_queues:
+            return number % _MAX_QUEUES
+    raise os_error(errno.ENOMEM, "ibv_create_srq", detail="(65,536 shared receive queues)")
+
+
+class _LowWater:
+    """The marks of one shared receive queue.
+
+    Attributes:
+        armed: What the device's own limit is, as far as is known here; 0 for none.
+    """
+
+    __slots__ = ("_marks", "armed")
+
+    def __init__(self) -> None:
+        self.armed = 0
+        self._marks: list[tuple[int, asyncio.Future[None]]] = []
+
+    def __bool__(self) -> bool:
+        """Whether a task waits."""
+        return bool(self._marks)
+
+    async def wait(self, limit: int, arm: Callable[[int], None]) -> None:
+        """Wait for a mark; `arm` sets the device's limit.  Cancellation: the mark is taken back."""
+        mark = (limit, asyncio.get_running_loop().create_future())
+        self._marks.append(mark)
+        try:
+            self.arm(arm)
+            await mark[1]
+        finally:
+            if mark in self._marks:
+                self._marks.remove(mark)
+
+    def arm(self, arm: Callable[[int], None]) -> None:
+        """Have the device say when its own count falls below the highest mark."""
+        highest = max((limit for limit, _ in self._marks), default=0)
+        if highest and highest != self.armed:
+            arm(highest)
+
+    def reached(self, below: int) -> None:
+        """Fewer receives than any mark above `below` are posted."""
+        for limit, future in list(self._marks):
+            if limit > below and not future.done():
+                future.set_result(None)
+
+    def told(self) -> None:
+        """The device says that its limit was reached; it is not armed any more."""
+        armed, self.armed = self.armed, 0
+        if armed:
+            self.reached(armed - 1)
+        self._marks = [mark for mark in self._marks if not mark[1].done()]
+
+    def futures(self) -> list[asyncio.Future[None]]:
+        """Of the tasks that wait."""
+        return [future for _, future in self._marks]
 
 
 def _closed() -> BaseException:
@@ -96,16 +225,16 @@ class SharedReceiveQueue(Resource):
     )  # fmt: skip
 
     def __init__(self, pd: ProtectionDomain, max_wr: int = 128, max_sge: int = 1) -> None:
-        self._number = free_number()
+        self._number = _free_number()
         self._token = async_event.next_token()
-        handle, self.limits = create(pd, max_wr, max_sge, self._token)
+        handle, self.limits = _create(pd, max_wr, max_sge, self._token)
         self.pd = pd
         self.max_wr = max_wr
         self.room = Credits(max_wr)
-        self._table: SlotTable[Receive] = SlotTable()
-        self._takers: weakref.WeakValueDictionary[int, Taker] = weakref.WeakValueDictionary()
+        self._table: SlotTable[_Receive] = SlotTable()
+        self._takers: weakref.WeakValueDictionary[int, _Taker] = weakref.WeakValueDictionary()
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
-        self._marks = LowWater()
+        self._marks = _LowWater()
         self._awaited = False  # every CQ in which a receive could complete is drained by the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -167,19 +296,17 @@ class SharedReceiveQueue(Resource):
         if self._error is not None:
             raise self._error()
         for request in chain:
-            if len(request.sg_list) > self.limits.max_sge:
-                msg = f"a receive has {len(request.sg_list)} pieces, max_sge {self.limits.max_sge}"
-                raise ValueError(msg)
+            check_count(len(request.sg_list), "limits.max_sge", self.limits.max_sge)
         return build_recv(chain)
 
     def _post(
         self, chain: Sequence[RecvWR], first: Any, caller_ids: Sequence[int | None]
-    ) -> list[Receive]:
+    ) -> list[_Receive]:
         """Hand a list to the adapter; its places were taken from `room` before."""
-        entered: list[Receive] = []
+        entered: list[_Receive] = []
         numbers: list[int] = []
         for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
-            receive = Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
+            receive = _Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
             for region in receive.regions:
                 region._retain()  # open: _build has just seen to that
             number = self._table.add(receive)
@@ -239,7 +366,7 @@ class SharedReceiveQueue(Resource):
 
     # Completions
 
-    def _take_out(self, number: int) -> Receive | None:
+    def _take_out(self, number: int) -> _Receive | None:
         receive = self._table.remove(number)
         if receive is not None:
             for region in receive.regions:

@@ -1,4 +1,4 @@
-"""WorkCompletion: the outcome of one work request."""
+"""WorkCompletion: the outcome of one work request; and how successes are only counted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import socket
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiordma.errors import CompletionError, completion_error, wc_status_name
 from aiordma.verbs.enums import WCFlags, WCOpcode, WCStatus
 
-__all__ = ["WC_STRUCT", "WCRecord", "WorkCompletion", "flush_record"]
+__all__ = [
+    "WC_STRUCT", "Countable", "WCRecord", "WorkCompletion", "count_successes", "flush_record",
+]  # fmt: skip
 
 # struct ibv_wc in the machine's own byte order: wr_id, status, opcode, vendor_err, byte_len,
 # imm_data (network order) or invalidated_rkey, qp_num, src_qp, wc_flags, pkey_index, slid, sl,
@@ -22,6 +24,9 @@ _SUCCESS = WCStatus.SUCCESS
 _IP_CSUM_OK, _WITH_IMM, _WITH_INV = (
     int(flag) for flag in (WCFlags.IP_CSUM_OK, WCFlags.WITH_IMM, WCFlags.WITH_INV)
 )
+_WORDS = WC_STRUCT.size // 8
+_HALVES = WC_STRUCT.size // 4
+_STATUS = 2  # which of the halves
 K = TypeVar("K")
 
 
@@ -115,3 +120,33 @@ class WorkCompletion:
         return completion_error(
             self.status, operation=operation, qp_num=self.qp_num, vendor_err=self.vendor_err
         )
+
+
+class Countable:
+    """A sink whose completions may be of interest by their number alone."""
+
+    __slots__ = ()
+
+    def count(self, wr_id: int) -> bool:
+        """Take a success that its caller only counts; False to be called with the completion."""
+        return False
+
+
+def count_successes(completions: memoryview, find: Callable[[int], Any]) -> int:
+    """Take successes of which only the number counts, from the first on; how many those were.
+
+    Ends with the first completion that has to go another way, so that the order is kept.
+
+    Args:
+        completions: An array of `struct ibv_wc`.
+        find: From an id to its sink.
+    """
+    if any(completions.cast("I")[_STATUS::_HALVES].tolist()):
+        return 0
+    count = 0
+    for wr_id in completions.cast("Q")[::_WORDS].tolist():
+        sink = find(wr_id)
+        if not isinstance(sink, Countable) or not sink.count(wr_id):
+            break
+        count += 1
+    return count

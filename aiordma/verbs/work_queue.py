@@ -5,37 +5,74 @@ Theory of operation
     it completes, so that posting cannot fail for lack of room.  A completion also ends the
     unsignaled requests before it, but no signaled one: iWARP lets a message overtake a read, whose
     bytes are still to come when the message has completed.  Reads are always signaled there, and
-    the completions that nobody asked for are swallowed (`silent`).
+    the completions that were not asked for are swallowed (`silent`).
 
     A queue of which every place is held by unsignaled requests would never complete anything, and
     never have room for the signaled request that would free it.  So the unsignaled requests at the
-    tail are counted, and the one that would take the last place is refused.
+    tail are counted, and a request that would take the last place is refused.
 
     Each request is an entry of the slot table and keeps its memory regions from being destroyed.
     Cancelling a task takes the future out of the entry and leaves the entry: the adapter knows
     nothing of tasks, and the memory is its own until the completion.
 
-    Requests of a list that is awaited share one future: the success of the last one completes it,
-    or the first failure of any.
+    Requests of a list that is awaited share one future: the success of the last request completes
+    it, or the first failure of any.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from aiordma.errors import CompletionError, FlushedError, ResourceBusyError, completion_error
+from aiordma.errors import (
+    CompletionError,
+    FlushedError,
+    ResourceBusyError,
+    completion_error,
+    os_error,
+)
 from aiordma.loop.credits import Credits
-from aiordma.loop.empty import EMPTY, nobody
-from aiordma.verbs.counting import Countable
+from aiordma.loop.empty import EMPTY
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WCRecord, flush_record
+from aiordma.verbs.wc import Countable, WCRecord, WorkCompletion, flush_record
+from aiordma.verbs.wr import Built, Planned, RecvWR, SendWR, Transfer
+from aiordma.verbs.wr_check import WRRules
 
-__all__ = ["Planned", "Posted", "WorkQueue"]
+__all__ = ["Pair", "Posted", "WorkQueue"]
+
+
+class Pair(Protocol):
+    """A queue pair, as its work queues see it."""
+
+    num: int
+    _first_failure: BaseException | None
+    _in_error: bool
+    _rules: WRRules
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is, or is about to be, destroyed."""
+
+    def _require(self) -> Any:
+        """The C queue pair, if it is open."""
+
+    def _failed(self, operation: str, record: WCRecord, /) -> None:
+        """A request has failed, or was flushed."""
+
+    def to_error(self) -> None:
+        """Move to the error state."""
+
+
+class Freed(Protocol):
+    """A prepared post."""
+
+    def free(self) -> None:
+        """As `PreparedPost.free`."""
 
 
 class Posted(Countable):
@@ -44,8 +81,8 @@ class Posted(Countable):
     Attributes:
         signaled: Whether its success makes a completion.
         silent: Whether that completion is of no interest to the caller.
-        caller_id: The number of a caller who polls for it himself, else None.
-        future: Whoever awaits it, or the list that it belongs to.
+        caller_id: The caller's number, if its completion is polled, else None.
+        future: Of the task that awaits it, or the list that it belongs to.
         index: Its place in such a list, or None.
         last: Whether its success is the success of the whole list.
         muted: Whether the caller was told of its end before the adapter told of it.
@@ -100,7 +137,7 @@ class Posted(Countable):
         return True
 
     def number(self, record: WCRecord) -> int | None:
-        """The caller's number for its completion; None if nobody polls for it."""
+        """The caller's number for its completion; None if it is not polled."""
         return self.caller_id
 
     def number_ahead(self, occurrence: int) -> int | None:
@@ -119,48 +156,112 @@ class Posted(Countable):
             region._let_go()
 
 
-class Planned(NamedTuple):
-    """A request that is about to be posted; see `Posted`."""
-
-    operation: str
-    regions: tuple[Resource, ...]
-    signaled: bool = True
-    silent: bool = False
-
-
 class WorkQueue:
     """The send or the receive side of a queue pair.
 
     Args:
+        qp: The queue pair.
         cq: Where its completions arrive.
         depth: Places.
-        failed: Called with each completion that is not a success.
-        cause: The exception that explains a flush, or None.
+
+    Attributes:
+        room: Places for requests.
+        unsignaled: Requests behind the last signaled one.
+        prepared: Posts that were prepared for it, in their order, and not freed.
     """
 
-    __slots__ = (
-        "_cause", "_failed", "_order", "cq", "depth", "room", "unsignaled",
-    )  # fmt: skip
+    __slots__ = ("_order", "cq", "depth", "prepared", "qp", "room", "unsignaled")
 
-    def __init__(
-        self,
-        cq: CompletionQueue,
-        depth: int,
-        failed: Callable[[Posted, WCRecord], None],
-        cause: Callable[[], BaseException | None],
-    ) -> None:
+    def __init__(self, qp: Pair, cq: CompletionQueue, depth: int) -> None:
+        self.qp = qp
         self.cq = cq
         self.depth = depth
         self.room = Credits(depth)
-        #: Requests behind the last signaled one.
         self.unsignaled = 0
+        self.prepared: dict[Freed, None] = {}
         self._order: deque[Posted] = EMPTY
-        self._failed = failed
-        self._cause = cause
 
     def __len__(self) -> int:
         """Requests under way."""
         return len(self._order)
+
+    # Posting
+
+    def post(self, built: Built, chain: Sequence[SendWR] | Sequence[RecvWR]) -> None:
+        """Post a list whose completions carry the callers' own numbers.
+
+        In the error state of the queue pair they are made at once, without the adapter.
+
+        Raises:
+            ResourceBusyError, ValueError: See `take`; nothing was posted.
+            OSError: The post failed; the queue pair is in the error state.
+        """
+        if not chain:
+            return
+        if self.qp._in_error:
+            self.cq._flush(self.qp.num, [request.wr_id for request in chain])
+            return
+        unsignaled = self.unsignaled_after(built.plan)
+        self.take(len(chain), unsignaled)
+        entered = self.enter(built.plan, unsignaled)
+        for i, posted in enumerate(entered):
+            posted.caller_id = chain[i].wr_id
+        self._ring(built, entered)
+
+    async def completed(
+        self, built: Built | Transfer, name: str | None = None, wr_id: int | None = None
+    ) -> WorkCompletion:
+        """Wait for places, post a list, and wait for the completion of its last request.
+
+        Args:
+            built: The list; the last of it is signaled.
+            name: For errors, in place of the opcode's name.
+            wr_id: The number in the completion.
+
+        Raises:
+            CompletionError: The first request that failed, or was flushed.
+            ResourceClosedError: The queue pair was closed meanwhile.
+            OSError: The post failed; the queue pair is in the error state.
+
+        Cancellation: ends the wait; what is posted runs on.
+        """
+        count = len(built.plan)
+        self.cq.manage()
+        if not self.room.try_acquire(count):
+            await self.room.acquire(count)
+        if self.qp.closed or self.qp._in_error:
+            self.room.release(count)
+            self.qp._require()
+            name = name or built.plan[0].operation
+            raise self._flushed(name, self.qp.num, 0 if count > 1 else None)
+        entered = self.enter(built.plan, 0)
+        future: asyncio.Future[WCRecord] = asyncio.get_running_loop().create_future()
+        for i, posted in enumerate(entered):
+            posted.future = future
+            if name is not None:
+                posted.operation = name
+            if count > 1:
+                posted.index, posted.last = i, i + 1 == count
+        try:
+            self._ring(built, entered)
+        except BaseException:
+            future.cancel()
+            raise
+        return WorkCompletion.from_record(await future, wr_id)
+
+    def _ring(self, built: Built | Transfer, entered: Sequence[Posted]) -> None:
+        if code := built.post(self.qp._require(), entered):
+            raise self.post_failed(built.verb, code)
+
+    def post_failed(self, verb: str, code: int) -> OSError:
+        """The exception of a post that has failed.
+
+        The list may have been queued all the same: so nothing is taken back; the queue pair goes to
+        the error state and the memory stays until its destruction.
+        """
+        with contextlib.suppress(OSError):
+            self.qp.to_error()
+        return os_error(code, verb)
 
     # Entering
 
@@ -173,7 +274,7 @@ class WorkQueue:
         """Take places for a list at once, or refuse it; see `unsignaled_after`.
 
         Raises:
-            ResourceBusyError: There are not enough free places, or somebody waits for them.
+            ResourceBusyError: There are not enough free places, or a task waits for them.
             ValueError: Nothing would ever complete.
         """
         if unsignaled >= self.depth:
@@ -239,9 +340,14 @@ class WorkQueue:
         return [region for posted in self._order for region in posted.regions]
 
     def release_regions(self) -> None:
-        """Somebody else keeps the memory from now on."""
+        """The queue pair keeps the memory from now on."""
         for posted in self._order:
             posted.release_regions()
+
+    def free_prepared(self) -> None:
+        """Free the posts that were prepared for it."""
+        for post in list(self.prepared):
+            post.free()
 
     # Completing
 
@@ -259,7 +365,7 @@ class WorkQueue:
         else:
             self._end_in_order(posted, record)
         if record[1]:
-            self._failed(posted, record)
+            self.qp._failed(posted.operation, record)
         future = posted.future
         number = posted.number(record)
         if number is not None:
@@ -299,22 +405,22 @@ class WorkQueue:
         )
         error.index = index
         if isinstance(error, FlushedError):
-            error.__cause__ = self._cause()
+            error.__cause__ = self.qp._first_failure
         return error
 
-    def flushed(self, operation: str, qp_num: int, index: int | None = None) -> CompletionError:
+    def _flushed(self, operation: str, qp_num: int, index: int | None = None) -> CompletionError:
         """The exception of a request that the error state ended."""
         return self._explained(operation, flush_record(qp_num), index)
 
     def _fail(self, posted: Posted, qp_num: int) -> None:
         future = posted.future
         if future is not None and not future.done() and not future.get_loop().is_closed():
-            future.set_exception(self.flushed(posted.operation, qp_num, posted.index))
+            future.set_exception(self._flushed(posted.operation, qp_num, posted.index))
 
     def give_up(self, qp_num: int) -> None:
         """End what the adapter has not flushed; the entries stay, and with them the memory.
 
-        Not the raw requests that are unsignaled: as far as anybody knows they have succeeded.
+        Not the raw requests that are unsignaled: as far as is known they have succeeded.
         """
         self.cq._take_all()  # a success that was not polled yet is one, however late
         seen: Counter[Posted] = Counter()
@@ -334,4 +440,3 @@ class WorkQueue:
             posted = self._order.popleft()
             self._end(posted)
             self._fail(posted, qp_num)
-        self._failed = self._cause = nobody

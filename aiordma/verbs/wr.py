@@ -1,33 +1,34 @@
 """Work requests as values, and their translation into the linked lists that C posts.
 
 Every number is held against the width of its C field here, before anything is posted.  Whether a
-queue pair can carry the request is another question: see `wr_check`.
+queue pair can carry the request is another question: `WRRules` (verbs.wr_check) answers it.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from aiordma._ffi import ffi
+from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting, whole
 from aiordma.verbs.ah import AddressHandle
-from aiordma.verbs.enums import Access, Opcode, SendFlags
+from aiordma.verbs.enums import Access, MWType, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.resource import Resource
 
 __all__ = [
-    "ATOMICS", "SGE", "WITH_IMM", "WITH_REMOTE", "RecvWR", "SendWR", "build_recv", "build_send",
-    "check_inside", "check_requests", "pinned", "sge_list",
+    "ATOMICS", "INVALIDATING", "SGE", "WITH_IMM", "WITH_REMOTE", "Built", "Planned", "RecvWR",
+    "SendWR", "Transfer", "build_recv", "build_send", "check_count", "check_inside",
+    "check_requests", "flags_of", "pinned", "sge_list",
 ]  # fmt: skip
 
 ATOMICS = frozenset({Opcode.ATOMIC_CMP_AND_SWP, Opcode.ATOMIC_FETCH_AND_ADD})
 WITH_IMM = frozenset({Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM})
 WITH_REMOTE = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ})
-_INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
+INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
 _NO_ACCESS = Access(0)
 
 
@@ -129,6 +130,18 @@ class RecvWR:
     sg_list: Sequence[SGE] = field(default_factory=tuple)
 
 
+def flags_of(*, solicited: bool = False, inline: bool = False, fence: bool = False) -> SendFlags:
+    """The flags of an awaited request."""
+    flags = SendFlags.SIGNALED
+    if solicited:
+        flags |= SendFlags.SOLICITED
+    if inline:
+        flags |= SendFlags.INLINE
+    if fence:
+        flags |= SendFlags.FENCE
+    return flags
+
+
 def sge_list(pieces: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]) -> tuple[SGE, ...]:
     """One region, one piece or several, as pieces."""
     if isinstance(pieces, (MemoryRegion, SGE)):
@@ -139,6 +152,13 @@ def sge_list(pieces: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]) -> tuple
             msg = f"no MemoryRegion and no SGE: {piece!r}"
             raise TypeError(msg)
     return found
+
+
+def check_count(count: int, name: str, most: int) -> None:
+    """Raise ValueError for a request of so many pieces if `most`, which `name` says, are fewer."""
+    if count > most:
+        msg = f"{count} pieces are too many: {name} is {most}"
+        raise ValueError(msg)
 
 
 def check_requests(chain: Sequence[Any], kind: type[SendWR] | type[RecvWR]) -> None:
@@ -188,7 +208,7 @@ def _fill_opcode(wr: Any, request: SendWR) -> None:
     opcode = request.opcode
     if opcode in WITH_IMM:
         wr.imm_data = socket.htonl(fitting("imm_data", request.imm_data, 32))
-    elif opcode in _INVALIDATING:
+    elif opcode in INVALIDATING:
         wr.invalidate_rkey = fitting("invalidate_rkey", request.invalidate_rkey, 32)
     if request.ah is not None:
         wr.wr.ud.ah = request.ah._require()
@@ -245,3 +265,74 @@ def build_recv(requests: Sequence[RecvWR]) -> tuple[Any, list[Any]]:
         wr.next = chain + i + 1 if i + 1 < len(requests) else ffi.NULL
         _fill_sges(wr, request.sg_list, keep)
     return chain, keep
+
+
+class Planned(NamedTuple):
+    """A request that is about to be posted; see `Posted` (verbs.work_queue)."""
+
+    operation: str
+    regions: tuple[Resource, ...]
+    signaled: bool = True
+    silent: bool = False
+
+
+class Entry(Protocol):
+    """The account of a request (`Posted`, verbs.work_queue)."""
+
+    wr_id: int
+
+
+class Built(NamedTuple):
+    """Requests, checked and translated.
+
+    Attributes:
+        verb: The function of C that posts them.
+        first: The C list.
+        keep: The objects that keep it alive.
+        plan: For the account of the queue.
+    """
+
+    verb: str
+    first: Any
+    keep: list[Any]
+    plan: list[Planned]
+
+    def post(self, handle: Any, entries: Sequence[Entry]) -> int:
+        """Hand the list, with the numbers of these entries, to the adapter; 0, or an errno.
+
+        After a failure the list may have been queued all the same: Soft-RoCE writes its ring
+        first and rings the doorbell by a system call that can fail.
+        """
+        for i, entry in enumerate(entries):
+            self.first[i].wr_id = entry.wr_id
+        if self.verb == "ibv_post_recv":
+            return int(lib.ibv_post_recv(handle, self.first, ffi.new("struct ibv_recv_wr **")))
+        wr = self.first[0]
+        if wr.opcode == Opcode.BIND_MW and wr.bind_mw.mw.type == MWType.TYPE_1:
+            # A call of its own, in which the device's library chooses the key.
+            bind = ffi.new("struct ibv_mw_bind *")
+            bind.wr_id = wr.wr_id
+            bind.send_flags = wr.send_flags
+            bind.bind_info = wr.bind_mw.bind_info
+            return int(lib.ibv_bind_mw(handle, wr.bind_mw.mw, bind))
+        return int(lib.ibv_post_send(handle, self.first, ffi.new("struct ibv_send_wr **")))
+
+
+class Transfer(NamedTuple):
+    """A READ or WRITE of one piece, checked: as `Built`, with no C list to be made."""
+
+    function: Callable[..., int]
+    addr: int
+    length: int
+    lkey: int
+    remote_addr: int
+    rkey: int
+    plan: list[Planned]
+    verb: str = "ibv_post_send"
+
+    def post(self, handle: Any, entries: Sequence[Entry]) -> int:
+        """As `Built.post`."""
+        number = entries[0].wr_id
+        return self.function(
+            handle, number, self.addr, self.length, self.lkey, self.remote_addr, self.rkey
+        )

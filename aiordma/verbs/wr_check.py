@@ -11,18 +11,34 @@ import errno
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from aiordma._ffi import lib
+from aiordma.arguments import fitting
 from aiordma.errors import MessageTooLargeError, NotSupportedError
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import AtomicCap, DeviceCapFlags, MWType, Opcode, QPType, SendFlags
+from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.qp_attr import QPLimits
-from aiordma.verbs.work_queue import Planned
-from aiordma.verbs.wr import ATOMICS, WITH_IMM, RecvWR, SendWR, pinned
+from aiordma.verbs.wr import (
+    ATOMICS,
+    INVALIDATING,
+    SGE,
+    WITH_IMM,
+    Built,
+    Planned,
+    RecvWR,
+    SendWR,
+    Transfer,
+    build_recv,
+    build_send,
+    check_count,
+    check_requests,
+    pinned,
+)
 
 __all__ = ["WRRules", "check_atomic"]
 
 _SENDS = frozenset({Opcode.SEND, Opcode.SEND_WITH_IMM})
 _WRITES = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM})
-_INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
 _READS = frozenset({Opcode.RDMA_READ})
 _WINDOWS = frozenset({Opcode.BIND_MW})
 _CAN_BE_INLINE = _SENDS | _WRITES | {Opcode.SEND_WITH_INV}
@@ -30,20 +46,20 @@ _WITHOUT_DATA = frozenset({Opcode.LOCAL_INV, Opcode.BIND_MW})
 _SOFTWARE_IWARP = 0x626D74  # its vendor_id
 _TYPE_2 = DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B
 # RC.  What is missing everywhere, such as TSO or FLUSH, ibv_post_send cannot carry as a value.
-_ALL = _SENDS | _WRITES | _READS | ATOMICS | _INVALIDATING | _WINDOWS
+_ALL = _SENDS | _WRITES | _READS | ATOMICS | INVALIDATING | _WINDOWS
 
 
 def _possible(context: Context, qp_type: QPType) -> frozenset[Opcode]:
     if qp_type == QPType.UD:
         return _SENDS
-    possible = _ALL if qp_type == QPType.RC else _SENDS | _WRITES | _INVALIDATING | _WINDOWS
+    possible = _ALL if qp_type == QPType.RC else _SENDS | _WRITES | INVALIDATING | _WINDOWS
     attributes = context.attributes
     if context.is_iwarp:
         possible -= WITH_IMM
     if attributes.atomic_cap == AtomicCap.NONE:
         possible -= ATOMICS
     if not attributes.device_cap_flags & DeviceCapFlags.MEM_MGT_EXTENSIONS:
-        possible -= _INVALIDATING
+        possible -= INVALIDATING
     if not attributes.max_mw:
         possible -= _WINDOWS
     # All that a program has to invalidate by itself: regions of ibv_reg_mr are not.
@@ -129,6 +145,71 @@ class WRRules:
             read_depth=read_depth,
         )
 
+    def built_send(self, chain: Sequence[SendWR]) -> Built:
+        """Requests for the send queue, checked and translated.
+
+        Raises:
+            NotSupportedError, ValueError: See `check_send`.
+            ValueError, ResourceClosedError: See `build_send`.
+            TypeError: A request is no `SendWR`.
+        """
+        try:
+            self.check_send(chain)
+            first, keep = build_send(chain)
+            plan = [self.plan(request) for request in chain]
+        except AttributeError:
+            check_requests(chain, SendWR)
+            raise
+        for i, planned in enumerate(plan):
+            if planned.signaled:
+                first[i].send_flags |= SendFlags.SIGNALED
+        return Built("ibv_post_send", first, keep, plan)
+
+    def built_recv(self, chain: Sequence[RecvWR]) -> Built:
+        """Requests for the receive queue, checked and translated; raises as `built_send`."""
+        try:
+            self.check_recv(chain)
+            plan = [Planned("recv", pinned(request)) for request in chain]
+            return Built("ibv_post_recv", *build_recv(chain), plan)
+        except AttributeError:
+            check_requests(chain, RecvWR)
+            raise
+
+    def transfer(
+        self,
+        opcode: Opcode,
+        piece: object,
+        remote_addr: int,
+        rkey: int,
+        name: str,
+    ) -> Transfer | None:
+        """A signaled READ or WRITE of one region or piece, without the detour by a `SendWR`.
+
+        Returns:
+            None for several pieces, and for a request that `check_send` refuses.
+
+        Raises:
+            ValueError, ResourceClosedError: As `built_send`.
+        """
+        if isinstance(piece, SGE):
+            mr, offset, length = piece.mr, piece.offset, len(piece)
+        elif isinstance(piece, MemoryRegion):
+            mr, offset, length = piece, 0, piece.length
+        else:
+            return None
+        if length > self.max_message or not self._can(opcode):
+            return None
+        mr._require()
+        return Transfer(
+            lib.aio_post_read if opcode is Opcode.RDMA_READ else lib.aio_post_write,
+            mr.addr + offset,
+            length,  # not above max_msg_sz, which itself has 32 bits
+            mr.lkey,
+            fitting("remote_addr", remote_addr, 64),
+            fitting("rkey", rkey, 32),
+            [Planned(name, (mr,))],
+        )
+
     def plan(self, request: SendWR) -> Planned:
         """What the send queue has to note about the request."""
         asked = self.all_signaled or bool(request.send_flags & SendFlags.SIGNALED)
@@ -155,12 +236,17 @@ class WRRules:
 
     def _check_opcode(self, request: SendWR) -> None:
         opcode = request.opcode
+        if self._can(opcode):
+            return
+        msg = f"{Opcode(opcode).name} is not possible: the connection has initiator_depth 0"
         if opcode not in self.opcodes:
             msg = f"{Opcode(opcode).name} is not possible on {self.where}: no {_kind(opcode)} there"
-            raise NotSupportedError(errno.EOPNOTSUPP, msg)
+        raise NotSupportedError(errno.EOPNOTSUPP, msg)
+
+    def _can(self, opcode: Opcode) -> bool:
         if self.read_depth == 0 and (opcode in _READS or opcode in ATOMICS):
-            msg = f"{Opcode(opcode).name} is not possible: the connection has initiator_depth 0"
-            raise NotSupportedError(errno.EOPNOTSUPP, msg)
+            return False
+        return opcode in self.opcodes
 
     def check_datagram(self, request: SendWR) -> None:
         """Check what only datagrams have; see `check_send`.
@@ -179,13 +265,11 @@ class WRRules:
         """Check number and size of the pieces; see `check_send`."""
         opcode, count = request.opcode, len(request.sg_list)
         if opcode == Opcode.RDMA_READ:
-            _check_count(
-                count, "the least of limits.max_send_sge and max_sge_rd", self.max_read_sge
-            )
+            check_count(count, "the least of limits.max_send_sge and max_sge_rd", self.max_read_sge)
         elif opcode in _WITHOUT_DATA:
-            _check_count(count, f"what {opcode.name} can carry", 0)
+            check_count(count, f"what {opcode.name} can carry", 0)
         else:
-            _check_count(count, "limits.max_send_sge", self.limits.max_send_sge)
+            check_count(count, "limits.max_send_sge", self.limits.max_send_sge)
         if request.send_flags & SendFlags.INLINE and opcode not in _CAN_BE_INLINE:
             msg = f"{opcode.name} cannot be inline: it sends no bytes"
             raise ValueError(msg)
@@ -228,7 +312,7 @@ class WRRules:
             if self.fussy and not request.sg_list:
                 msg = f"a receive without a piece is not possible on {self.where}"
                 raise NotSupportedError(errno.EOPNOTSUPP, msg)
-            _check_count(len(request.sg_list), "limits.max_recv_sge", self.limits.max_recv_sge)
+            check_count(len(request.sg_list), "limits.max_recv_sge", self.limits.max_recv_sge)
 
 
 def _check_bind(request: SendWR, *, alone: bool) -> None:
@@ -266,14 +350,8 @@ def _kind(opcode: Opcode) -> str:
         return "immediate data"
     if opcode in ATOMICS:
         return "atomic operations"
-    if opcode in _INVALIDATING:
+    if opcode in INVALIDATING:
         return "invalidation"
     if opcode in _WINDOWS:
         return "memory windows"
     return "such work requests"
-
-
-def _check_count(count: int, name: str, most: int) -> None:
-    if count > most:
-        msg = f"{count} pieces are too many: {name} is {most}"
-        raise ValueError(msg)

@@ -17,7 +17,7 @@ from aiordma.verbs import (
     SendWR,
     WCOpcode,
     WorkCompletion,
-    qp_posting,
+    wr,
 )
 from tests.device.ends import Ends
 from tests.device.posting import (
@@ -55,8 +55,8 @@ class Doorbells:
 
 
 async def test_a_list_is_one_call(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    bells = Doorbells(qp_posting.lib)  # type: ignore[attr-defined]
-    monkeypatch.setattr(qp_posting, "lib", bells)
+    bells = Doorbells(wr.lib)  # type: ignore[attr-defined]
+    monkeypatch.setattr(wr, "lib", bells)
     client, server = ends.client, ends.server
     server.qp.post_recv([RecvWR(n, [SGE(server.mr, n * 64, 64)]) for n in range(6)])
     for n in range(6):

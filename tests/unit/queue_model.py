@@ -20,10 +20,9 @@ from aiordma.errors import (
 from aiordma.loop.slots import SlotTable
 from aiordma.verbs.enums import Opcode, SendFlags, WCStatus
 from aiordma.verbs.prepared import PreparedPost
-from aiordma.verbs.qp_posting import Built
 from aiordma.verbs.wc import WCRecord
-from aiordma.verbs.work_queue import Planned, Posted, WorkQueue
-from aiordma.verbs.wr import SendWR, build_send
+from aiordma.verbs.work_queue import WorkQueue
+from aiordma.verbs.wr import Built, Planned, SendWR, build_send
 
 DEPTH = 6
 Kinds = list[tuple[bool, bool]]  # a read; success is asked for
@@ -82,14 +81,15 @@ class Adapter:
         self.counting = counting
         self.counted = 0
         self.cq = Completions()
-        self.cause: BaseException | None = None
         cq: Any = self.cq
-        self.queue = WorkQueue(cq, DEPTH, self._on_failure, lambda: self.cause)
+        self.qp = QueuePairStandIn()
+        qp: Any = self.qp
+        self.queue = WorkQueue(qp, cq, DEPTH)
         self.under_way: deque[Request] = deque()
 
-    def _on_failure(self, posted: Posted, record: WCRecord) -> None:
-        if self.cause is None:
-            self.cause = completion_error(record[1])
+    @property
+    def cause(self) -> BaseException | None:
+        return self.qp._first_failure
 
     def aio_execute(self, c: Any) -> int:
         """What C does with a prepared post."""
@@ -146,13 +146,17 @@ class Adapter:
 
 
 class QueuePairStandIn:
-    """What a prepared post needs of its queue pair."""
+    """What a work queue needs of its queue pair."""
 
-    _in_error = False
+    closed = _in_error = False
     num = 7
 
     def __init__(self) -> None:
-        self._prepared: dict[PreparedPost, None] = {}
+        self._first_failure: BaseException | None = None
+
+    def _failed(self, operation: str, record: WCRecord) -> None:
+        if self._first_failure is None:
+            self._first_failure = completion_error(record[1])
 
     def _require(self) -> Any:
         return ffi.NULL
@@ -165,7 +169,6 @@ class Caller:
         self.adapter = adapter
         self.queue = adapter.queue
         self.memory = Memory()
-        self.qp: Any = QueuePairStandIn()
         self.lists: list[tuple[asyncio.Future[WCRecord], int]] = []
         self.posted: list[tuple[int, bool]] = []  # number, and whether success is told
         self.prepared: list[tuple[PreparedPost, list[bool]]] = []
@@ -211,7 +214,8 @@ class Caller:
             )
             for (read, _), planned in zip(kinds, plan, strict=True)
         ]
-        post = PreparedPost(self.qp, self.queue, requests, Built(*build_send(requests), plan))
+        built = Built("ibv_post_send", *build_send(requests), plan)
+        post = PreparedPost(self.queue, requests, built)
         self.prepared.append((post, [asked for _, asked in kinds]))
 
     def execute(self, which: int) -> None:

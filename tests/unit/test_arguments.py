@@ -11,7 +11,7 @@ from aiordma import ConnectionConfig, StreamConfig
 from aiordma.arguments import check_kind, payload_of
 from aiordma.endpoint.one_sided import _as_bytes, _check_remote
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr_check import check_memory
+from aiordma.verbs.mr import check_memory
 
 
 def test_another_configuration_is_named_by_its_type() -> None:

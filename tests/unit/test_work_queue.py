@@ -18,7 +18,7 @@ from aiordma.errors import (
 )
 from aiordma.verbs import prepared
 from aiordma.verbs.enums import WCStatus
-from aiordma.verbs.work_queue import Planned
+from aiordma.verbs.wr import Planned
 
 from .conftest import Run, run_on, settle
 from .queue_model import DEPTH, Adapter, Caller, Kinds, Memory
