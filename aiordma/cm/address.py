@@ -12,6 +12,7 @@ from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import HostNotFoundError, plain_error
+from aiordma.loop.kept import Kept
 
 __all__ = [
     "Address",
@@ -28,8 +29,7 @@ Address = tuple[str, int]
 _IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as any sockaddr
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
-_FEW = 64
-_sockaddrs: dict[Address, Any] = {}  # a client's connections go to few; they are constant
+_sockaddrs: Kept[Address, Any] = Kept()  # a client's connections go to few; they are constant
 
 
 @functools.lru_cache(256)  # a server's, and a client's, connections have few
@@ -61,9 +61,7 @@ def to_sockaddr(address: Address) -> Any:
         sin.sin_family = socket.AF_INET
         sin.sin_port = socket.htons(port)
         ffi.memmove(ffi.addressof(sin, "sin_addr"), ip.packed, 4)
-        if len(_sockaddrs) >= _FEW:
-            _sockaddrs.clear()
-        _sockaddrs[host, port] = storage  # not so IPv6: interfaces get new numbers
+        _sockaddrs.keep((host, port), storage)  # not so IPv6: interfaces get new numbers
     else:
         sin6 = ffi.cast("struct sockaddr_in6 *", storage)
         sin6.sin6_family = socket.AF_INET6

@@ -54,7 +54,7 @@ def _of_the_port(context: Context, number: int) -> dict[str, Any]:
             "provider": _provider(context),
             "backend": "rdma",
         }
-        asked = context._kept[("port", number)] = now, names
+        asked = context._kept.keep(("port", number), (now, names))
     return asked[1]
 
 
@@ -69,5 +69,5 @@ def _provider(context: Context) -> str:
     except OSError:
         # Devices of software have no driver that sysfs could name.
         provider = SOFTWARE_DRIVERS.get(context.attributes.vendor_id, "")
-    context._kept["provider"] = provider
+    context._kept.keep("provider", provider)
     return provider

@@ -9,7 +9,7 @@ from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import Hello
-from aiordma.link.kept import kept
+from aiordma.loop.kept import kept
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Self
@@ -354,7 +353,7 @@ class _Tally:
 
 _lock = fork.new_lock()
 _process = _Tally()  # bytes that the connections of all listeners pin
-os.register_at_fork(after_in_child=_process.forget)
+fork.renew(_process.forget)
 
 
 class Ledger:

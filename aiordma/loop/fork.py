@@ -23,7 +23,9 @@ from typing import Any, NoReturn, Protocol
 
 from aiordma.errors import ForkedError
 
-__all__ = ["Poisonable", "forked_error", "guard", "guard_public", "new_lock", "use_library"]
+__all__ = [
+    "Poisonable", "forked_error", "guard", "guard_public", "new_lock", "renew", "use_library",
+]  # fmt: skip
 
 
 class Poisonable(Protocol):
@@ -34,6 +36,7 @@ class Poisonable(Protocol):
 
 
 _locks: list[Any] = []
+_renewals: list[Callable[[], None]] = []
 _guarded: weakref.WeakSet[Poisonable] = weakref.WeakSet()
 _public: weakref.WeakSet[Any] = weakref.WeakSet()
 _stand_ins: dict[type, type] = {}
@@ -97,6 +100,11 @@ def new_lock() -> Any:
     lock = threading.RLock()
     _locks.append(lock)
     return lock
+
+
+def renew(function: Callable[[], None]) -> None:
+    """Have `function` called in every forked child: what a module keeps begins anew there."""
+    _renewals.append(function)
 
 
 def become_stand_in(obj: Any) -> None:
@@ -164,6 +172,8 @@ def _poison_all() -> None:
     for obj in list(_public):
         become_stand_in(obj)
     _public.clear()
+    for function in _renewals:
+        function()
 
 
 os.register_at_fork(after_in_child=_poison_all)

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import queue
 import threading
 import time
@@ -20,6 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiordma.errors import plain_error
+from aiordma.loop import fork
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
 from aiordma.loop.running import running_loop
@@ -271,7 +271,7 @@ def _after_fork() -> None:
         pool._reset()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+fork.renew(_after_fork)
 
 
 async def call_blocking(

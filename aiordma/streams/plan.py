@@ -8,7 +8,7 @@ from typing import cast
 
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.link.kept import kept
+from aiordma.loop.kept import kept
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.cq import CompletionQueue

@@ -11,6 +11,7 @@ from typing import Any
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative
 from aiordma.arguments import fitting
+from aiordma.loop.kept import Kept
 from aiordma.verbs.enums import (
     MTU,
     AtomicCap,
@@ -137,8 +138,8 @@ class Context(Resource):
         self._name = ""
         self._iwarp: bool | None = None
         self._transport: TransportType | None = None
-        #: What others derive from the device, which each new connection would ask for again.
-        self._kept: dict[Hashable, Any] = {}
+        #: Values that follow from the device, which each new connection would ask for again.
+        self._kept: Kept[Hashable, Any] = Kept()
         super().__init__(handle)
 
     @classmethod

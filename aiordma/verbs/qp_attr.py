@@ -95,7 +95,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
         and max(attr.max_send_sge, attr.max_recv_sge) <= device.max_sge
     ):
         if cq is not None:
-            pd.context._kept["shared attributes"] = attr
+            pd.context._kept.keep("shared attributes", attr)
         return
     for names, limit in (
         (("max_send_wr", "max_recv_wr"), device.max_qp_wr),
@@ -127,7 +127,7 @@ class QPLimits:
         """
         limits: QPLimits | None = context._kept.get((QPLimits, given))
         if limits is None:
-            limits = context._kept[(QPLimits, given)] = cls(*given)
+            limits = context._kept.keep((QPLimits, given), cls(*given))
         return limits
 
 

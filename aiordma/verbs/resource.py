@@ -25,9 +25,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-import os
 import sys
-import threading
 import warnings
 import weakref
 from collections import Counter
@@ -48,19 +46,7 @@ __all__ = ["Resource", "ResourceState"]
 _log = logging.getLogger("aiordma")
 _STILL_THERE = "something that was made from it is still open, or its device is slow: it goes on"
 # One lock for all: taken for nanoseconds, at creation and destruction only.
-_lock = threading.RLock()
-
-
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that does not exist in the child may hold the old one
-    Owner._set_rules(
-        ResourceState.OPEN, ResourceState.CLOSING, ResourceState.DESTROYING,
-        _lock.acquire, _lock.release, fork.guard,
-    )  # fmt: skip
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_lock = fork.new_lock()
 
 
 class ResourceState(Enum):
@@ -73,7 +59,10 @@ class ResourceState(Enum):
     FORKED = "forked"
 
 
-_renew_lock()
+Owner._set_rules(
+    ResourceState.OPEN, ResourceState.CLOSING, ResourceState.DESTROYING,
+    _lock.acquire, _lock.release, fork.guard,
+)  # fmt: skip
 
 
 class Resource(Owner):

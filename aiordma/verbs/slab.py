@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import errno
 import mmap
-import os
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import os_error
+from aiordma.loop import fork
 
 if TYPE_CHECKING:
     from aiordma._ffi import CData
@@ -32,7 +31,7 @@ __all__ = ["KEEP", "slab"]
 
 KEEP = 32 << 20
 _kept = 0
-_lock = threading.RLock()
+_lock = fork.new_lock()
 
 
 class _Shelf:
@@ -93,12 +92,12 @@ _shelves: dict[int, _Shelf] = {}
 
 
 def _forget() -> None:
-    global _kept, _lock
-    _kept, _lock = 0, threading.RLock()
+    global _kept
+    _kept = 0
     _shelves.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+fork.renew(_forget)
 
 
 def slab(size: int, *, clear: bool = False) -> CData:

@@ -119,7 +119,7 @@ class WRRules:
         if rules is None:
             rules = cls._of(context, limits, qp_type, all_signaled, read_depth)
             if qp_type != QPType.UD:  # theirs depends on the port's MTU, which may change
-                context._kept[key] = rules
+                context._kept.keep(key, rules)
         return rules
 
     @classmethod

@@ -343,3 +343,24 @@ def test_a06_a_library_of_the_process_is_refused_in_the_child_of_a_user() -> Non
         fork.use_library()
     """)
     assert out == "refused"
+
+
+def test_what_modules_keep_begins_anew_in_the_child() -> None:
+    out = run("""
+        from aiordma.verbs import slab
+        steps = []
+        fork.renew(lambda: steps.append("renewed"))
+        parent = Fake("handle")
+        poison = type(parent).poison_after_fork
+        Fake.poison_after_fork = lambda self: (poison(self), steps.append("dead"))
+        slab._kept = 4096
+
+        def child():
+            print(steps, slab._kept)
+
+        in_child(child)
+        assert not steps and slab._kept == 4096
+        Fake.poison_after_fork = poison
+        parent.close()
+    """)
+    assert out == "['dead', 'renewed'] 0"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from aiordma._ffi import ffi
 from aiordma.errors import MessageTooLargeError, NotSupportedError
+from aiordma.loop.kept import Kept
 from aiordma.verbs import SGE, Access, MWType, Opcode, QPLimits, QPType, RecvWR, SendFlags, SendWR
 from aiordma.verbs.enums import MTU, AtomicCap, DeviceCapFlags, TransportType
 from aiordma.verbs.wr import build_recv, build_send, pinned, sge_list
@@ -58,7 +59,7 @@ class Device:
     is_iwarp = False
 
     def __init__(self, **attributes: Any) -> None:
-        self._kept: dict[Any, Any] = {}
+        self._kept: Kept[Any, Any] = Kept()
         self.attributes = Attributes()
         for name, value in attributes.items():
             setattr(self.attributes, name, value)
@@ -311,3 +312,32 @@ def test_which_requests_make_a_completion() -> None:
     ):
         plan = ruled.plan(SendWR(opcode=opcode, send_flags=flags))
         assert (plan.signaled, plan.silent) == (signaled, silent)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.RDMA_READ, Opcode.RDMA_WRITE])
+def test_a_transfer_is_the_request_that_would_be_built(opcode: Opcode) -> None:
+    """A READ or WRITE of one piece is posted without a `SendWR`; the same rules hold."""
+    ours, part = rules(), piece(8, 16)
+    transfer = ours.transfer(opcode, part, 0x1000, 7, "it")
+    assert transfer is not None
+    wr = ours.built_send([SendWR(0, [part], opcode, remote_addr=0x1000, rkey=7)]).first[0]
+    sge, rdma = wr.sg_list[0], wr.wr.rdma
+    assert (sge.addr, sge.length, sge.lkey) == (transfer.addr, transfer.length, transfer.lkey)
+    assert (rdma.remote_addr, rdma.rkey) == (transfer.remote_addr, transfer.rkey)
+    (planned,) = transfer.plan
+    assert (planned.operation, planned.signaled, planned.silent) == ("it", True, False)
+    for remote_addr, rkey in ((-1, 7), (1 << 64, 7), (0, -1), (0, 1 << 32)):
+        with pytest.raises(ValueError, match="bits"):
+            ours.transfer(opcode, part, remote_addr, rkey, "it")
+
+
+def test_what_is_left_to_the_rules_of_all_requests() -> None:
+    huge = SGE(cast("Any", Region(1 << 40)), 0, 1 << 32)
+    assert rules().transfer(Opcode.RDMA_READ, huge, 0, 0, "it") is None
+    assert rules().transfer(Opcode.RDMA_READ, [piece()], 0, 0, "it") is None
+    assert rules(qp_type=QPType.UD).transfer(Opcode.RDMA_WRITE, piece(), 0, 0, "it") is None
+    none = rules(read_depth=0)
+    assert none.transfer(Opcode.RDMA_READ, piece(), 0, 0, "it") is None
+    assert none.transfer(Opcode.RDMA_WRITE, piece(), 0, 0, "it") is not None
+    with pytest.raises(NotSupportedError, match="initiator_depth 0"):
+        none.check_send([SendWR(0, [piece()], Opcode.RDMA_READ)])
