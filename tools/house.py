@@ -286,17 +286,18 @@ def figures() -> list[Figure]:
     twice = constants_twice()
     dead = dead_references()
     return [
-        Figure("lines of the library", lines(), 39_800, 27_000),
+        Figure("lines of the library", lines(), 39_700, 27_000),
         Figure("files in endpoint/", files_in("endpoint"), 23, 15),
         Figure("files in streams/", files_in("streams"), 18, 15),
+        Figure("files in verbs/", files_in("verbs"), 23, 23),
         Figure("most attributes of a class", most, 46, 20, largest),
-        Figure("callbacks overwritten at the end", sum(ends.values()), 31, 5, ", ".join(ends)),
+        Figure("callbacks overwritten at the end", sum(ends.values()), 29, 5, ", ".join(ends)),
         Figure("files that a byte passes", files_of_a_byte(), 5, 5),
         Figure(
             "functions handed over as numbers", sum(pointers.values()), 0, 0, ", ".join(pointers)
         ),
         Figure("constants written twice", len(twice), len(twice), 0, "; ".join(twice)),
-        Figure("names of files that are not there", len(dead), 3, 0, "; ".join(dead)),
+        Figure("names of files that are not there", len(dead), 0, 0, "; ".join(dead)),
         Figure("circles of imports", len(rings), 0, 0, "; ".join(map(" ".join, rings))),
     ]
 
