@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from aiordma._core import CMEvents
 from aiordma._ffi import lib
 from aiordma.cm import (
     ConnectionEvent,
@@ -134,9 +135,10 @@ async def connected(
 
 
 # What stands between Python and some of C's functions: one call in place of a struct's many fields.
-WITHIN = {
-    "rdma_resolve_addr": "aio_resolve", "rdma_connect": "aio_connect", "rdma_accept": "aio_accept",
-    "ibv_create_cq": "aio_create_cq", "ibv_create_qp": "aio_create_qp",
+WITHIN: dict[str, tuple[Any, str]] = {
+    "rdma_resolve_addr": (CMEvents, "resolve"), "rdma_connect": (lib, "aio_connect"),
+    "rdma_accept": (lib, "aio_accept"), "ibv_create_cq": (lib, "aio_create_cq"),
+    "ibv_create_qp": (lib, "aio_create_qp"),
 }  # fmt: skip
 
 
@@ -160,8 +162,9 @@ def record_calls(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str
         return call
 
     for name in names:
-        inner = WITHIN.get(name, name)
-        monkeypatch.setattr(lib, inner, spy(name, getattr(lib, inner)))
+        owner, inner = WITHIN.get(name, (lib, name))
+        call = spy(name, getattr(owner, inner))
+        monkeypatch.setattr(owner, inner, call if owner is lib else staticmethod(call))
     return calls
 
 
