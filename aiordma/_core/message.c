@@ -301,8 +301,6 @@ int64_t aio_message_next(struct aio_message_state *m)
     return (int64_t)arrival->has_imm << 48 | (int64_t)arrival->length << 16 | arrival->slot;
 }
 
-#define AIO_RECV_CHAIN 32 /* bounds the stack */
-
 /*
  * Post receive slots of one registration; without `slots` the first `count`.  0 or a positive
  * errno.

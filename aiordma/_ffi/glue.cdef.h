@@ -37,6 +37,7 @@ struct aio_prepared {
 int aio_execute(struct aio_prepared *p);
 
 /* connecting.c */
+#define AIO_NOT_PROPOSED ...
 int aio_qp_advance(struct rdma_cm_id *id, struct ibv_qp *qp, int first, int last, int access,
                    int timeout, int retry_count, int rnr_retry_count, int min_rnr_timer,
                    int max_dest_rd_atomic, int max_rd_atomic);

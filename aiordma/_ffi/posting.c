@@ -4,8 +4,6 @@
  * The rules are those of glue.c.  All of these return 0 or libibverbs' positive errno.
  */
 
-#define AIO_RECV_CHAIN 32
-
 /* Post one SEND of one buffer, imm in host order.  Returns 0 or a positive errno. */
 static int aio_post_send(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
                          uint32_t lkey, unsigned int flags, int has_imm, uint32_t imm)
@@ -63,7 +61,7 @@ static int aio_post_write(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint
 /*
  * Post a chain of receives, one for each slot of an arena: slot i lies at addr + i * stride and
  * completes as wr_id + (i << 24).  Without `slots` the first `count`.  Long runs go out in chains
- * of AIO_RECV_CHAIN, which bounds the stack.  Returns 0 or a positive errno.
+ * of AIO_RECV_CHAIN.  Returns 0 or a positive errno.
  */
 static int aio_post_recv_slots(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t stride,
                                uint32_t lkey, const uint16_t *slots, int count)

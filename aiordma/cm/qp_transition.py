@@ -23,8 +23,6 @@ __all__ = ["CLIENT_LEFT", "QPPolicy", "advance", "make_ready"]
 #: Why a request cannot be answered any more.
 CLIENT_LEFT = "(the client has left: close the connection id of its request)"
 
-_NOT_PROPOSED = 4096  # as connecting.c has it
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QPPolicy:
@@ -108,7 +106,7 @@ def advance(
     if code > 0:
         qp._limit_reads(code - 1)
     elif code < 0:
-        refused = -code - _NOT_PROPOSED
+        refused = -code - lib.AIO_NOT_PROPOSED
         if requested and refused == errno.EINVAL:
             raise os_error(errno.ECONNABORTED, "rdma_init_qp_attr", detail=CLIENT_LEFT)
         if refused > 0:

@@ -242,7 +242,7 @@ class Link(AdapterSide):
     def expect(self, *, answers: bool) -> None:
         """Whether what the program posts is mostly answered at once, and each answer makes it post.
 
-        Then the queue is armed late; see _core/drain.c.  Each of the two by turns.
+        Then the queue is armed late; see `drain_once` in _core/drain.c.  Each of the two by turns.
         """
         if self._quiet:
             expect(self._cq, 1 if answers else -1)

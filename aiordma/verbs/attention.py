@@ -53,6 +53,6 @@ def unlisten(cq: CompletionQueue) -> None:
 
 
 def expect(cq: CompletionQueue, change: int) -> None:
-    """One more (1), or one fewer (-1), wants the queue armed late; see _core/drain.c."""
+    """One more (1), or one fewer (-1), wants the queue armed late: drain_once in _core/drain.c."""
     with _counts:
         cq._aio.arm_late += change

@@ -236,7 +236,7 @@ class CompletionChannel(Resource):
         return more
 
     def _tell(self) -> None:
-        """Tell the owners of sinks that have news."""
+        """Tell the owners of states that have events."""
         try:
             self.drain.tell()
         finally:
