@@ -40,7 +40,7 @@ from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import fork
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
 from aiordma.verbs.ah import AHAttributes
@@ -103,7 +103,7 @@ class EventChannel(Resource):
         self._tokens = itertools.count(1)
         # Made with the first iterator: to go through an empty one takes as long as the rest.
         self._iterators: weakref.WeakSet[_EventIterator] | None = None
-        self._waiters = Waiters()
+        self._waiters = WaitLine[None]()
         self._max_unread = max_unread
         self.dropped_events = 0
         self._over = False  # nothing will be put into the line any more
@@ -250,13 +250,13 @@ class EventChannel(Resource):
     @property
     def _is_read(self) -> bool:
         """Whether an iterator is open, or a `get_event` waits."""
-        return bool(self._iterators or self._waiters.line)
+        return bool(self._iterators or self._waiters.places)
 
     def _publish(self, event: ConnectionEvent) -> None:
         self._kept.append(event)
         if len(self._kept) > self._max_unread:
             self._make_room()
-        self._waiters.wake()
+        self._waiters.grant(None)
 
     def _make_room(self) -> None:
         """Drop what belongs to closed ids; if that is nothing, the oldest, a request last."""
@@ -390,7 +390,7 @@ class EventChannel(Resource):
 
     def _fail_readers(self, exc: BaseException) -> None:
         self._over = True
-        self._waiters.fail(exc)
+        self._waiters.fail(lambda: exc)
 
     def _on_close(self) -> None:
         closed = ResourceClosedError("the event channel was closed")

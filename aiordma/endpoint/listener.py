@@ -50,7 +50,7 @@ from aiordma.link.refusal import RefusalReason
 from aiordma.loop import background, fork, registry
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
 
 __all__ = ["Listener", "listen"]
@@ -145,7 +145,7 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
-        self._waiters = Waiters()
+        self._waiters = WaitLine[None]()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._manual = False  # the program answers the requests
         self._closed = False
@@ -238,7 +238,7 @@ class Listener:
         """The program answers it."""
         self._pending.append(request)
         request._start_timer()
-        self._waiters.wake()
+        self._waiters.grant(None)
 
     def _forget(self, request: ConnectRequest) -> None:
         """The request was answered, or its time is up."""
@@ -279,7 +279,7 @@ class Listener:
             connection.abort()
             return
         self._ready.append(connection)
-        self._waiters.wake()
+        self._waiters.grant(None)
 
     # To the program
 
@@ -299,7 +299,7 @@ class Listener:
                 registry.let_go(task, self._loop)
         item = queue.popleft()
         if queue:
-            self._waiters.wake()
+            self._waiters.grant(None)
         return item
 
     async def accept(self) -> Connection:
@@ -383,7 +383,7 @@ class Listener:
             task.cancel()
         while self._ready:
             self._ready.popleft().abort()
-        self._waiters.wake_all()
+        self._waiters.grant_all(None)
         self._give_back()
 
     def _give_back(self) -> None:

@@ -20,19 +20,17 @@ Theory of operation
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import functools
 import weakref
-from collections import deque
 
 from aiordma._core import MessageState, Operation
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import ConnectionLostError, completion_error, os_error
-from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later
+from aiordma.loop.wait_line import WaitLine
 from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.wc import WCRecord
@@ -78,7 +76,7 @@ class Operations:
         self._c: MessageState = link.state
         self._depth = config.one_sided_depth
         self._outcome = outcome
-        self._line: deque[asyncio.Future[int]] = EMPTY
+        self._line: WaitLine[int] | None = None  # made for the first task that waits
         self._unexplained: list[int] = []  # flushed; these end with the connection
         self._resting: Timer | None = None  # set while the link listens
 
@@ -126,23 +124,16 @@ class Operations:
 
     async def _number(self) -> int:
         """Wait in line for the number of an operation."""
-        place: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if self._line is EMPTY:
-            self._line = deque()
+        if self._line is None:
+            self._line = WaitLine()
             self._c.room = self._room
-        self._line.append(place)
+        number = self._line.wait(self._give)
         self._c.operations_wanted = True
         try:
-            return await place
+            return await number
         except BaseException:
-            if place.done() and not place.cancelled() and place.exception() is None:
-                self._give(place.result())
-            elif place in self._line:
-                self._line.remove(place)
             self._room()
             raise
-        finally:
-            del place  # its exception has this frame
 
     def _give(self, number: int) -> None:
         """A number is free again."""
@@ -152,11 +143,10 @@ class Operations:
     def _room(self) -> None:
         """Hand out what is free to those who wait."""
         c = self._c
-        while self._line and c.n_operations_free:
-            place = self._line.popleft()
-            if not place.done():
-                place.set_result(c.take_number())
-        c.operations_wanted = bool(self._line)
+        line = self._line
+        while line and line.next_size and c.n_operations_free:
+            line.grant(c.take_number())
+        c.operations_wanted = bool(line)
 
     def _refused(self, code: int) -> BaseException:
         """The adapter took no request: the connection cannot go on."""
@@ -201,11 +191,9 @@ class Operations:
             region = self._c.ended(number, completion_error(WCStatus.WR_FLUSH_ERR))
             if region is not None:
                 qp._gone.add_done_callback(functools.partial(_transferred, region))
-        for place in self._line:
-            if not place.done():
-                place.set_exception(self.lost())
-        if self._line is not EMPTY:
-            self._line = EMPTY
+        if self._line is not None:
+            self._line.fail(self.lost)
+            self._line = None
             del self._c.room  # which leads here
         if self._resting is not None:
             self._link.expect(answers=False)

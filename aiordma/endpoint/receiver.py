@@ -39,7 +39,7 @@ from aiordma.endpoint.window import Window
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.errors import ProtocolError, os_error
 from aiordma.loop.empty import EMPTY, nobody
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.arena import Arena
 from aiordma.verbs.enums import WCFlags, WCOpcode
 from aiordma.verbs.wc import WCRecord
@@ -132,7 +132,7 @@ class Receiver:
         self.on_wanted: Callable[[], object] = nobody
         self.queue: deque[Arrival] = EMPTY
         self.over = False
-        self._waiters = Waiters()
+        self._waiters = WaitLine[None]()
         #: The plain way, in C.
         self._c = link.state
         self._parked = link.state.parked
@@ -156,8 +156,8 @@ class Receiver:
 
     def on_news(self) -> None:
         """Messages have arrived, and no task was parked that C could resume."""
-        if self._waiters.line:
-            self._waiters.wake()
+        if self._waiters.places:
+            self._waiters.grant(None)
             self._due_soon()
         else:
             self._c.want &= ~EVENT_ARRIVED
@@ -275,7 +275,7 @@ class Receiver:
     def wake(self) -> None:
         """The first message may be ready: wake the first coroutine that waits."""
         if self._ready and not self._parked.wake_soon():
-            self._waiters.wake()
+            self._waiters.grant(None)
 
     @property
     def _ready(self) -> bool:
@@ -287,7 +287,7 @@ class Receiver:
     @property
     def waiting(self) -> bool:
         """Whether a coroutine waits for a message."""
-        return bool(self._waiters.line or self._parked.waiting)
+        return bool(self._waiters.places or self._parked.waiting)
 
     # Slots
 
@@ -349,7 +349,7 @@ class Receiver:
             arrival = queue.popleft()
             self._c.messages_received += 1
             self._c.bytes_received += len(message)
-            if self._waiters.line:
+            if self._waiters.places:
                 self.wake()
             if arrival.fetched:
                 self._on_taken(arrival.fetched)
@@ -358,7 +358,7 @@ class Receiver:
             if queue and queue[0].message is None and self.waiting:
                 # It was not the first when the next coroutine began to wait.
                 self.on_wanted()
-        self._c.rare = bool(queue or self.over or self._lingering or self._waiters.line)
+        self._c.rare = bool(queue or self.over or self._lingering or self._waiters.places)
         if message is None:
             if self._ended is not None and not queue:
                 raise self._ended()
@@ -379,7 +379,7 @@ class Receiver:
 
     def wait(self) -> Awaitable[None]:
         """Wait for `take` to be worth a try; `left` after an exception."""
-        if self._waiters.line or self._parked.waiting:
+        if self._waiters.places or self._parked.waiting:
             self._c.rare = True
             return self._waiters.wait()
         return self._parked
@@ -435,7 +435,7 @@ class Receiver:
 
     def _wake_all(self) -> None:
         self._parked.wake_soon()
-        self._waiters.wake_all()
+        self._waiters.grant_all(None)
 
     def drop_all(self) -> None:
         """Closed by the program: forget what it did not take."""

@@ -56,6 +56,7 @@ from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.timers import Timer, call_later, now
+from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.pool import room_of
@@ -119,7 +120,7 @@ class Exposer:
         self._sender = sender
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
-        self._drainers: list[asyncio.Future[None]] = []
+        self._drainers = WaitLine[None]()
         self.sums = False
         self.window = Credits(window)
 
@@ -196,16 +197,11 @@ class Exposer:
     async def drained(self) -> None:
         """Wait until no exposure is open."""
         while self._exposures:
-            drainer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._drainers.append(drainer)
-            await drainer
+            await self._drainers.wait()
 
     def _wake_drainers(self) -> None:
         if not self._exposures:
-            drainers, self._drainers = self._drainers, []
-            for drainer in drainers:
-                if not drainer.done():
-                    drainer.set_result(None)
+            self._drainers.grant_all(None)
 
     async def _copy(self, payload: memoryview) -> MemoryRegion:
         region = await self._link.outgoing.take(payload.nbytes)

@@ -26,6 +26,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
 from aiordma.loop.empty import EMPTY
+from aiordma.loop.wait_line import WaitLine
 
 __all__ = ["Sender"]
 
@@ -80,7 +81,7 @@ class Sender:
         controls = 0 if link.control is None else link.control.count
         self._control_free = list(range(config.send_depth, config.send_depth + controls))
         self._control: deque[tuple[FrameKind, int, int]] = EMPTY
-        self._waiters: deque[asyncio.Future[int]] = EMPTY
+        self._waiters = WaitLine[int]()
         # Sends complete in the order of the posts, so that counting is enough.
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
@@ -112,8 +113,10 @@ class Sender:
     def _plain(self) -> None:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         c = self._c
-        c.blocked = bool(self._waiters) or self._held or self._failure is not None
-        wanted = bool(self._flushers) or (not self._dead and bool(self._waiters or self._control))
+        c.blocked = bool(self._waiters.places) or self._held or self._failure is not None
+        wanted = bool(self._flushers) or (
+            not self._dead and bool(self._waiters.places or self._control)
+        )
         if wanted:
             c.want |= WANT_SENT
         else:
@@ -128,7 +131,7 @@ class Sender:
     # Room
 
     def _try_slot(self, *, more: bool = False) -> int | None:
-        if self._waiters or self._held or self.credits <= 0:
+        if self._waiters.places or self._held or self.credits <= 0:
             return None
         if not (self._c.n_free or (more and self._more())):
             return None
@@ -139,7 +142,7 @@ class Sender:
         if self._failure is not None:
             raise self._failure()
         slot = self._try_slot()
-        if slot is None and not self._waiters:
+        if slot is None and not self._waiters.places:
             # Completed sends wake nobody, so that some may be there.
             self._link.sweep()
             slot = self._try_slot(more=True)
@@ -147,33 +150,26 @@ class Sender:
             return slot
         if self._failure is not None:
             raise self._failure()
-        waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        if self._waiters is EMPTY:
-            self._waiters = deque()
-        self._waiters.append(waiter)
+        granted = self._waiters.wait(self._give_grant)
         self._plain()
         try:
             async with asyncio.timeout(self._config.stall_timeout_s):
-                return await waiter
+                return await granted
         except BaseException:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._give(waiter.result())
-                self.credits += 1
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
             self._wake()
             raise
-        finally:
-            del waiter  # its exception has this frame
+
+    def _give_grant(self, slot: int) -> None:
+        self._give(slot)
+        self.credits += 1
 
     def _wake(self) -> None:
-        while self._waiters and not self._held and self.credits > 0:
+        waiters = self._waiters
+        while waiters.next_size and not self._held and self.credits > 0:
             if not (self._c.n_free or self._more()):
                 break
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                self.credits -= 1
-                waiter.set_result(self._c.take_slot())
+            self.credits -= 1
+            waiters.grant(self._c.take_slot())
         self._plain()
 
     def _more(self) -> bool:
@@ -194,7 +190,7 @@ class Sender:
             self._link.fit()
             return
         self._c.give_slot(slot)
-        if arena.spare and not self._waiters:
+        if arena.spare and not self._waiters.places:
             for leaving in arena.shrink():
                 if self._c.withdraw_slot(leaving):
                     arena.hand_in(leaving)
@@ -203,7 +199,7 @@ class Sender:
     def grant(self, credits: int) -> None:
         """The peer has posted this many receives again."""
         self.credits += credits
-        if self._waiters:
+        if self._waiters.places:
             self._wake()
 
     # Sending
@@ -291,7 +287,7 @@ class Sender:
         """The adapter is done with a slot: the peer's adapter has the message."""
         if slot < self._config.send_depth:
             self._give(slot)
-            if self._waiters:
+            if self._waiters.places:
                 self._wake()
         else:
             self._control_free.append(slot)
@@ -359,8 +355,5 @@ class Sender:
     def refuse(self, failure: Callable[[], BaseException]) -> None:
         """No more data: sends raise what `failure` makes; what is posted goes on."""
         self._failure = failure
-        waiters, self._waiters = self._waiters, EMPTY
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_exception(failure())
+        self._waiters.fail(failure)
         self._plain()

@@ -23,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ from aiordma.cm.address import Address
 from aiordma.errors import ConnectionRejectedError
 from aiordma.loop import registry
 from aiordma.loop.limit import Limit
+from aiordma.loop.wait_line import WaitLine
 
 __all__ = ["Course", "paced"]
 
@@ -83,7 +83,7 @@ class _Pace:
         self._loop = loop
         self._room = _AT_A_TIME
         self._timer: asyncio.TimerHandle | None = None
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line = WaitLine[None]()
         self.under_way = 0
         self.answers = 0
 
@@ -92,17 +92,9 @@ class _Pace:
         if self.under_way < self._room:
             self.under_way += 1
             return
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._line.append(turn)
+        turn = self._line.wait(lambda _: self.leave())
         self._watch()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._line.remove(turn)
-            else:
-                self.leave()  # it was given to a task that goes
-            raise
+        await turn
 
     def leave(self) -> None:
         """One is over."""
@@ -115,11 +107,8 @@ class _Pace:
         self._watch()
 
     def _admit(self) -> None:
-        waiting = [turn for turn in self._line if not turn.done()]
-        for turn in waiting[: max(0, self._room - self.under_way)]:
-            self._line.remove(turn)
+        while self.under_way < self._room and self._line.grant(None):
             self.under_way += 1
-            turn.set_result(None)
 
     def _watch(self) -> None:
         if self._line and self._timer is None:

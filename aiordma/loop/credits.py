@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Callable
 
-from aiordma.loop.empty import EMPTY
+from aiordma.loop.wait_line import WaitLine
 
 __all__ = ["Credits"]
 
@@ -19,11 +17,11 @@ class Credits:
     a way to fail every waiter with one exception (`fail`) are needed.
     """
 
-    __slots__ = ("_free", "_reason", "_waiters")
+    __slots__ = ("_free", "_line", "_reason")
 
     def __init__(self, free: int) -> None:
         self._free = free
-        self._waiters: deque[tuple[asyncio.Future[None], int]] = EMPTY
+        self._line = WaitLine[int]()
         self._reason: Callable[[], BaseException] | None = None
 
     @property
@@ -34,7 +32,7 @@ class Credits:
     @property
     def waiting(self) -> int:
         """Coroutines that wait."""
-        return sum(not waiter.done() for waiter, _ in self._waiters)
+        return len(self._line)
 
     def try_acquire(self, count: int = 1) -> bool:
         """Take `count` places if they are free and nobody waits for them; False otherwise.
@@ -44,7 +42,7 @@ class Credits:
         """
         if self._reason is not None:
             raise self._reason()
-        if self._free < count or self._waiters:
+        if self._free < count or self._line.places:
             return False
         self._free -= count
         return True
@@ -59,47 +57,25 @@ class Credits:
         """
         if self.try_acquire(count):
             return
-        waiter = asyncio.get_running_loop().create_future()
-        if self._waiters is EMPTY:
-            self._waiters = deque()
-        self._waiters.append((waiter, count))
         try:
-            await waiter
+            await self._line.wait(self.release, count)
         except BaseException:
-            if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._free += count
-            elif (waiter, count) in self._waiters:
-                self._waiters.remove((waiter, count))
-            self._wake()
+            self._grant()  # one that needs less may stand behind this one
             raise
-        finally:
-            del waiter  # its exception has this frame
 
     def release(self, count: int = 1) -> None:
         """Give places back."""
         self._free += count
-        if self._waiters:
-            self._wake()
+        if self._line.places:
+            self._grant()
 
-    def _wake(self) -> None:
-        while self._waiters:
-            waiter, count = self._waiters[0]
-            if not waiter.done():
-                if self._free < count:
-                    break
-                self._free -= count
-                waiter.set_result(None)
-            self._waiters.popleft()
+    def _grant(self) -> None:
+        while (count := self._line.next_size) is not None and self._free >= count:
+            self._free -= count
+            self._line.grant(count)
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
-        """From now on every `acquire` raises what `reason` makes; those that wait raise it now.
-
-        A function, not an exception: one object raised many times would collect the traceback,
-        and with it the variables, of everybody who ever caught it.
-        """
+        """From now on every `acquire` raises what `reason` makes; those that wait raise it now."""
         if self._reason is None:
             self._reason = reason
-        while self._waiters:
-            waiter, _ = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_exception(reason())
+        self._line.fail(reason)

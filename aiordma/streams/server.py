@@ -44,6 +44,7 @@ from aiordma.loop import background, fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
+from aiordma.loop.wait_line import WaitLine
 from aiordma.rsocket.wire import HELLO_SIZE, Hello
 from aiordma.streams.plan import plan_of
 from aiordma.streams.sockets import listening_socket
@@ -118,7 +119,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._serving = False
         self._closed = False
         self._forever: asyncio.Future[None] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters = WaitLine[None]()
         self._ids: list[ConnectionId] = []
         self._ended: list[ConnectionId] = []
         self._place: socket.socket | None = None  # in whose place it listens
@@ -511,10 +512,7 @@ class RdmaServer(asyncio.AbstractServer):
 
     def _wake(self) -> None:
         if self._closed and not self._active:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+            self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
         """Wait until the server is closed and its connections have ended, and the port is free.
@@ -525,9 +523,7 @@ class RdmaServer(asyncio.AbstractServer):
         Cancellation: ends the wait.
         """
         if not self._closed or self._active:
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
+            await self._waiters.wait()
         if self._handshakes:
             await asyncio.wait(list(self._handshakes))
         for cm_id in self._ended:

@@ -41,7 +41,7 @@ from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import running_loop
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
 from aiordma.verbs.attention import ARMED_FOR_ALL
@@ -170,7 +170,7 @@ class CompletionChannel(Resource):
         self._unwatch: Callable[[], None] | None = None
         self._safety: Timer | None = None
         self._notified: deque[CompletionQueue] = deque()
-        self._waiters = Waiters()
+        self._waiters = WaitLine[None]()
         self._unacked = 0
         self._failure: Exception | None = None
         super().__init__(handle, (context,))
@@ -310,7 +310,7 @@ class CompletionChannel(Resource):
                 self._report(failed)
         for cq in self._cqs.values():
             cq._fail(exc)
-        self._waiters.fail(exc)
+        self._waiters.fail(lambda: exc)
 
     def _forget_resumed(self) -> None:
         """Give back the events that an unfinished drain holds; no call will finish it."""
@@ -397,7 +397,7 @@ class CompletionChannel(Resource):
 
     def _notify(self, cq: CompletionQueue) -> None:
         self._notified.append(cq)
-        self._waiters.wake()
+        self._waiters.grant(None)
 
     def _check_by_hand(self) -> None:
         """Refuse a wait that could not end; a channel without queues may still get some."""
@@ -460,7 +460,7 @@ class CompletionChannel(Resource):
             self._safety.cancel()
             self._safety = None
         self._stop_unused()
-        self._waiters.fail(ResourceClosedError("the completion channel was closed"))
+        self._waiters.fail(lambda: ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""

@@ -24,7 +24,7 @@ from aiordma.errors import ResourceBusyError, device_error, os_error, queue_erro
 from aiordma.loop import fork
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.comp_channel import MANAGED, CompletionChannel, Sink, route
@@ -117,7 +117,7 @@ class CompletionQueue(Resource):
         check_pointer(handle, "ibv_create_cq")
         self._cqe = int(handle.cqe)
         self._queue: deque[WorkCompletion] = EMPTY
-        self._waiters = Waiters()
+        self._waiters = WaitLine[None]()
         self._scratch: Any = None
         self._promised = 0
         self._unacked = 0
@@ -167,7 +167,9 @@ class CompletionQueue(Resource):
             # Completions from before the arming raise no event.
             self.channel._sweep(self)
         self.channel._watch()
-        self.channel._waiters.wake_all()  # a `get_cq_event` under way may wait in vain from now on
+        self.channel._waiters.grant_all(
+            None
+        )  # a `get_cq_event` under way may wait in vain from now on
 
     # By hand
 
@@ -309,7 +311,7 @@ class CompletionQueue(Resource):
         if self._queue is EMPTY:
             self._queue = deque()
         self._queue.append(WorkCompletion.from_record(record, wr_id))
-        self._waiters.wake()
+        self._waiters.grant(None)
 
     def _fail(self, exc: BaseException) -> None:
         self._end(lambda: exc)
@@ -317,7 +319,7 @@ class CompletionQueue(Resource):
     def _end(self, error: Callable[[], BaseException]) -> None:
         if self._error is None:
             self._error = error
-        self._waiters.wake_all()
+        self._waiters.grant_all(None)
 
     @property
     def _device(self) -> Context:
@@ -461,7 +463,7 @@ class CompletionQueue(Resource):
     def _on_close(self) -> None:
         if self.channel is not None:
             self.channel._forget(self)
-        self._waiters.wake_all()
+        self._waiters.grant_all(None)
 
     def _destroy(self, handle: Any) -> None:
         self._aio.retire(int(ffi.cast("uintptr_t", handle)))

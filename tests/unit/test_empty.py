@@ -8,7 +8,7 @@ import pytest
 
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY, NOTHING
-from aiordma.loop.waiters import Waiters
+from aiordma.loop.wait_line import WaitLine
 
 from .conftest import Run, settle
 
@@ -28,15 +28,15 @@ def test_it_has_room_for_nothing() -> None:
 
 def test_two_lines_are_not_one(run: Run) -> None:
     async def main() -> None:
-        here, there = Waiters(), Waiters()
+        here, there = WaitLine[None](), WaitLine[None]()
         first, second = (asyncio.create_task(line.wait()) for line in (here, there))
         await settle()
         assert (len(here), len(there)) == (1, 1)
-        here.wake()
+        here.grant(None)
         await settle()
         assert first.done()
         assert not second.done()
-        there.wake_all()
+        there.grant_all(None)
         await second
 
     run(main())
@@ -59,11 +59,11 @@ def test_two_counters_are_not_one(run: Run) -> None:
 
 def test_a_line_can_be_used_again(run: Run) -> None:
     async def main() -> None:
-        line = Waiters()
+        line = WaitLine[None]()
         for _ in range(3):
             waiting = [asyncio.create_task(line.wait()) for _ in range(2)]
             await settle()
-            line.wake_all()
+            line.grant_all(None)
             await asyncio.gather(*waiting)
             assert len(line) == 0
 

@@ -1,0 +1,105 @@
+"""WaitLine: the tasks that wait for one thing, first come, first served.
+
+A task is resumed with a grant: the number of a slot, or None where what it waits for stays in a
+queue beside the line, and the task only has to look there.  A grant belongs to no task that is
+canceled in the same moment: it goes to the next in line, or to where the caller wants it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, TypeVar
+
+from aiordma.loop.empty import EMPTY
+
+__all__ = ["WaitLine"]
+
+T = TypeVar("T")
+
+
+class WaitLine(Generic[T]):
+    """A line of tasks.  Belongs to one loop.
+
+    Attributes:
+        places: A future and a size for each task; for others only to see whether there are any.
+    """
+
+    __slots__ = ("places",)
+
+    def __init__(self) -> None:
+        self.places: deque[tuple[asyncio.Future[T], int]] = EMPTY
+
+    def __len__(self) -> int:
+        """Tasks that wait."""
+        return len(self.places)
+
+    def wait(
+        self, hand_on: Callable[[T], object] | None = None, size: int = 1
+    ) -> Coroutine[Any, Any, T]:
+        """Wait for a grant; the task stands in line at once, so that the result is to be awaited.
+
+        Args:
+            hand_on: Called with the grant of a task that was canceled in the same moment; by
+                default the next in line gets it.
+            size: How much the task needs, for `next_size`.
+
+        Raises:
+            BaseException: What `fail` was called with makes.
+
+        Cancellation: leaves the line.
+        """
+        place = asyncio.get_running_loop().create_future()
+        if self.places is EMPTY:
+            self.places = deque()
+        self.places.append((place, size))
+        return self._granted(place, size, hand_on or self.grant)
+
+    async def _granted(
+        self, place: asyncio.Future[T], size: int, hand_on: Callable[[T], object]
+    ) -> T:
+        try:
+            return await place
+        except BaseException:
+            if place.done() and not place.cancelled() and place.exception() is None:
+                hand_on(place.result())
+            elif (place, size) in self.places:
+                self.places.remove((place, size))
+            raise
+        finally:
+            del place  # its exception has this frame
+
+    @property
+    def next_size(self) -> int | None:
+        """What the first task in line needs; None if no task waits."""
+        while self.places and self.places[0][0].done():
+            self.places.popleft()  # canceled, and not resumed yet
+        return self.places[0][1] if self.places else None
+
+    def grant(self, value: T) -> bool:
+        """Resume the first task in line with a grant; whether a task waits."""
+        while self.places:
+            place, _ = self.places.popleft()
+            if not place.done():
+                place.set_result(value)
+                return True
+        return False
+
+    def grant_all(self, value: T) -> None:
+        """Resume all with the same grant: there will be nothing more to wait for."""
+        line, self.places = self.places, EMPTY
+        for place, _ in line:
+            if not place.done():
+                place.set_result(value)
+
+    def fail(self, reason: Callable[[], BaseException]) -> None:
+        """Have all tasks that wait raise what `reason` makes.
+
+        A function, not an exception: one object raised many times would collect the traceback,
+        and with it the variables, of every task that ever caught it.
+        """
+        line, self.places = self.places, EMPTY
+        for place, _ in line:
+            if not place.done():
+                place.set_exception(reason())
