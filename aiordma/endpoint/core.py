@@ -2,7 +2,7 @@
 
 Theory of operation
     `Link` is the adapter, `Sender` and `Receiver` are slots and credits, `Exposer` and `Fetcher`
-    large messages, `Liveness` silence.  Each does one thing and knows nothing of the others; what
+    large messages, `Keepalive` silence.  Each does one thing and knows nothing of the others; what
     one has to tell another goes through here.
 
     The end has one cause and one path.  `_over` notes the cause once and makes every part raise
@@ -25,7 +25,6 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.liveness import Liveness
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
 from aiordma.endpoint.outcome import (
@@ -37,6 +36,7 @@ from aiordma.endpoint.outcome import (
     left_error,
     vanished_error,
 )
+from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
@@ -49,6 +49,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.link.keepalive import Keepalive
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
@@ -98,7 +99,8 @@ class ConnectionCore:
         self._fetcher: Fetcher | None = None  # made for the first large message
         self._reads = 0  # that the peer serves at a time
         self._checked = False  # whether the peer's large messages have checksums
-        self._liveness: Liveness | None = None
+        self._keepalive: Keepalive | None = None
+        self._asked = False  # a PING is not answered
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
         self._outcome = Outcome()
@@ -193,14 +195,24 @@ class ConnectionCore:
 
     def _watch(self) -> None:
         """From now on silence is noticed; not before the first message may be sent."""
-        if self._liveness is None and self._outcome.cause is None:
-            self._liveness = Liveness(
-                self._link,
-                self._receiver,
-                self.config,
-                lambda: self._sender.control(FrameKind.PING),
-            )
-            background.deliver_at_end(self._link.loop, self)
+        if self._keepalive is None and self._outcome.cause is None:
+            interval, limit = plan_of(self.config).silence
+            name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
+            self._keepalive = Keepalive(self._loop, interval, limit, name)
+            self._keepalive.start(self)
+            background.deliver_at_end(self._loop, self)
+
+    def _was_heard(self) -> bool:
+        heard, self._receiver.heard = self._receiver.heard, False
+        return heard
+
+    def _on_interval(self, *, silent: bool) -> None:
+        if silent and not self._asked and not self.config.raw:
+            self._asked = True
+            self._sender.control(FrameKind.PING)
+
+    def _give_up(self, cause: BaseException) -> None:
+        self._link.fail(cause)
 
     def _await_greeting(self) -> asyncio.Future[None]:
         """Before accepting: a future for the client's first message."""
@@ -231,13 +243,13 @@ class ConnectionCore:
         elif kind == FrameKind.DONE:
             self._exposer.on_done(argument, flags)
         elif kind == FrameKind.PING:
-            if self._liveness is None or not self._liveness.asking:
+            if not self._asked:
                 self._receiver.heard = True
             self._sender.pong()
-        elif kind == FrameKind.PONG and self._liveness is not None:
-            if self._liveness.asking:
+        elif kind == FrameKind.PONG:
+            if self._asked:
                 self._receiver.heard = True
-            self._liveness.ponged()
+            self._asked = False
         elif kind == FrameKind.END:
             self._receiver.end(ended_error)
         elif kind == FrameKind.ABORT:
@@ -323,7 +335,7 @@ class ConnectionCore:
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
         """Tell the peer that there will be no END, if it can be told at once; whether it can."""
-        if self.config.raw or self._liveness is None or self._outcome.cause is not None:
+        if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
         return True
@@ -366,8 +378,8 @@ class ConnectionCore:
         self._shutdown.begin(self)
 
     async def _stop_parts(self) -> None:
-        if self._liveness is not None:
-            self._liveness.stop()
+        if self._keepalive is not None:
+            self._keepalive.stop()
         if self._fetcher is not None:
             self._fetcher.stop()
             await self._fetcher.stopped()
@@ -380,6 +392,5 @@ class ConnectionCore:
         self._receiver.part()
         if self._fetcher is not None:
             self._fetcher.stop()
-        if self._liveness is not None:
-            self._liveness.stop()
-            self._liveness = None
+        if self._keepalive is not None:
+            self._keepalive.stop()

@@ -36,11 +36,13 @@ class Plan:
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
         control: Receives kept for messages without credit.
+        silence: Seconds between two looks whether the peer is there, and seconds of silence after
+            which it is given up; None for never.
     """
 
     __slots__ = (
         "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config",
-        "control", "pinned", "policy", "quick", "shapes", "size",
+        "control", "pinned", "policy", "quick", "shapes", "silence", "size",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -67,6 +69,12 @@ class Plan:
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()
         self.control = config.control_depth
+        limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
+        interval: float | None = None
+        if limit is not None:
+            # However short the patience, the peer is asked before it is given up.
+            interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
+        self.silence = interval, limit
         self._attributes: dict[int, QPInitAttr] = {}
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
         self._hellos: dict[tuple[int, bool], bytes] = {}

@@ -43,7 +43,7 @@ class Plan:
             sending and the payloads of control messages.
         own: Bytes of that memory.
         pinned: Bytes that a stream pins.
-        silence: Seconds until the watch looks whether the peer is there; None for never.
+        silence: Seconds between two looks whether the peer is there; None for never.
         attributes: Of queue pairs; the completion queue is not in them.
     """
 

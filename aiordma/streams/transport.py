@@ -38,8 +38,10 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
+from aiordma.link.keepalive import Keepalive
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
+from aiordma.loop.timers import now
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.sockets import stream_socket
@@ -47,7 +49,6 @@ from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.transport_base import TransportBase
-from aiordma.streams.watch import Watch
 
 __all__ = ["RdmaTransport"]
 
@@ -104,9 +105,9 @@ class RdmaTransport(TransportBase):
         calls.elsewhere = functools.partial(check_thread, loop, "stream")
         if type(self).write is RdmaTransport.write:
             self.write = calls.write  # type: ignore[assignment]  # a call of Python less
-        self._watch = Watch(
-            port, config, lambda: self._out.progress, self._give_up, self._show_life
-        )
+        name = "idle_timeout_s of this side's StreamConfig"
+        self._keepalive = Keepalive(loop, port.plan.silence, config.idle_timeout_s, name)
+        self._shown = 0.0  # when this side last gave a sign of life by itself
         self._end = StreamEnd(port, self._machine, config)
         self._protocol: Any = None
         self._server: Any = None
@@ -154,7 +155,8 @@ class RdmaTransport(TransportBase):
         if not self._listens_first:
             self._machine.open()
         self._out.control()
-        self._watch.start()
+        self._shown = now()
+        self._keepalive.start(self)
         self._gate()
         background.deliver_at_end(self._loop, self)
         self._loop.call_soon(protocol.connection_made, self, context=self._context)
@@ -228,6 +230,21 @@ class RdmaTransport(TransportBase):
     def _push_failed(self, exc: BaseException) -> None:
         self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
 
+    # From the timer
+
+    def _was_heard(self) -> bool:
+        heard, self._state.heard = self._state.heard, False
+        return heard
+
+    def _on_interval(self, *, silent: bool) -> None:
+        config = self._config
+        if silent and config.keepalive_s is not None:
+            self._port.probe()
+        if config.idle_timeout_s is not None and now() - self._shown >= config.idle_timeout_s / 4:
+            self._shown = now()
+            self._machine.show_life()
+            self._out.control()
+
     # The work
 
     def _run(self) -> None:
@@ -273,10 +290,6 @@ class RdmaTransport(TransportBase):
             self._maybe_resume_protocol()
         if not self._out.size:
             self._say_the_rest()
-
-    def _show_life(self) -> None:
-        self._machine.show_life()
-        self._out.control()
 
     def _say_the_rest(self) -> None:
         """All bytes are on their way: now the end may be said."""
@@ -452,7 +465,9 @@ class RdmaTransport(TransportBase):
             self._send_waiting()
             self._settle()
         if not self._over:
-            self._watch.closing()
+            self._keepalive.expect_progress(
+                lambda: self._out.progress, self._config.close_timeout_s, self._give_up
+            )
             self._soon()
 
     def abort(self) -> None:
@@ -518,7 +533,7 @@ class RdmaTransport(TransportBase):
             return
         self._over = True
         self._gate()
-        self._watch.stop()
+        self._keepalive.stop()
         self._loop.call_soon(self._report_end, exc, context=self._context)
 
     def _report_end(self, exc: BaseException | None) -> None:
@@ -539,7 +554,7 @@ class RdmaTransport(TransportBase):
         """It never began, or came too late: give everything back."""
         if not self._over:
             self._over = self._closing = self._in.stopped = True
-            self._watch.stop()
+            self._keepalive.stop()
             if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
                 if not self._listens_first:
                     self._machine.open()

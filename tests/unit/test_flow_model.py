@@ -96,12 +96,8 @@ class Program:
             self.held.pop(number % len(self.held)).release()
 
     def ping(self) -> None:
-        """As Liveness does: one at a time."""
-        liveness = self.connection._liveness
-        assert liveness is not None
-        if not liveness._pinged:
-            liveness._pinged = True
-            liveness._ping()
+        """As the keepalive does: one at a time."""
+        self.connection._on_interval(silent=True)
 
     def failure(self) -> BaseException | None:
         for task in [task for _, _, task in self.sends] + self.recvs:

@@ -515,8 +515,8 @@ def test_g01_what_is_a_sign_of_life(
     async def main() -> None:
         wire = await opened()
         link, end = wire.links[1], wire.ends[1]
-        assert end._liveness is not None
-        end._liveness._pinged = asking
+        assert end._keepalive is not None
+        end._asked = asking
         end._receiver.heard = False
         slot = link.posted.popleft()
         frame = FRAME.pack(kind, 0, 0, 0, 0)

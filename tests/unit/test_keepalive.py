@@ -1,0 +1,299 @@
+"""Keepalive: a silent peer is asked, then given up; a quiet but living one never is."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.core import ConnectionCore
+from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.wire import FrameKind
+from aiordma.errors import ConnectTimeoutError
+from aiordma.link.keepalive import Keepalive
+from aiordma.streams.plan import plan_of as plan_of_stream
+from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.transport import RdmaTransport
+
+
+class Clock:
+    """A loop's timers, without the loop."""
+
+    last: Clock
+
+    def __init__(self) -> None:
+        Clock.last = self
+        self.now = 0.0
+        self._timers: list[tuple[float, int, SimpleNamespace]] = []
+        self._order = itertools.count()
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
+        handle = SimpleNamespace(callback=callback)
+        handle.cancel = functools.partial(setattr, handle, "callback", None)
+        heapq.heappush(self._timers, (self.now + delay, next(self._order), handle))
+        return handle
+
+    def run_until(self, end: float, *, late: bool = False) -> None:
+        """Let time go on; `late`, all at once, as for a loop that stood still."""
+        while self._timers and self._timers[0][0] <= end:
+            when, _, handle = heapq.heappop(self._timers)
+            self.now = end if late else when
+            if handle.callback is not None:
+                handle.callback()
+        self.now = end
+
+
+@pytest.fixture(autouse=True)
+def later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each timer is set in the last clock that was made."""
+    monkeypatch.setattr(
+        "aiordma.link.keepalive.call_later",
+        lambda loop, delay, tick: Clock.last.call_later(delay, tick),
+    )
+    monkeypatch.setattr("aiordma.link.keepalive.now", lambda: Clock.last.time())
+    monkeypatch.setattr("aiordma.streams.transport.now", lambda: Clock.last.time())
+
+
+class Side:
+    """A connection whose link, receiver and peer are the test; of its own it has the keepalive."""
+
+    _was_heard = ConnectionCore._was_heard
+    _on_interval = ConnectionCore._on_interval
+    _give_up = ConnectionCore._give_up
+    _on_control = ConnectionCore._on_control
+
+    def __init__(self, *, answers: bool, **settings: Any) -> None:
+        self.clock = Clock()
+        self.config = ConnectionConfig(**settings)
+        self.failures: list[tuple[float, BaseException]] = []
+        self.pings: list[float] = []
+        self.answers = answers
+        self.receiver = self._receiver = SimpleNamespace(heard=False)
+        self._sender = SimpleNamespace(control=self.ping)
+        self._link = SimpleNamespace(fail=self.fail)
+        self._outcome = SimpleNamespace(cause=None)
+        self._established = None
+        self._asked = False
+        name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
+        interval, limit = plan_of(self.config).silence
+        self.keepalive = Keepalive(cast("Any", self.clock), interval, limit, name)
+        self.keepalive.start(cast("Any", self))
+
+    def fail(self, cause: BaseException) -> None:
+        self.failures.append((self.clock.now, cause))
+
+    def ping(self, kind: FrameKind) -> None:
+        assert kind == FrameKind.PING
+        self.pings.append(self.clock.now)
+        if self.answers:
+            cast("Any", self)._on_control(FrameKind.PONG, 0, 0, memoryview(b""), None)
+
+
+class Stream:
+    """A stream whose port and peer are the test; of its own it has the keepalive."""
+
+    _was_heard = RdmaTransport._was_heard
+    _on_interval = RdmaTransport._on_interval
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        self._config = StreamConfig(**settings)
+        self.probes: list[float] = []
+        self.words: list[float] = []
+        self.failures: list[tuple[float, BaseException]] = []
+        self._state = SimpleNamespace(heard=False)
+        self._port = SimpleNamespace(probe=lambda: self.probes.append(self.clock.now))
+        self._machine = SimpleNamespace(show_life=lambda: self.words.append(self.clock.now))
+        self._out = SimpleNamespace(control=lambda: None)
+        self._shown = 0.0
+        interval = plan_of_stream(self._config, iwarp=False).silence
+        self.keepalive = Keepalive(
+            cast("Any", self.clock), interval, self._config.idle_timeout_s, "idle_timeout_s"
+        )
+        self.keepalive.start(cast("Any", self))
+
+    def _give_up(self, cause: BaseException) -> None:
+        self.failures.append((self.clock.now, cause))
+
+
+def test_a_dead_peer_is_asked_once_and_given_up_in_time() -> None:
+    side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
+    side.clock.run_until(100)
+    assert len(side.pings) == 1
+    ((when, cause),) = side.failures
+    assert 30 <= when <= 40
+    assert isinstance(cause, ConnectTimeoutError)
+    assert "nothing heard from the peer for" in str(cause)
+    assert "event loop blocked" in cause.hint
+    assert " idle_timeout_s of this side's" in cause.hint
+    assert cause.hint in str(cause)
+
+
+def test_a_quiet_peer_that_answers_is_kept() -> None:
+    side = Side(answers=True, keepalive_s=10, idle_timeout_s=30)
+    side.clock.run_until(3600)
+    assert side.failures == []
+    assert len(side.pings) >= 100
+
+
+def test_g09_a_silent_raw_peer_is_given_up_when_there_is_a_bound_for_it() -> None:
+    patient = Side(answers=False, raw=True)
+    patient.clock.run_until(1e6)
+    assert not patient.failures
+
+    side = Side(answers=False, raw=True, raw_idle_timeout_s=100)
+    for at in range(60, 600, 60):
+        side.receiver.heard = True
+        side.clock.run_until(at)
+    assert not side.failures
+    side.clock.run_until(1000)
+    ((when, cause),) = side.failures
+    assert 480 + 100 <= when <= 480 + 25 + 125
+    assert isinstance(cause, ConnectTimeoutError)
+    assert not side.pings
+
+
+@pytest.mark.parametrize(
+    ("keepalive", "idle"),
+    [
+        (10, 5),
+        (10, 10),
+        (10, 11),
+        (0.5, 1000),
+    ],
+)
+def test_whatever_the_times_are_a_living_peer_is_kept(keepalive: float, idle: float) -> None:
+    try:
+        side = Side(answers=True, keepalive_s=keepalive, idle_timeout_s=idle)
+    except ValueError:
+        assert idle <= keepalive, "refusing is an answer where nobody could be asked in time"
+        return
+    side.clock.run_until(10 * (keepalive + idle))
+    assert side.failures == []
+
+
+@pytest.mark.parametrize(("keepalive", "idle"), [(60, 5), (10, 5), (10, 10), (5, 7)])
+def test_i05_patience_below_keepalive_counts_for_a_dead_peer(keepalive: float, idle: float) -> None:
+    """It is asked in time to be given up in time, however seldom it is asked otherwise."""
+    side = Side(answers=False, keepalive_s=keepalive, idle_timeout_s=idle)
+    side.clock.run_until(10 * keepalive)
+    assert len(side.pings) == 1
+    assert side.pings[0] <= idle / 2
+    ((when, _),) = side.failures
+    assert idle <= when <= 1.5 * idle
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.booleans())
+def test_any_times(keepalive: int, more: int, answers: bool) -> None:
+    side = Side(answers=answers, keepalive_s=keepalive, idle_timeout_s=keepalive + more)
+    side.clock.run_until(500)
+    assert bool(side.failures) != answers
+    for when, _ in side.failures:
+        assert keepalive + more <= when <= 2 * keepalive + more
+
+
+def test_other_messages_are_a_sign_of_life() -> None:
+    side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
+    for second in range(5, 500, 5):
+        side.clock.run_until(second)
+        side.receiver.heard = True
+    assert side.failures == []
+    assert side.pings == []
+
+
+def test_the_timer_ends_with_the_connection() -> None:
+    side = Side(answers=False, keepalive_s=1, idle_timeout_s=2)
+    side.keepalive.stop()
+    side.keepalive.stop()
+    side.clock.run_until(100)
+    assert side.pings == []
+    assert side.failures == []
+
+
+def test_what_is_stopped_leads_nowhere() -> None:
+    class Peer:
+        pass
+
+    peer = Peer()
+    gone = weakref.ref(peer)
+    keepalive = Keepalive(cast("Any", Clock()), 1, 2, "")
+    keepalive.start(cast("Any", peer))
+    del peer
+    assert gone() is not None
+    keepalive.stop()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("kind", ["messages", "a stream"])
+def test_a_loop_that_stood_still_asks_before_it_gives_up(kind: str) -> None:
+    """What the peer has said meanwhile may not be read yet."""
+    side: Side | Stream
+    if kind == "messages":
+        side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
+    else:
+        side = Stream(keepalive_s=10, idle_timeout_s=30)
+    side.clock.run_until(1000, late=True)
+    assert side.failures == []
+    side.clock.run_until(1100)
+    assert len(side.failures) == 1
+
+
+def test_a_raw_connection_asks_nobody() -> None:
+    side = Side(answers=False, raw=True, keepalive_s=1, idle_timeout_s=2)
+    side.clock.run_until(100)
+    assert side.pings == []
+    assert side.failures == []
+
+
+def test_a_silent_stream_is_given_up_and_its_adapter_was_asked() -> None:
+    stream = Stream(keepalive_s=5, idle_timeout_s=30)
+    stream.clock.run_until(100)
+    ((when, cause),) = stream.failures
+    assert when == 30
+    assert isinstance(cause, ConnectTimeoutError)
+    assert stream.probes == [5, 10, 15, 20, 25]
+
+
+def test_a_stream_says_a_word_whatever_it_hears() -> None:
+    stream = Stream(keepalive_s=5, idle_timeout_s=40)
+    for second in range(1, 101):
+        stream._state.heard = True
+        stream.clock.run_until(second)
+    assert stream.failures == []
+    assert stream.probes == []
+    assert stream.words == list(range(10, 101, 10))
+
+
+def test_a_stream_without_a_limit_is_asked_for_ever() -> None:
+    stream = Stream(keepalive_s=5, idle_timeout_s=None)
+    stream.clock.run_until(1000)
+    assert stream.failures == []
+    assert len(stream.probes) == 200
+    assert stream.words == []
+
+
+def test_a_close_that_does_not_get_on_is_given_up() -> None:
+    stream = Stream(keepalive_s=5, idle_timeout_s=None)
+    moved = [0]
+    stream.keepalive.expect_progress(lambda: moved[0], 7, stream._give_up)
+    for second in range(1, 50):
+        moved[0] += 1
+        stream.clock.run_until(second)
+    assert stream.failures == []
+    assert stream.probes == [], "the close has taken the place of the silence"
+    stream.clock.run_until(100)
+    ((when, cause),) = stream.failures
+    assert 49 + 7 <= when <= 49 + 14
+    assert "nothing has moved for 7 s" in str(cause)
