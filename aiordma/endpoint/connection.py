@@ -389,7 +389,7 @@ class Connection(ConnectionCore):
             self._exposer.window.fail(outcome.failure)
             self._receiver.fail(outcome.failure)
             self._receiver.drop_all()
-        self._shutdown.begin(self)
+        self._begin_end()
         try:
             await self.wait_closed()
         except asyncio.CancelledError:
@@ -407,7 +407,7 @@ class Connection(ConnectionCore):
         """
         check_thread(self._link.loop, "connection")
         self._outcome.closing = self._state.over = True
-        if not self._shutdown.abort() and self._outcome.cause is None:
+        if not self._goodbye.abort() and self._outcome.cause is None:
             self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()
@@ -417,7 +417,7 @@ class Connection(ConnectionCore):
 
         Cancellation: ends the wait.
         """
-        await self._shutdown.wait()
+        await self._ending.wait()
 
     @property
     def is_closing(self) -> bool:
@@ -467,7 +467,7 @@ class Connection(ConnectionCore):
     def __repr__(self) -> str:
         state = "open"
         if self.is_closing:
-            state = "closed" if self._shutdown.done else "closing"
+            state = "closed" if self._ending.done else "closing"
         peer = self._names.get("peername")
         return f"<Connection {state} peer={peer} device={self._names.get('device')}>"
 

@@ -6,7 +6,7 @@ Theory of operation
     one has to tell another goes through here.
 
     The end has one cause and one path.  `_over` notes the cause once and makes every part raise
-    it; `Shutdown` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
+    it; `Ending` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
     request all lead there.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.events import EventHub
+from aiordma.endpoint.goodbye import Goodbye
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
@@ -40,7 +42,6 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender
-from aiordma.endpoint.shutdown import Shutdown
 from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
     DeviceRemovedError,
@@ -49,6 +50,7 @@ from aiordma.errors import (
     ResourceClosedError,
     cm_error,
 )
+from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
@@ -104,7 +106,8 @@ class ConnectionCore:
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
         self._outcome = Outcome()
-        self._shutdown = Shutdown(link, config, self._sender, self._exposer)
+        self._ending = Ending(link)
+        self._goodbye = Goodbye(link, config, self._sender, self._exposer, self._ending)
         self._known: dict[str, Any] | None = None
         self._ends: tuple[Address | None, Address | None] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
@@ -311,7 +314,7 @@ class ConnectionCore:
             return True
         # What arrived before the disconnection is delivered before it.
         self._link.sweep()
-        self._shutdown.peer_left()
+        self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
                 self._gone(vanished_error())  # the peer's adapter would have brought END or ABORT
@@ -324,7 +327,7 @@ class ConnectionCore:
     def _on_link_failed(self) -> None:
         failure = self._link.failure
         assert failure is not None
-        self._shutdown.broken()
+        self._ending.wake()
         self._gone(failure)
 
     def _gone(self, error: BaseException) -> None:
@@ -344,12 +347,12 @@ class ConnectionCore:
         reason = abort_reason(cause)
         if reason is None or not self._say_aborted(reason):
             return False
-        self._shutdown.abort()
+        self._goodbye.abort()
         return True
 
     async def _deliver(self) -> None:
         """The connection waits for the requests that it has posted; it sends no END or ABORT."""
-        await self._shutdown.deliver()
+        await self._goodbye.deliver()
 
     # End
 
@@ -369,13 +372,17 @@ class ConnectionCore:
         self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
-            self._shutdown.unmet()
+            self._ending.met = False  # what it holds is given back without waiting for it
         self._sender.fail(outcome.failure)
         self._exposer.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
         if self._own_operations is not None:
             self._own_operations.explained()
-        self._shutdown.begin(self)
+        self._begin_end()
+
+    def _begin_end(self) -> None:
+        leave = functools.partial(self._goodbye.leave, self)
+        self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
 
     async def _stop_parts(self) -> None:
         if self._keepalive is not None:

@@ -38,6 +38,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
+from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
@@ -108,7 +109,8 @@ class RdmaTransport(TransportBase):
         name = "idle_timeout_s of this side's StreamConfig"
         self._keepalive = Keepalive(loop, port.plan.silence, config.idle_timeout_s, name)
         self._shown = 0.0  # when this side last gave a sign of life by itself
-        self._end = StreamEnd(port, self._machine, config)
+        self._ending = Ending(port)
+        self._end = StreamEnd(port, self._machine, config, self._ending)
         self._protocol: Any = None
         self._server: Any = None
         self._reading = False  # the protocol has seen connection_made
@@ -205,7 +207,7 @@ class RdmaTransport(TransportBase):
             return True
         # What arrived before the disconnection counts before it.
         self._port.sweep()
-        self._end.peer_left()
+        self._ending.peer_left()
         if event.type == EventType.DISCONNECTED:
             self._note(vanished())
         else:
@@ -545,7 +547,7 @@ class RdmaTransport(TransportBase):
             self._protocol = None
             self._in.set_protocol(None)
             self._in.wake()
-            self._end.begin()
+            self._ending.begin(LastSteps(self._end.leave))
             if self._server is not None:
                 self._server._detach(self)
                 self._server = None
@@ -561,7 +563,7 @@ class RdmaTransport(TransportBase):
                 self._take_leave(whole=True)
             else:
                 self._end.arrived()
-            self._end.begin()
+            self._ending.begin(LastSteps(self._end.leave))
 
     async def _deliver(self) -> None:
         """The stream waits for its requests; its end is one of them if no bytes wait for room."""
@@ -570,7 +572,9 @@ class RdmaTransport(TransportBase):
         if not self._over:
             self._leaving = True
             self._take_leave(whole=not self._out.size)
-        await self._end.deliver()
+        self._end.hurry()
+        self._ending.begin(LastSteps(self._end.leave))
+        await self._ending.wait()
 
     def _part(self) -> None:
         """Everything was given back, and nothing will be told any more."""

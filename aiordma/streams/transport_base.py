@@ -6,11 +6,11 @@ from asyncio import constants, transports
 from collections.abc import Callable
 from typing import Any
 
+from aiordma.link.ending import Ending
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
-from aiordma.streams.stream_end import StreamEnd
 from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["TransportBase"]
@@ -31,7 +31,7 @@ class TransportBase(transports._FlowControlMixin):
     _sendfile_compatible = constants._SendfileMode.FALLBACK
 
     _closing: bool
-    _end: StreamEnd
+    _ending: Ending
     _in: Incoming
     _machine: Machine
     _out: Outgoing
@@ -80,4 +80,4 @@ class TransportBase(transports._FlowControlMixin):
 
         Cancellation: ends the wait.
         """
-        await self._end.wait()
+        await self._ending.wait()

@@ -104,7 +104,7 @@ async def test_a_close_that_is_canceled_ends_who_waits(pair: Pair) -> None:
         flushing = asyncio.ensure_future(pair.client.flush())
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
-        task = pair.client._shutdown._task
+        task = pair.client._ending._task
         assert task is not None
         await asyncio.sleep(0)
         task.cancel()
@@ -119,6 +119,6 @@ async def test_nothing_is_said_to_a_peer_that_has_left(pair: Pair) -> None:
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
         sent = pair.client._state.sent
-        pair.client._shutdown.peer_left()
+        pair.client._ending.peer_left()
         await closing
         assert pair.client._state.sent == sent

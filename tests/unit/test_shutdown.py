@@ -105,3 +105,26 @@ def test_i06_a_large_message_goes_before_the_end(kind: type[FakeLink]) -> None:
         await wire.close()
 
     run_on("asyncio", main())
+
+
+@KINDS
+def test_an_end_that_is_canceled_before_its_first_step_begins_again(kind: type[FakeLink]) -> None:
+    """A loop that ends cancels all tasks: what was sent is lost if the queue pair goes at once."""
+
+    async def main() -> None:
+        wire = await opened(kind)
+        link = wire.links[0]
+        await wire.ends[0].send(b"last words")
+        wire.ends[0].abort()
+        assert wire.ends[0]._ending._task is not None
+        wire.ends[0]._ending._task.cancel()
+        await settle()
+        assert not link.closed, "what was sent has not arrived"
+        await wire.run()
+        await wire.ends[0].wait_closed()
+        assert link.closed
+        with await wire.ends[1].recv() as message:
+            assert bytes(message) == b"last words"
+        await wire.close()
+
+    run_on("asyncio", main())

@@ -1,0 +1,167 @@
+"""Ending: the end of a connection or a stream, one path for every cause.
+
+Order: what was sent arrives, and with it the end in the band, if the peer is there to hear it;
+disconnection; queue pair to the error state; everything posted comes back, or half a second passes;
+the adapter's objects are given back, in the reaper.  Each wait has a bound.  Whatever ends the
+task, the giving back is done.
+
+What was sent arrives before the disconnection, which is a packet of its own: on Soft-RoCE three of
+a hundred disconnections overtook what had been posted before them, and the error state that follows
+ends what is on its way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from aiordma.link.adapter_side import AdapterSide
+from aiordma.loop import background
+from aiordma.loop.limit import Limit
+
+__all__ = ["Ending", "LastSteps"]
+
+_log = logging.getLogger("aiordma")
+_DISCONNECT_S = 1.0
+
+
+class LastSteps(NamedTuple):
+    """What a connection or a stream does of its end.
+
+    Attributes:
+        leave: Lets arrive what was sent, and says the end; whether a disconnection is to follow.
+        stop: Ends tasks and timers, once the queue pair is in the error state.
+        over: Fails what still waits, before the adapter's objects are given back.
+    """
+
+    leave: Callable[[], Awaitable[bool]]
+    stop: Callable[[], Awaitable[None]] | None = None
+    over: Callable[[], None] | None = None
+
+
+class Ending:
+    """The end of one connection.
+
+    Args:
+        side: What is to be given back.
+
+    Attributes:
+        left: The peer has disconnected: it will hear nothing any more.
+        met: Whether the peer has said anything; if not, it is not waited for.
+        canceled: The task was canceled, which ends no wait but asks for less patience.
+    """
+
+    __slots__ = ("_begun", "_happened", "_side", "_task", "canceled", "left", "met")
+
+    def __init__(self, side: AdapterSide) -> None:
+        self._side = side
+        self.left = False
+        self.met = True
+        self.canceled = False
+        # Futures at need, and not events: of a connection that lives no task waits for these.
+        self._begun: asyncio.Future[None] | None = None
+        self._happened: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the end has begun."""
+        return self._task is not None or self._side.closed
+
+    @property
+    def done(self) -> bool:
+        """Whether everything was given back, or the reaper is about to."""
+        return self._side.closed and (self._task is None or self._task.done())
+
+    def begin(self, steps: LastSteps) -> None:
+        """Start, once."""
+        if self.begun:
+            return
+        self._start(steps)
+        if self._begun is not None and not self._begun.done():
+            self._begun.set_result(None)
+
+    def _start(self, steps: LastSteps) -> None:
+        run = functools.partial(self._run, steps)
+        self._task = background.start(self._side.loop, run, cancel=False)
+        if self._task is None:
+            # The loop is ending, or has ended: nothing can be said to the peer, or waited for.
+            self._give_back(steps)
+        else:
+            self._task.add_done_callback(functools.partial(self._ended, steps))
+
+    def _ended(self, steps: LastSteps, _: object) -> None:
+        if not self._side.closed:
+            self._start(steps)  # it was canceled before its first step
+
+    async def _run(self, steps: LastSteps) -> None:
+        side = self._side
+        try:
+            if await steps.leave() and not self.left:
+                await self._disconnect()
+            side.to_error()
+            if steps.stop is not None:
+                await steps.stop()
+            await side.quiesce()
+        finally:
+            self._give_back(steps)
+        await side.wait_closed()
+
+    def _give_back(self, steps: LastSteps) -> None:
+        try:
+            if steps.over is not None:
+                steps.over()
+        finally:
+            self._side.close()
+
+    async def _disconnect(self) -> None:
+        try:
+            self._side.cm_id.start_disconnect()
+        except OSError as exc:
+            _log.debug("disconnect: %s", exc)
+            return
+        if self.met and not self.left and not await self.event(_DISCONNECT_S):
+            _log.debug("the peer did not answer the disconnection")
+
+    def peer_left(self) -> None:
+        """The connection manager has said that the connection is down."""
+        self.left = True
+        self.wake()
+
+    def wake(self, _: object = None) -> None:
+        """Something has happened that the task may wait for."""
+        if self._happened is not None and not self._happened.done():
+            self._happened.set_result(None)
+
+    async def event(self, seconds: float | None = None) -> bool:
+        """For the task: wait until something has happened; False if nothing has, for so long.
+
+        A cancellation is an event, too: to leave off would lose what was sent, and the caller waits
+        on.
+        """
+        self._happened = self._side.loop.create_future()
+        try:
+            with Limit(seconds):
+                await self._happened
+        except TimeoutError:
+            return False
+        except asyncio.CancelledError:
+            background.stay()
+            self.canceled = True
+        finally:
+            self._happened = None
+        return True
+
+    async def wait(self) -> None:
+        """Wait until everything was given back.  Cancellation: ends the wait."""
+        if not self.begun:
+            if self._begun is None:
+                self._begun = self._side.loop.create_future()
+            await asyncio.shield(self._begun)
+        while self._task is not None and not self.done:
+            await asyncio.wait([self._task])
+        if self._task is not None and not self._task.cancelled():
+            self._task.result()
