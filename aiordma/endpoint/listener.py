@@ -1,28 +1,13 @@
 """listen(): a Listener, its requests and its connections.
 
-Theory of operation
-    The listener's ids have an event channel of their own, so that a flood of requests can be left
-    unread and starves no connection.  Each request is moved to the loop's shared channel at once:
-    connections do not depend on their listener.
-
-    An asyncio reader fetches requests as they come, so the kernel's backlog never fills; the
-    limit is kept here instead.  What is neither answered nor taken counts, and above `backlog`
-    a request is refused with the reason in its private data.
-
-    As with TCP, handshakes are completed in the background, several at a time, whether or not
-    `accept()` is waiting.  A handshake takes memory before the client has proved anything, so that
-    their number is limited (`admission.Places`): a request beyond it waits, and takes none.  A
-    client that stops in the middle is dropped after `handshake_timeout_s`, and sooner while
-    requests wait.
-    `requests()` leaves the answer to the program, which has `handshake_timeout_s` for it.
+Handshakes are completed in the background, whether or not `accept()` is waiting: link/acceptor.py.
+`requests()` leaves the answer to the program, which has `handshake_timeout_s` for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import functools
-import logging
 import sys
 import warnings
 from collections import deque
@@ -31,10 +16,7 @@ from typing import Any, Self
 
 from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port
-from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
-from aiordma.cm.event_channel import EventChannel
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
@@ -42,12 +24,12 @@ from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error
-from aiordma.link.admission import Ledger, Place, Places
-from aiordma.link.dialing import shared_channel, warm_up
+from aiordma.link.acceptor import Acceptor, Request
+from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
-from aiordma.link.listening import Shortages, choose, listen_on, require_device, resolve
+from aiordma.link.listening import choose, require_device, resolve
 from aiordma.link.refusal import RefusalReason
-from aiordma.loop import background, fork, registry
+from aiordma.loop import fork, registry
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.steps import Steps
 from aiordma.loop.wait_line import WaitLine
@@ -55,11 +37,7 @@ from aiordma.memory.byte_budget import PROCESS_BUDGET, ByteBudget
 
 __all__ = ["Listener", "listen"]
 
-_log = logging.getLogger("aiordma")
 _BACKLOG = 256
-# What the kernel allows by default (net.rdma_ucm.max_backlog).  When it is full, the kernel refuses
-# without a reason.
-_KERNEL_BACKLOG = 1024
 
 
 def listen(
@@ -120,8 +98,6 @@ class Listener:
     Attributes:
         config: Settings of the accepted connections.
         limits: What clients may hold.
-        refused: Requests that the library refused by itself.
-        dropped: Clients that were dropped in the middle of their handshake because others waited.
     """
 
     def __init__(
@@ -131,155 +107,88 @@ class Listener:
         config: ConnectionConfig,
         limits: ListenerLimits,
     ) -> None:
-        self._shared, self._release_shared = shared_channel()
         self.config = config
         self.limits = limits
-        self.refused = 0
-        self.dropped = 0
-        pinned = plan_of(config).pinned
-        self._ledger = Ledger(limits, pinned)
-        self._places = Places.of_handshakes(limits, pinned)
-        self._shortages = Shortages()
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
-        self._backlog = backlog
-        self._loop = asyncio.get_running_loop()
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
         self._waiters = WaitLine[None]()
-        self._handshakes: set[asyncio.Task[None]] = set()
         self._manual = False  # the program answers the requests
-        self._closed = False
         self._device_removed = False
-        self._channel: EventChannel | None = None
-        self._cm_ids: list[ConnectionId] = []
-        self._going: list[ConnectionId] = []  # closed, perhaps not yet destroyed
-        try:
-            self._channel = EventChannel()
-            # The kernel's backlog is for the moment until a request is fetched; if it were
-            # ours, a refusal for want of room would come without a reason.
-            self._cm_ids = listen_on(
-                self._channel, addresses, max(backlog, _KERNEL_BACKLOG), self._on_event
-            )
-            self._socknames = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._cm_ids]
-        except BaseException:
-            self._closed = True
-            self._give_back()
-            raise
+        self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(self, addresses, backlog, limits, plan_of(config).pinned)
         fork.guard_public(self)
+
+    @property
+    def refused(self) -> int:
+        """Requests that the library refused by itself."""
+        return self._acceptor.refused
+
+    @property
+    def dropped(self) -> int:
+        """Clients that were dropped in the middle of their handshake because others waited."""
+        return self._acceptor.dropped
 
     # Where
 
     @property
     def sockname(self) -> Address:
         """Local (address, port); the first, if there are several."""
-        return self._socknames[0]
+        return self._acceptor.addresses[0]
 
     @property
     def socknames(self) -> list[Address]:
         """All local (address, port) pairs; the port is the same."""
-        return list(self._socknames)
+        return list(self._acceptor.addresses)
 
     @property
     def port(self) -> int:
         """Local port."""
         return self.sockname[1]
 
-    # Requests
+    # From the acceptor
 
-    def _on_event(self, event: ConnectionEvent) -> bool:
-        if event.type != EventType.CONNECT_REQUEST:
-            if event.type == EventType.DEVICE_REMOVAL:
-                self._on_removal(event.connection_id)
-            return True
-        cm_id = event.connection_id
-        assert cm_id is not None
+    @property
+    def _unaccepted(self) -> int:
+        return len(self._pending) + len(self._ready)
+
+    def _examine(self, request: Request) -> tuple[RefusalReason, str] | None:
+        if self.config.raw:
+            return None
         try:
-            cm_id.migrate(self._shared)
-        except OSError as exc:
-            _log.debug("a request vanished: %s", exc)
-            cm_id.close()
-            return True
-        request = ConnectRequest(self, cm_id, event)
-        reason = None
-        if not self.config.raw:
-            try:
-                request.hello = Hello.parse(event.private_data)
-                if request.hello is None:
-                    reason = RefusalReason.NOT_AIORDMA
-            except ProtocolError as exc:
-                _log.info("refused %s: %s", request.peername, exc)
-                reason = RefusalReason.VERSION
-        if reason is None:
-            reason = self._why_not(request)
-        if reason is not None:
-            self.refused += 1
-            request._refuse(reason)
-        elif self._manual:
-            self._pend(request)
-        else:
-            self._places.arrive(
-                request._source,
-                functools.partial(self._begin, request),
-                functools.partial(self._send_away, request),
-            )
-        return True
-
-    def _why_not(self, request: ConnectRequest) -> RefusalReason | None:
-        full = self._ledger.why_full(request._source)
-        if full:
-            self._shortages.full(request.peername, full)
-            return RefusalReason.FULL
-        waiting = len(self._pending) + len(self._ready) + self._places.waiting + self._places.open
-        if waiting >= self._backlog and not self._places.make_room(request._source):
-            return RefusalReason.BUSY
+            request.greeting = Hello.parse(request.event.private_data)
+        except ProtocolError as exc:
+            return RefusalReason.VERSION, str(exc)
+        if request.greeting is None:
+            return RefusalReason.NOT_AIORDMA, "it is no client of messages"
         return None
 
-    def _pend(self, request: ConnectRequest) -> None:
-        """The program answers it."""
-        self._pending.append(request)
-        request._start_timer()
+    def _take(self, request: Request) -> bool:
+        if self._manual:
+            pending = ConnectRequest(self, request)
+            self._pending.append(pending)
+            pending._start_timer()
+            self._waiters.grant(None)
+        return self._manual
+
+    async def _accept(self, request: Request) -> Connection:
+        return await ConnectRequest(self, request).accept()
+
+    async def _made(self, connection: Connection, _: Request) -> None:
+        if self._acceptor.closed or self._manual:
+            connection.abort()
+            return
+        self._ready.append(connection)
         self._waiters.grant(None)
+
+    def _removed(self) -> None:
+        self._device_removed = True
+        self.close()
 
     def _forget(self, request: ConnectRequest) -> None:
         """The request was answered, or its time is up."""
         if request in self._pending:
             self._pending.remove(request)
-
-    def _send_away(self, request: ConnectRequest) -> None:
-        """There was no place for its handshake in time."""
-        if self._manual and not self._closed:
-            self._pend(request)
-            return
-        self.refused += 1
-        request._refuse(RefusalReason.BUSY)
-
-    def _begin(self, request: ConnectRequest, place: Place) -> None:
-        request._place = place
-        task = background.start(self._loop, functools.partial(self._handshake, request))
-        if task is None:  # the loop is ending
-            place.leave()
-            request._refuse_if_open()
-            return
-        self._handshakes.add(task)
-        task.add_done_callback(functools.partial(self._handshake_over, request))
-
-    def _handshake_over(self, request: ConnectRequest, task: asyncio.Task[None]) -> None:
-        self._handshakes.discard(task)
-        # A task that is canceled before it runs has not answered.
-        request._refuse_if_open()
-
-    async def _handshake(self, request: ConnectRequest) -> None:
-        try:
-            connection = await request.accept()
-        except OSError as exc:
-            # The client has gone, or this machine is short of something: its problem only.
-            _log.info("a connection from %s was not made: %s", request.peername, exc)
-            return
-        if self._closed or self._manual:
-            connection.abort()
-            return
-        self._ready.append(connection)
-        self._waiters.grant(None)
 
     # To the program
 
@@ -288,7 +197,7 @@ class Listener:
         while not queue:
             if self._device_removed:
                 raise cm_error(EventType.DEVICE_REMOVAL.name, 0)
-            if self._closed:
+            if self._acceptor.closed:
                 raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
             # A loop keeps the task that waits for a socket: mostly nothing else has this one.
             task = asyncio.current_task()
@@ -345,26 +254,12 @@ class Listener:
         """
         check_thread(self._loop, "listener")
         self._manual = True
-        self._places.close()
-        for task in list(self._handshakes):
-            task.cancel()
+        self._acceptor.stop_handshakes()
         while self._ready:
             self._ready.popleft().abort()
         return Steps(lambda: self._wait(self._pending))
 
     # End
-
-    def _on_removal(self, cm_id: ConnectionId | None) -> None:
-        """A device was removed, and with it one of the addresses."""
-        if cm_id not in self._cm_ids:
-            return
-        self._cm_ids.remove(cm_id)
-        cm_id.close()
-        self._going.append(cm_id)
-        if not self._cm_ids:
-            _log.warning("listener on port %d: the RDMA device was removed", self.port)
-            self._device_removed = True
-            self.close()
 
     def close(self) -> None:
         """Stop listening; refuse clients that wait.  Accepted connections go on.  Idempotent.
@@ -373,36 +268,18 @@ class Listener:
             RuntimeError: The listener's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "listener")
-        if self._closed:
+        if self._acceptor.closed:
             return
-        self._closed = True
-        self._places.close()
+        self._acceptor.close()
         while self._pending:
-            self._pending.popleft()._refuse(RefusalReason.BUSY)
-        for task in list(self._handshakes):
-            task.cancel()
+            self._pending.popleft()._refuse(RefusalReason.BUSY, "the listener was closed")
         while self._ready:
             self._ready.popleft().abort()
         self._waiters.grant_all(None)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        for cm_id in self._cm_ids:
-            cm_id.close()
-        self._going += self._cm_ids
-        self._cm_ids.clear()
-        if self._channel is not None:
-            self._channel.close()
-        self._release_shared()
 
     async def wait_closed(self) -> None:
         """Wait until the port is free again.  Cancellation: ends the wait."""
-        if self._handshakes:
-            await asyncio.wait(list(self._handshakes))
-        for cm_id in self._going:
-            await cm_id.wait_closed()
-        if self._channel is not None:
-            await self._channel.wait_closed()
+        await self._acceptor.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self
@@ -412,14 +289,15 @@ class Listener:
         await self.wait_closed()
 
     def __repr__(self) -> str:
-        if self._closed:
+        if self._acceptor.closed:
             return "<Listener closed>"
         return f"<Listener {self.sockname[0]} port {self.sockname[1]}>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
     ) -> None:
-        if getattr(self, "_closed", True) or _gone():
+        acceptor = getattr(self, "_acceptor", None)
+        if acceptor is None or acceptor.closed or _gone():
             return
         try:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)

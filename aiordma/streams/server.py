@@ -1,10 +1,8 @@
 """RdmaServer: asyncio's Server for streams over RDMA.
 
 Theory of operation
-    Each request becomes a task that accepts it, several at a time; `admission.Places` says how
-    many, and more than `backlog` requests that wait are refused.  A client that stops in the middle
-    of its handshake is dropped after `handshake_timeout_s`, and sooner while requests wait.  What
-    does not speak the protocol is refused.
+    Requests are accepted in the background, as link/acceptor.py has it.  What does not speak the
+    protocol is refused.
 
     TLS handshakes take longer and prove more.  They have places of their own, by the same rules; a
     client that finds none there keeps its place among the half-open ones until it does.
@@ -28,19 +26,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from aiordma.cm.address import Address
-from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.connection_id import ConnectionId, Stage
-from aiordma.cm.enums import EventType
-from aiordma.cm.event_channel import EventChannel
+from aiordma.cm.connection_id import Stage
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
-from aiordma.link.admission import Ledger, Place, Places, when_gone
-from aiordma.link.dialing import shared_channel
+from aiordma.link.acceptor import Acceptor, Request
+from aiordma.link.admission import Place, Places, when_gone
 from aiordma.link.limits import ListenerLimits
-from aiordma.link.listening import Shortages, listen_on
-from aiordma.link.refusal import RefusalReason, begins_hello, refusal
-from aiordma.link.source import source_of
+from aiordma.link.refusal import RefusalReason, begins_hello
 from aiordma.link.transport_socket import RdmaTransportSocket
-from aiordma.loop import background, fork, registry
+from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
@@ -56,12 +49,6 @@ from aiordma.streams.transport import RdmaTransport
 __all__ = ["RdmaServer"]
 
 _log = logging.getLogger("aiordma")
-# Requests are fetched as they come: the limit is kept here, not by the kernel, which says nothing.
-_KERNEL_BACKLOG = 1024
-
-
-def _is_connected(cm_id: ConnectionId) -> bool:
-    return cm_id.stage is Stage.CONNECTED
 
 
 def _still_shaking() -> bool:
@@ -78,8 +65,6 @@ class RdmaServer(asyncio.AbstractServer):
 
     Attributes:
         limits: What clients may hold.
-        refused: Requests that were refused.
-        dropped: Clients that were dropped in the middle of a handshake because others waited.
     """
 
     def __init__(
@@ -92,24 +77,14 @@ class RdmaServer(asyncio.AbstractServer):
         tls_timeouts: dict[str, Any],
         limits: ListenerLimits,
     ) -> None:
-        self._shared, self._release_shared = shared_channel()
         self._loop = asyncio.get_running_loop()
         self._factory = protocol_factory
-        self._backlog = backlog
         self._config = config
         self._tls = context
         self._tls_timeouts = tls_timeouts
-        self._context = contextvars.copy_context()
         self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
         self._aborting = False
-        self._handshakes: set[asyncio.Task[None]] = set()
-        self._unanswered: set[ConnectionId] = set()
         self.limits = limits
-        # On iWARP a little more is pinned.
-        pinned = plan_of(config, iwarp=True).pinned
-        self._ledger = Ledger(limits, pinned)
-        self._shortages = Shortages()
-        self._places = Places.of_handshakes(limits, pinned)
         self._tls_places = Places(
             limits.max_tls_handshakes,
             limits.max_tls_handshakes_per_source,
@@ -117,137 +92,109 @@ class RdmaServer(asyncio.AbstractServer):
             patience_s=limits.max_wait_s,
         )
         self._serving = False
-        self._closed = False
         self._forever: asyncio.Future[None] | None = None
         self._waiters = WaitLine[None]()
-        self._ids: list[ConnectionId] = []
-        self._ended: list[ConnectionId] = []
         self._place: socket.socket | None = None  # in whose place it listens
-        self.refused = 0
-        self.dropped = 0
-        try:
-            self._channel = EventChannel()
-        except BaseException:
-            self._closed = True
-            self._release_shared()
-            raise
-        try:
-            self._ids = listen_on(self._channel, addresses, None, self._on_event)
-            self._addresses: list[Address] = [
-                cm_id.source for cm_id in self._ids if cm_id.source is not None
-            ]
-            self._sockets = tuple(listening_socket(each, config) for each in self._addresses)
-        except BaseException:
-            self._closed = True
-            self._give_back()
-            raise
+        # On iWARP a little more is pinned.
+        pinned = plan_of(config, iwarp=True).pinned
+        self._acceptor = Acceptor(
+            self, addresses, backlog, limits, pinned, contextvars.copy_context(), listen=False
+        )
+        self._sockets = tuple(listening_socket(each, config) for each in self.addresses)
         fork.guard_public(self)
+
+    @property
+    def refused(self) -> int:
+        """Requests that were refused."""
+        return self._acceptor.refused
+
+    @property
+    def dropped(self) -> int:
+        """Clients that were dropped in the middle of a handshake because others waited."""
+        return self._acceptor.dropped
 
     # Where
 
     @property
     def sockets(self) -> tuple[RdmaTransportSocket, ...]:
         """A stand-in for each address; empty when the server is closed."""
-        return () if self._closed else self._sockets
+        return () if self._acceptor.closed else self._sockets
 
     @property
     def addresses(self) -> list[Address]:
         """All local (address, port) pairs; the port is the same."""
-        return list(self._addresses)
+        return list(self._acceptor.addresses)
 
     @property
     def port(self) -> int:
         """Local port."""
-        return self._addresses[0][1]
+        return self._acceptor.addresses[0][1]
 
-    # Requests
+    # From the acceptor
 
-    def _on_event(self, event: ConnectionEvent) -> bool:
-        cm_id = event.connection_id
-        if event.type != EventType.CONNECT_REQUEST:
-            if event.type == EventType.DEVICE_REMOVAL and cm_id in self._ids:
-                self._ids.remove(cm_id)
-                self._ended.append(cm_id)
-                cm_id.close()
-                if not self._ids:
-                    _log.warning("server on port %d: the RDMA device was removed", self.port)
-                    self.close()
-            return True
-        assert cm_id is not None
+    @property
+    def _unaccepted(self) -> int:
+        return 0
+
+    def _examine(self, request: Request) -> tuple[RefusalReason, str] | None:
+        data = request.event.private_data
+        if begins_hello(data):
+            return RefusalReason.STREAMS, "it is a client of messages"
+        if len(data) < HELLO_SIZE:
+            return RefusalReason.STREAMS, "its private data is too short"
         try:
-            cm_id.migrate(self._shared)
-        except OSError as exc:
-            _log.debug("a request vanished: %s", exc)
-            cm_id.close()
-            return True
-        if begins_hello(event.private_data):
-            self._refuse(cm_id, "it is a client of messages", RefusalReason.STREAMS)
-            return True
-        try:
-            if len(event.private_data) < HELLO_SIZE:
-                self._refuse(cm_id, "its private data is too short", RefusalReason.STREAMS)
-                return True
-            Hello.parse(event.private_data)
+            Hello.parse(data)
         except ProtocolError as exc:
-            self._refuse(cm_id, str(exc), RefusalReason.STREAMS)
-            return True
-        source = source_of(cm_id.destination_address)
-        full = self._ledger.why_full(source)
-        waiting = self._places.waiting + self._places.open
-        if full:
-            self._shortages.full(cm_id.destination, full)
-            self._refuse(cm_id, full, RefusalReason.FULL)
-        elif self._closed or (waiting >= self._backlog and not self._places.make_room(source)):
-            self._refuse(cm_id, "too many are waiting", RefusalReason.BUSY)
-        else:
-            self._places.arrive(
-                source,
-                functools.partial(self._begin, cm_id, event),
-                functools.partial(self._refuse, cm_id, "too many waited", RefusalReason.BUSY),
-            )
-        return True
+            return RefusalReason.STREAMS, str(exc)
+        return None
 
-    def _begin(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
-        task = background.start(
-            self._loop,
-            functools.partial(self._handshake, cm_id, event, place),
-            self._context.copy(),
+    def _take(self, _: Request) -> bool:
+        return False
+
+    async def _accept(self, request: Request) -> RdmaTransport:
+        with PatientLimit(self._config.handshake_timeout_s, "the handshake"):
+            request.answered = True
+            port = await request.open(functools.partial(StreamPort.open, config=self._config))
+            try:
+                transport = RdmaTransport(port, self._config)
+            except BaseException:
+                port.close()
+                raise
+            try:
+                await self._answer(transport, request)
+            except BaseException:
+                transport._discard()
+                raise
+            return transport
+
+    async def _answer(self, transport: RdmaTransport, request: Request) -> None:
+        port, event = transport._port, request.event
+        # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
+        # answer what comes so early that it follows the answer.
+        transport._listens_first = port.context.is_iwarp
+        transport._meet(event.private_data)
+        # What the client asked for, which rsockets expects to hear again, within the device's.
+        limits = port.context.attributes
+        parameter = port.plan.parameter(
+            min(event.initiator_depth, limits.max_qp_init_rd_atom),
+            min(event.responder_resources, limits.max_qp_rd_atom),
         )
-        if task is None:
-            self._refuse(cm_id, "the loop is ending", RefusalReason.BUSY)
-            place.leave()
-            return
-        self._handshakes.add(task)
-        self._unanswered.add(cm_id)
-
-        def done(_: object) -> None:
-            self._handshakes.discard(task)
-            if cm_id in self._unanswered:  # it was canceled before it ran
-                self._unanswered.discard(cm_id)
-                self._refuse(cm_id, "the server was closed", RefusalReason.BUSY)
-                place.leave()
-
-        task.add_done_callback(done)
-
-    def _refuse(self, cm_id: ConnectionId, why: str, reason: RefusalReason | None = None) -> None:
-        self.refused += 1
-        _log.info("refused %s: %s", cm_id.destination, why)
+        request.turn(port, lambda: request.cm_id.stage is Stage.CONNECTED)
         try:
-            cm_id.reject(b"" if reason is None else refusal(reason))
-        except OSError as exc:
-            _log.debug("refusing %s: %s", cm_id.destination, exc)
-        cm_id.close()
+            # The caller has a limit for all of it.
+            await request.cm_id.accept(parameter, private_data=transport._hello(), timeout=None)
+        except ConnectionLostError as exc:
+            # The client had the answer, and has gone since; its confirmation came after that,
+            # or got lost. With TCP it has been there, and so it has here.
+            if isinstance(exc, DeviceRemovedError):
+                raise
+        if self._tls is None:
+            request.leave()
+        elif request.place is not None:
+            request.place.acted()
 
-    async def _handshake(self, cm_id: ConnectionId, event: ConnectionEvent, place: Place) -> None:
-        peer = cm_id.destination
-        try:
-            with PatientLimit(self._config.handshake_timeout_s, "the handshake"):
-                transport = await self._accept(cm_id, event, place)
-        except OSError as exc:
-            # The client has gone, or this machine is short of something: its problem only.
-            _log.info("a connection from %s was not made: %s", peer, exc)
-            return
-        if self._closed:
+    async def _made(self, transport: RdmaTransport, request: Request) -> None:
+        if self._acceptor.closed:
             transport._discard()
             return
         try:
@@ -255,14 +202,14 @@ class RdmaServer(asyncio.AbstractServer):
             if self._tls is None:
                 transport._start(protocol, None, self)
             else:
-                await self._secure(transport, protocol, place)
+                await self._secure(transport, protocol, request)
         except BaseException as exc:
             if transport._protocol is None:
                 transport._discard()
             if isinstance(exc, ENDS_THE_LOOP):
                 raise
             if isinstance(exc, OSError):
-                _log.info("a connection from %s failed at once: %s", peer, exc)
+                _log.info("a connection from %s failed at once: %s", request.peername, exc)
                 return
             if isinstance(exc, asyncio.CancelledError):
                 raise
@@ -272,16 +219,20 @@ class RdmaServer(asyncio.AbstractServer):
                 "transport": transport,
             })  # fmt: skip
 
-    async def _secure(self, transport: RdmaTransport, protocol: Any, place: Place) -> None:
+    def _removed(self) -> None:
+        self.close()
+
+    # TLS
+
+    async def _secure(self, transport: RdmaTransport, protocol: Any, request: Request) -> None:
         """TLS, as soon as there is a place for its handshake."""
         task = asyncio.current_task()
         assert task is not None
         assert self._tls is not None
-        mine = await self._tls_place(transport, place.source)
-        place.leave()
-        mine.turn(functools.partial(self._drop, task.cancel, transport, _still_shaking))
+        place = await self._tls_place(transport, request.source, task.cancel)
+        request.leave()
         await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
-        mine.leave()
+        place.leave()
 
     async def _tls_begins(self, transport: RdmaTransport) -> Place:
         """A connection goes over to TLS: a place for its handshake, to be left at the end of it.
@@ -289,103 +240,33 @@ class RdmaServer(asyncio.AbstractServer):
         Raises:
             ConnectionLostError: There was none in time.
         """
-        mine = await self._tls_place(transport, transport._extra["peername"][0])
-        mine.turn(functools.partial(self._drop, transport.abort, transport, _still_shaking))
-        return mine
+        source = transport._extra["peername"][0]
+        return await self._tls_place(transport, source, transport.abort)
 
-    async def _tls_place(self, transport: RdmaTransport, source: str) -> Place:
+    async def _tls_place(
+        self, transport: RdmaTransport, source: str, end: Callable[[], object]
+    ) -> Place:
         port = transport._port
         secure: asyncio.Future[Place] = self._loop.create_future()
         text = "too many TLS handshakes are under way"
 
         def refuse() -> None:
             if not secure.done():
-                self.refused += 1
+                self._acceptor.refused += 1
                 secure.set_exception(ConnectionLostError(errno.ECONNABORTED, text))
 
-        def begin(mine: Place) -> None:
+        def begin(place: Place) -> None:
             # Free when its memory is, or when the handshake is over.
-            port.qp._gone.add_done_callback(when_gone(port.in_loop, mine.leave))
+            port.qp._gone.add_done_callback(when_gone(port.in_loop, place.leave))
             if secure.done():  # it was canceled
-                mine.leave()
+                place.leave()
             else:
-                secure.set_result(mine)
+                secure.set_result(place)
 
         self._tls_places.arrive(source, begin, refuse)
-        return await secure
-
-    def _drop(
-        self, end: Callable[[], object], transport: RdmaTransport, acted: Callable[[], bool]
-    ) -> bool:
-        """Others wait for the place of a client that does not get on."""
-        # Its answer may be here, and this loop late.
-        self._shared._catch_up()
-        transport._port.sweep()
-        if acted():
-            return False
-        _log.info("dropped %s: its handshake takes long, and others wait", transport)
-        self.dropped += 1
-        end()
-        return True
-
-    async def _accept(
-        self, cm_id: ConnectionId, event: ConnectionEvent, place: Place
-    ) -> RdmaTransport:
-        self._unanswered.discard(cm_id)
-        try:
-            give_back = self._ledger.take(place.source)
-        except OSError as exc:  # of those that came together, others were first
-            self._shortages.full(cm_id.destination, str(exc))
-            self._refuse(cm_id, str(exc), RefusalReason.FULL)
-            place.leave()
-            raise
-        _, release = shared_channel()
-        port: StreamPort | None = None
-        transport: RdmaTransport | None = None
-        try:
-            port = await StreamPort.open(cm_id, self._config)
-            port.at_close(release)
-            port.qp._gone.add_done_callback(when_gone(port.in_loop, place.leave, give_back))
-            transport = RdmaTransport(port, self._config)
-            # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
-            # answer what comes so early that it follows the answer.
-            transport._listens_first = port.context.is_iwarp
-            transport._meet(event.private_data)
-            # What the client asked for, which rsockets expects to hear again, within the device's.
-            limits = port.context.attributes
-            parameter = port.plan.parameter(
-                min(event.initiator_depth, limits.max_qp_init_rd_atom),
-                min(event.responder_resources, limits.max_qp_rd_atom),
-            )
-            confirmed = functools.partial(_is_connected, cm_id)
-            task = asyncio.current_task()
-            assert task is not None
-            place.turn(functools.partial(self._drop, task.cancel, transport, confirmed))
-            try:
-                # The caller has a limit for all of it.
-                await cm_id.accept(parameter, private_data=transport._hello(), timeout=None)
-            except ConnectionLostError as exc:
-                # The client had the answer, and has gone since; its confirmation came after that,
-                # or got lost. With TCP it has been there, and so it has here.
-                if isinstance(exc, DeviceRemovedError):
-                    raise
-            if self._tls is None:
-                place.leave()
-            else:
-                place.acted()
-        except BaseException as exc:
-            if transport is not None:
-                transport._discard()
-            elif port is not None:
-                port.close()
-            else:
-                release()
-                give_back()
-                self._shortages.tell(cm_id.destination, exc)
-                self._refuse(cm_id, "out of resources", RefusalReason.RESOURCES)
-                place.leave()
-            raise
-        return transport
+        place = await secure
+        place.turn(functools.partial(self._acceptor.drop, port, end, _still_shaking))
+        return place
 
     # Clients
 
@@ -445,14 +326,13 @@ class RdmaServer(asyncio.AbstractServer):
 
     def _listen(self) -> None:
         check_loop(self._loop, "server")
-        if self._closed:
+        if self._acceptor.closed:
             msg = f"server {self!r} is closed"
             raise RuntimeError(msg)
         if not self._serving:
             self._serving = True
             registry.keep(self, self._loop)
-            for cm_id in self._ids:
-                cm_id.listen(max(_KERNEL_BACKLOG, 2 * self._backlog))
+            self._acceptor.listen()
 
     async def serve_forever(self) -> None:
         """Accept connections until it is canceled, or the server closed.
@@ -486,32 +366,20 @@ class RdmaServer(asyncio.AbstractServer):
             RuntimeError: The server's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "server")
-        if self._closed:
+        if self._acceptor.closed:
             return
-        self._closed = True
         self._serving = False
         registry.let_go(self, self._loop)
-        self._places.close()
         self._tls_places.close()
-        for task in list(self._handshakes):
-            task.cancel()
+        self._acceptor.close()
         if self._forever is not None and not self._forever.done():
             self._forever.cancel()
-        self._give_back()
-        self._wake()
-
-    def _give_back(self) -> None:
-        for cm_id in self._ids:
-            cm_id.close()
-        self._ended += self._ids
-        self._ids = []
-        self._channel.close()
-        self._release_shared()
         if self._place is not None:
             self._place.close()
+        self._wake()
 
     def _wake(self) -> None:
-        if self._closed and not self._active:
+        if self._acceptor.closed and not self._active:
             self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
@@ -522,13 +390,9 @@ class RdmaServer(asyncio.AbstractServer):
 
         Cancellation: ends the wait.
         """
-        if not self._closed or self._active:
+        if not self._acceptor.closed or self._active:
             await self._waiters.wait()
-        if self._handshakes:
-            await asyncio.wait(list(self._handshakes))
-        for cm_id in self._ended:
-            await cm_id.wait_closed()
-        await self._channel.wait_closed()
+        await self._acceptor.wait_closed()
 
     async def __aenter__(self) -> Self:
         return self
@@ -564,13 +428,15 @@ class RdmaServer(asyncio.AbstractServer):
             _log.warning("%r: %d connections did not end in time", self, self._active)
 
     def __repr__(self) -> str:
-        where = "closed" if self._closed else ", ".join(f"{h} port {p}" for h, p in self._addresses)
+        closed = self._acceptor.closed
+        where = "closed" if closed else ", ".join(f"{h} port {p}" for h, p in self.addresses)
         return f"<RdmaServer {where}>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
     ) -> None:
-        if getattr(self, "_closed", True) or _gone():
+        acceptor = getattr(self, "_acceptor", None)
+        if acceptor is None or acceptor.closed or _gone():
             return
         try:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)

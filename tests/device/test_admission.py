@@ -78,7 +78,7 @@ async def test_g02_newcomers_get_in_while_one_source_holds_sixty(address: str) -
     """At 42 connects a second, from the newcomers' own address, with default settings."""
     async with aiordma.listen(address, 0) as listener, echoing(listener):
         async with flooding(address, listener.port, clients=60, rate=42) as flood:
-            await until(lambda: listener._places.open >= 32)
+            await until(lambda: listener._acceptor.places.open >= 32)
             errors = []
             for _ in range(10):
                 errors += await asyncio.gather(*(ask(address, listener.port) for _ in range(2)))
@@ -92,11 +92,11 @@ async def test_g02_newcomers_get_in_beside_half_open_clients(address: str) -> No
     limits = ListenerLimits(max_half_open=5)
     async with aiordma.listen(address, 0, limits=limits) as listener, echoing(listener):
         async with flooding(address, listener.port, clients=8, rate=10) as flood:
-            await until(lambda: listener._places.waiting > 1, 30)
+            await until(lambda: listener._acceptor.places.waiting > 1, 30)
             for _ in range(3):
                 assert await ask(address, listener.port, timeout=30) is None
         assert listener.dropped >= flood.dropped > 0
-        await until(lambda: not listener._places.open, 20)
+        await until(lambda: not listener._acceptor.places.open, 20)
 
 
 async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: str) -> None:
@@ -117,9 +117,9 @@ async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: 
                 assert bytes(message) == b"x" * 5000
         assert each <= flood.peak - before <= 4 * each
         print(f"{(flood.peak - before) / flood.sent:.0f} bytes pinned for each byte sent")
-        await until(lambda: not listener._places.open, 10)
+        await until(lambda: not listener._acceptor.places.open, 10)
         await until(lambda: pinned_bytes() == before, 10)
-        assert listener._ledger.connections == 1
+        assert listener._acceptor.ledger.connections == 1
         await bystander.close()
     assert listener.dropped >= 12
 
@@ -134,7 +134,7 @@ async def test_g09_a_source_has_no_more_connections_than_its_limit(address: str)
                 await aiordma.connect(address, listener.port)
             assert not caught.value.try_again
             assert listener.refused == 1
-        await until(lambda: not listener._ledger.connections)
+        await until(lambda: not listener._acceptor.ledger.connections)
         assert await ask(address, listener.port) is None
 
 
@@ -177,14 +177,14 @@ async def test_g09_a_request_that_is_accepted_otherwise_counts_what_it_pins(addr
         requests = listener.requests()
         tries = [asyncio.create_task(ask(address, listener.port)) for _ in range(3)]
         serving = [asyncio.create_task(echo(await (await anext(requests)).accept(config=large)))]
-        assert listener._ledger.pinned == pinned
+        assert listener._acceptor.ledger.pinned == pinned
         with pytest.raises(OSError, match="max_pinned_bytes"):
             await (await anext(requests)).accept(config=large)
         serving.append(asyncio.create_task(echo(await (await anext(requests)).accept())))
         errors = await asyncio.gather(*tries)
         assert sorted(error is None for error in errors) == [False, True, True]
         await asyncio.gather(*serving)
-        await until(lambda: not listener._ledger.pinned)
+        await until(lambda: not listener._acceptor.ledger.pinned)
 
 
 async def test_g09_a_silent_raw_client_ends_after_its_bound(address: str) -> None:
@@ -265,8 +265,8 @@ async def test_g02_newcomers_get_in_while_silent_tls_clients_hang(
         for note in hanging:
             await note.ended()
         server.close_clients()
-        await until(lambda: not server._ledger.connections, 20)
-        await until(lambda: not (server._places.open or server._tls_places.open), 20)
+        await until(lambda: not server._acceptor.ledger.connections, 20)
+        await until(lambda: not (server._acceptor.places.open or server._tls_places.open), 20)
 
 
 @pytest.mark.one_loop
@@ -319,7 +319,11 @@ async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw
     before = pinned_bytes()
     async with await aiordma.create_server(Echo, address, 0, config=SMALL, limits=limits) as server:
         async with flooding(address, server.port, clients=6, rate=10, streams=True) as flood:
-            held = (lambda: flood.met >= 6) if is_siw else (lambda: server._places.waiting > 1)
+            held = (
+                (lambda: flood.met >= 6)
+                if is_siw
+                else (lambda: server._acceptor.places.waiting > 1)
+            )
             await until(held, 30)
             for _ in range(3):
                 note = await silent(address, server.port)
@@ -327,8 +331,8 @@ async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw
                 assert await note.ended() is None
         assert is_siw or server.dropped > 0
         server.abort_clients()
-        await until(lambda: not server._ledger.connections, 20)
-        await until(lambda: not server._places.open, 20)
+        await until(lambda: not server._acceptor.ledger.connections, 20)
+        await until(lambda: not server._acceptor.places.open, 20)
         await until(lambda: pinned_bytes() == before, 20)
 
 
@@ -344,7 +348,7 @@ async def test_g02_a_client_that_has_confirmed_is_not_dropped_because_the_loop_i
 
         def press() -> None:
             time.sleep(1)  # the program holds the loop up, and the client confirms
-            server._places.arrive("192.0.2.1", Place.leave, lambda: None)
+            server._acceptor.places.arrive("192.0.2.1", Place.leave, lambda: None)
             pressed.set_result(server.dropped)
 
         def take_turn(place: Place, drop: Callable[[], bool]) -> None:
@@ -373,7 +377,7 @@ async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> No
         for note in notes:
             note.transport.close()
             await note.ended()
-        await until(lambda: not server._ledger.connections, 20)
+        await until(lambda: not server._acceptor.ledger.connections, 20)
         note = await silent(address, server.port)
         note.transport.close()
         await note.ended()
@@ -395,7 +399,7 @@ async def test_g09_clients_that_come_together_pass_no_limit(
             *(silent(address, server.port) for _ in range(12)), return_exceptions=True
         )
         notes = [each for each in came if isinstance(each, Note)]
-        assert len(notes) == server._ledger.connections == 2
+        assert len(notes) == server._acceptor.ledger.connections == 2
         assert server.refused == 10
         for each in came:
             if not isinstance(each, Note):

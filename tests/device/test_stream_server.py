@@ -240,7 +240,7 @@ async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) ->
         asyncio.create_task(aiordma.create_connection(Note, address, server.port, config=config))
         for _ in range(6)
     ]
-    await until(lambda: bool(server._handshakes))
+    await until(lambda: bool(server._acceptor.handshakes))
     server.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     server.abort_clients()
@@ -284,14 +284,14 @@ async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -
     async with await aiordma.create_server(Note, address, 0) as server:
         for _ in range(10):
             task = asyncio.create_task(aiordma.create_connection(Note, address, server.port))
-            await until(lambda: bool(server._handshakes))
+            await until(lambda: bool(server._acceptor.handshakes))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         transport, protocol = await aiordma.create_connection(Note, address, server.port)
         transport.close()
         assert await protocol.ended() is None
-        await until(lambda: not server._handshakes, 20)
+        await until(lambda: not server._acceptor.handshakes, 20)
         server.abort_clients()
 
 

@@ -143,7 +143,7 @@ class Request:
     confirmed = ConnectRequest._confirmed
 
     def __init__(self, failure: BaseException | None) -> None:
-        self._cm_id = Id(failure)
+        self._request = SimpleNamespace(cm_id=Id(failure))
 
 
 @pytest.mark.parametrize("spoken", [True, False])

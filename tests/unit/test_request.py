@@ -10,6 +10,7 @@ import pytest
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.errors import ResourceBusyError
+from aiordma.link.acceptor import Request
 
 #: Private data of a refusal on every transport.
 MOST = 148
@@ -23,14 +24,13 @@ class Asked:
         self.closed = 0
         cm_id = SimpleNamespace(_ends=lambda: (None, None), reject=self.sent.append)
         cm_id.close = self._close
+        asked = Request(cast("Any", None), cast("Any", cm_id), cast("Any", SimpleNamespace()))
+        asked.greeting = None if raw else SimpleNamespace(user_data=b"")
         listener = SimpleNamespace(
             config=ConnectionConfig(raw=raw), _forget=lambda request: None,
             _loop=SimpleNamespace(is_running=lambda: False),
         )  # fmt: skip
-        self.request = ConnectRequest(
-            cast("Any", listener), cast("Any", cm_id), cast("Any", SimpleNamespace())
-        )
-        self.request.hello = None if raw else cast("Any", SimpleNamespace(user_data=b""))
+        self.request = ConnectRequest(cast("Any", listener), asked)
 
     def _close(self) -> None:
         self.closed += 1

@@ -1,0 +1,376 @@
+"""Acceptor: listens at addresses, admits requests, and runs their handshakes.
+
+Theory of operation
+    The listening ids have an event channel of their own, so that a flood of requests can be left
+    unread and starves no connection.  Each request is moved to the loop's shared channel at once:
+    connections do not depend on their listener.
+
+    An asyncio reader fetches requests as they come, so the kernel's backlog never fills; the
+    limit is kept here instead.  Requests in their handshake count, and connections that wait for
+    the program; above `backlog` a request is refused with the reason in its private data.
+
+    As with TCP, handshakes are completed in the background, several at a time.  A handshake takes
+    memory before the client has proved anything, so that their number is limited
+    (`admission.Places`): a request beyond it waits, and takes none.  A client that stops in the
+    middle is dropped after `handshake_timeout_s`, and sooner while requests wait.
+
+    What is accepted, a listener of messages and a server of streams tell by a few methods
+    (`Server`).  The acceptor leads to them by its open ids and handshakes, and not after `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
+from typing import Any, Protocol, TypeVar
+
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.cm.enums import EventType
+from aiordma.cm.event_channel import EventChannel
+from aiordma.link.adapter_side import AdapterSide
+from aiordma.link.admission import Ledger, Place, Places, when_gone
+from aiordma.link.dialing import shared_channel
+from aiordma.link.limits import ListenerLimits
+from aiordma.link.listening import Shortages, listen_on
+from aiordma.link.refusal import RefusalReason, refusal
+from aiordma.link.source import source_of
+from aiordma.loop import background
+
+__all__ = ["Acceptor", "Request"]
+
+_log = logging.getLogger("aiordma")
+# The kernel's backlog is for the moment until a request is fetched; if it were the limit, a refusal
+# for want of room would come without a reason.  So much the kernel allows by default
+# (net.rdma_ucm.max_backlog).
+_KERNEL_BACKLOG = 1024
+
+Made = TypeVar("Made")
+Side = TypeVar("Side", bound=AdapterSide)
+
+
+class Server(Protocol[Made]):
+    """A listener of messages or a server of streams, as its acceptor sees it."""
+
+    @property
+    def _unaccepted(self) -> int:
+        """Requests and connections that wait for the program."""
+
+    def _examine(self, request: Request) -> tuple[RefusalReason, str] | None:
+        """Why a request is refused, if it does not speak the protocol."""
+
+    def _take(self, request: Request) -> bool:
+        """Keep a request for the program to answer; False: its handshake is to begin."""
+
+    async def _accept(self, request: Request) -> Made:
+        """Answer a request; the connection once the client has confirmed."""
+
+    async def _made(self, connection: Made, request: Request) -> None:
+        """Give the connection to the program."""
+
+    def _removed(self) -> None:
+        """The devices of all addresses were removed."""
+
+
+class Request:
+    """A request to connect, until it is accepted or refused.
+
+    Attributes:
+        cm_id: The id of the connection that is to be.
+        event: The request.
+        peername: The client's (address, port).
+        sockname: The (address, port) that it asked for.
+        source: What `source_of` makes of the client's address.
+        greeting: What `Server._examine` has read out of the private data.
+        answered: Whether it is being accepted, or was refused.
+        place: That of its handshake; None while it has none.
+    """
+
+    __slots__ = (
+        "_acceptor", "answered", "cm_id", "event", "greeting", "peername", "place", "sockname",
+        "source",
+    )  # fmt: skip
+
+    def __init__(self, acceptor: Acceptor, cm_id: ConnectionId, event: ConnectionEvent) -> None:
+        self._acceptor = acceptor
+        self.cm_id = cm_id
+        self.event = event
+        self.answered = False
+        self.place: Place | None = None
+        self.greeting: Any = None
+        self.peername, self.sockname = cm_id._ends()
+        self.source = source_of(self.peername[0] if self.peername is not None else None)
+
+    def refuse(self, reason: RefusalReason, why: str) -> None:
+        """Refuse in the library's own name."""
+        self._acceptor.refused += 1
+        _log.info("refused %s: %s", self.peername, why)
+        self.reject(refusal(reason))
+
+    def reject(self, data: bytes) -> None:
+        """Refuse, with private data."""
+        self.answered = True
+        self.leave()
+        try:
+            self.cm_id.reject(data)
+        except OSError as exc:
+            _log.debug("refusing %s: %s", self.peername, exc)
+        self.cm_id.close()
+
+    async def open(
+        self, make: Callable[[ConnectionId], Awaitable[Side]], size: int | None = None
+    ) -> Side:
+        """What the adapter holds for the connection, counted until it is gone.
+
+        Args:
+            make: Allocates it.
+            size: Bytes that it pins; None: as many as each of the listener's.
+
+        Raises:
+            OSError: The limits allow no further connection, or this side is short of memory or
+                adapter resources.  The client is refused.
+        """
+        acceptor = self._acceptor
+        try:
+            give_back = acceptor.ledger.take(self.source, size)
+        except OSError as exc:  # of those that came together, others were first
+            acceptor.shortages.full(self.peername, str(exc))
+            self.refuse(RefusalReason.FULL, str(exc))
+            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(give_back)
+            try:
+                _, release = shared_channel()
+                undo.callback(release)
+                side = await make(self.cm_id)
+            except BaseException as exc:
+                acceptor.shortages.tell(self.peername, exc)
+                self.refuse(RefusalReason.RESOURCES, "out of resources")
+                raise
+            undo.pop_all()
+        side.at_close(release)
+        side.qp._gone.add_done_callback(when_gone(side.in_loop, self.leave, give_back))
+        return side
+
+    def turn(self, side: AdapterSide, acted: Callable[[], bool]) -> None:
+        """The client has to act now; if it does not and others wait, the running task is canceled.
+
+        Args:
+            side: The adapter's side of its connection.
+            acted: Whether the client has acted already.
+        """
+        task = asyncio.current_task()
+        if self.place is not None and task is not None:
+            self.place.turn(functools.partial(self._acceptor.drop, side, task.cancel, acted))
+
+    def leave(self) -> None:
+        """The handshake is over, or the request answered.  Idempotent."""
+        if self.place is not None:
+            self.place.leave()
+
+
+class Acceptor:
+    """The listening ids of one listener or server, and the requests of their clients.
+
+    Args:
+        server: Whose they are.
+        addresses: To listen on.
+        backlog: Requests and connections that may wait.
+        limits: What clients may hold.
+        pinned: Bytes that each of them pins.
+        context: In which handshakes run, each in a copy; None: in the current one.
+        listen: Whether to listen at once, or from `listen` on.
+
+    Raises:
+        OSError: None of the addresses can be listened on; or one is taken, then on none.
+
+    Attributes:
+        loop: The loop that it belongs to.
+        addresses: Local (address, port) pairs; the port is the same.
+        places: Those of handshakes.
+        ledger: Connections, and what they pin.
+        shortages: What clients were refused for want of.
+        handshakes: Tasks that are under way.
+        refused: Requests that the library refused by itself.
+        dropped: Clients that were dropped in the middle of a handshake because others waited.
+        closed: Whether it listens no more.
+    """
+
+    __slots__ = (
+        "_backlog", "_channel", "_context", "_gone", "_ids", "_release", "_shared", "addresses",
+        "closed", "dropped", "handshakes", "ledger", "loop", "places", "refused", "shortages",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        server: Server[Made],
+        addresses: Sequence[Address],
+        backlog: int,
+        limits: ListenerLimits,
+        pinned: int,
+        context: Context | None = None,
+        *,
+        listen: bool = True,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.ledger = Ledger(limits, pinned)
+        self.places = Places.of_handshakes(limits, pinned)
+        self.shortages = Shortages()
+        self.handshakes: set[asyncio.Task[None]] = set()
+        self.refused = 0
+        self.dropped = 0
+        self.closed = False
+        self._backlog = backlog
+        self._context = context
+        self._ids: list[ConnectionId] = []
+        self._gone: list[ConnectionId] = []  # closed, perhaps not yet destroyed
+        self._channel: EventChannel | None = None
+        self._shared, self._release = shared_channel()
+        try:
+            self._channel = EventChannel()
+            sink = functools.partial(self._on_event, server)
+            kernel_backlog = self._kernel_backlog if listen else None
+            self._ids = listen_on(self._channel, addresses, kernel_backlog, sink)
+            self.addresses = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids]
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def _kernel_backlog(self) -> int:
+        return max(_KERNEL_BACKLOG, 2 * self._backlog)
+
+    def listen(self) -> None:
+        """Listen from now on."""
+        for cm_id in self._ids:
+            cm_id.listen(self._kernel_backlog)
+
+    # Requests
+
+    def _on_event(self, server: Server[Made], event: ConnectionEvent) -> bool:
+        cm_id = event.connection_id
+        if event.type != EventType.CONNECT_REQUEST:
+            if event.type == EventType.DEVICE_REMOVAL and cm_id in self._ids:
+                self._remove(server, cm_id)
+            return True
+        assert cm_id is not None
+        try:
+            cm_id.migrate(self._shared)
+        except OSError as exc:
+            _log.debug("a request vanished: %s", exc)
+            cm_id.close()
+            return True
+        request = Request(self, cm_id, event)
+        refused = server._examine(request) or self._why_not(server, request)
+        if refused is not None:
+            request.refuse(*refused)
+        elif not server._take(request):
+            self.places.arrive(
+                request.source,
+                functools.partial(self._begin, server, request),
+                functools.partial(self._send_away, server, request),
+            )
+        return True
+
+    def _remove(self, server: Server[Made], cm_id: ConnectionId) -> None:
+        """A device was removed, and with it one of the addresses."""
+        self._ids.remove(cm_id)
+        self._gone.append(cm_id)
+        cm_id.close()
+        if not self._ids:
+            _log.warning("listening on port %d: the RDMA device was removed", self.addresses[0][1])
+            server._removed()
+
+    def _why_not(self, server: Server[Made], request: Request) -> tuple[RefusalReason, str] | None:
+        full = self.ledger.why_full(request.source)
+        if full:
+            self.shortages.full(request.peername, full)
+            return RefusalReason.FULL, full
+        waiting = self.places.waiting + self.places.open + server._unaccepted
+        if self.closed or (waiting >= self._backlog and not self.places.make_room(request.source)):
+            return RefusalReason.BUSY, "too many are waiting"
+        return None
+
+    def _send_away(self, server: Server[Made], request: Request) -> None:
+        """There was no place for its handshake in time."""
+        if self.closed or not server._take(request):
+            request.refuse(RefusalReason.BUSY, "too many waited")
+
+    def _begin(self, server: Server[Made], request: Request, place: Place) -> None:
+        request.place = place
+        context = None if self._context is None else self._context.copy()
+        run = functools.partial(self._handshake, server, request)
+        task = background.start(self.loop, run, context)
+        if task is None:
+            request.refuse(RefusalReason.BUSY, "the loop is ending")
+            return
+        self.handshakes.add(task)
+        task.add_done_callback(functools.partial(self._over, request))
+
+    def _over(self, request: Request, task: asyncio.Task[None]) -> None:
+        self.handshakes.discard(task)
+        if not request.answered:  # canceled before its first step
+            request.refuse(RefusalReason.BUSY, "the listener was closed")
+
+    async def _handshake(self, server: Server[Made], request: Request) -> None:
+        try:
+            connection = await server._accept(request)
+        except OSError as exc:
+            # The client has gone, or this machine is short of something: its problem only.
+            _log.info("a connection from %s was not made: %s", request.peername, exc)
+            return
+        await server._made(connection, request)
+
+    def drop(self, side: AdapterSide, end: Callable[[], object], acted: Callable[[], bool]) -> bool:
+        """Others wait for the place of a client that does not get on; for `Place.turn`.
+
+        Args:
+            side: The adapter's side of its connection.
+            end: Ends the handshake.
+            acted: Whether the client has acted already.
+        """
+        # Its confirmation and its greeting may be here, and this loop late.
+        self._shared._catch_up()
+        side.sweep()
+        if acted():
+            return False
+        _log.info("dropped %s: its handshake takes long, and others wait", side.peer_name())
+        self.dropped += 1
+        end()
+        return True
+
+    # End
+
+    def stop_handshakes(self) -> None:
+        """End what is under way, and send away the requests that wait."""
+        self.places.close()
+        for task in list(self.handshakes):
+            task.cancel()
+
+    def close(self) -> None:
+        """Stop listening; refuse clients that wait.  Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        self.stop_handshakes()
+        for cm_id in self._ids:
+            cm_id.close()
+        self._gone += self._ids
+        self._ids.clear()
+        if self._channel is not None:
+            self._channel.close()
+        self._release()
+
+    async def wait_closed(self) -> None:
+        """Wait until the port is free again.  Cancellation: ends the wait."""
+        if self.handshakes:
+            await asyncio.wait(list(self.handshakes))
+        for cm_id in self._gone:
+            await cm_id.wait_closed()
+        if self._channel is not None:
+            await self._channel.wait_closed()
