@@ -308,9 +308,9 @@ class Destinations:
     async def _ask(self, destination: Destination, address: Address) -> None:
         """Service id resolution."""
         seconds = self._config.resolve_timeout_s
-        local = self._port.home.source_address
+        local = self._port.cm_id.source_address
         assert local is not None
-        asking = ConnectionId(self._port.channel, PortSpace.UDP)
+        asking = ConnectionId(self._port.cm_id.event_channel, PortSpace.UDP)
         asking._sink = _ignore
         try:
             await asking.resolve_addr(address, (local, 0), timeout=seconds)
@@ -439,7 +439,7 @@ def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWa
         Attributes of the handle, the local address, the next hop if the kernel can tell, and the
         handle if it knows that.
     """
-    context, number = port.context, port.home.port_num
+    context, number = port.context, port.cm_id.port_num
     port.pd._retain()
     try:
         if source is not None:

@@ -40,8 +40,8 @@ class Groups:
             if send_only or not only_sends:
                 return event
             del self._members[host]
-            await self._port.home.leave_multicast(host, timeout=timeout)
-        event = await self._port.home.join_multicast(host, send_only=send_only, timeout=timeout)
+            await self._port.cm_id.leave_multicast(host, timeout=timeout)
+        event = await self._port.cm_id.join_multicast(host, send_only=send_only, timeout=timeout)
         self._members[host] = (event, send_only)
         return event
 
@@ -51,4 +51,4 @@ class Groups:
         with Limit(timeout, f"leaving the group {host}", _HINT):
             async with self._one:
                 self._members.pop(host, None)
-                await self._port.home.leave_multicast(host, timeout=timeout)
+                await self._port.cm_id.leave_multicast(host, timeout=timeout)

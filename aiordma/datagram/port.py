@@ -28,20 +28,18 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.cm.description import describe
 from aiordma.cm.enums import EventType, PortSpace
-from aiordma.cm.event_channel import EventChannel
 from aiordma.datagram.config import DatagramConfig
 from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
 from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error, plain_error
+from aiordma.link.adapter_side import AdapterSide, Closing
 from aiordma.link.dialing import shared_channel
-from aiordma.loop import fork
 from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.ah import GRH, AddressHandle
@@ -58,7 +56,6 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["DatagramPort"]
 
 _log = logging.getLogger("aiordma")
-_DESTROY_S = 5.0
 _FLUSH_GRACE_S = 0.5
 
 
@@ -67,41 +64,36 @@ async def _memory(pd: ProtectionDomain, size: int) -> MemoryRegion:
     return await call_blocking(lambda: MemoryRegion(pd, size), undo=MemoryRegion.close)
 
 
-class DatagramPort:
+class DatagramPort(AdapterSide):
     """Queue pair, slots and ids of one endpoint; made by `open`.
 
     Attributes:
-        channel: The event channel of its ids.
-        home: The id that is bound to the local address.
         mtu: Bytes that a datagram may have.
     """
 
     __slots__ = (
-        "__weakref__", "_base", "_cause", "_completions", "_cq", "_listener", "_loop",
-        "_on_failed", "_on_received", "_on_restarted", "_on_sent", "_qp_handle", "_recv",
-        "_releases", "_send", "_timer", "channel", "closed", "context", "home", "mtu", "pd", "qp",
+        "_cause", "_listener", "_on_received", "_on_restarted", "_on_sent", "_recv", "_send",
+        "_timer", "mtu",
     )  # fmt: skip
 
-    def __init__(self, channel: EventChannel, home: ConnectionId, context: Context) -> None:
-        self.channel = channel
-        self.home = home
-        self.context = context
-        self.closed = False
-        self._base = 0
+    def __init__(
+        self,
+        home: ConnectionId,
+        context: Context,
+        channel: CompletionChannel,
+        pd: ProtectionDomain,
+        cq: CompletionQueue,
+        qp: QueuePair,
+        recv: RecvSlots,
+        send: SendSlots,
+    ) -> None:
+        super().__init__(home, context, channel, pd, cq, qp)
+        self._recv = recv
+        self._send = send
+        self.mtu = send.size
         self._listener: ConnectionId | None = None
-        self._loop = asyncio.get_running_loop()
         self._cause: OSError | None = None  # why there has to be a new beginning
         self._timer: asyncio.TimerHandle | None = None
-        self._releases: list[Callable[[], None]] = []
-        self.mtu = context.query_port(home.port_num).active_mtu.in_bytes
-
-    # What `open` sets.
-    pd: ProtectionDomain
-    qp: QueuePair
-    _completions: CompletionChannel
-    _cq: CompletionQueue
-    _recv: RecvSlots
-    _send: SendSlots
 
     @classmethod
     async def open(
@@ -121,9 +113,9 @@ class DatagramPort:
         Cancellation: what was made is destroyed.
         """
         with contextlib.ExitStack() as undo:
-            channel, release = shared_channel()
-            undo.callback(release)
-            home = ConnectionId(channel, PortSpace.UDP)
+            events, release_events = shared_channel()
+            undo.callback(release_events)
+            home = ConnectionId(events, PortSpace.UDP)
             undo.callback(home.close)
             home.bind_addr((host, 0))
             context = home.context
@@ -131,57 +123,52 @@ class DatagramPort:
             if context.is_iwarp:
                 msg = f"{context.name} speaks iWARP, which has no datagrams"
                 raise NotSupportedError(errno.EOPNOTSUPP, msg)
-            port = cls(channel, home, context)
-            await port._build(config, undo)
+            channel, release = shared_completions(context)
+            undo.callback(release)
+            pd = ProtectionDomain(context)
+            undo.callback(pd.close)
+            mtu = context.query_port(home.port_num).active_mtu.in_bytes
+            room = GRH.SIZE + mtu
+            incoming = await _memory(pd, config.recv_depth * room)
+            undo.callback(incoming.close)
+            outgoing = await _memory(pd, config.send_depth * mtu)
+            undo.callback(outgoing.close)
+            cq = CompletionQueue(context, config.recv_depth + config.send_depth, channel)
+            undo.callback(cq.close)
+            attr = QPInitAttr(
+                send_cq=cq, max_send_wr=config.send_depth, max_recv_wr=config.recv_depth,
+                qp_type=QPType.UD,
+            )  # fmt: skip
+            qp = home.create_qp(pd, attr, (incoming, outgoing))
+            undo.callback(qp.close)
+            recv = RecvSlots(incoming, config.recv_depth, room)
+            send = SendSlots(outgoing, config.send_depth, mtu)
+            port = cls(home, context, channel, pd, cq, qp, recv, send)
             if listen_on is not None:
-                port._listener = ConnectionId(channel, PortSpace.UDP)
+                port._listener = ConnectionId(events, PortSpace.UDP)
                 undo.callback(port._listener.close)
                 port._listener._sink = port._on_request
                 port._listener.bind_addr(listen_on)
             undo.pop_all()
-        port._releases.append(release)
-        fork.guard(port)
+        port.at_close(release)
+        port.at_close(release_events)
         return port
-
-    async def _build(self, config: DatagramConfig, undo: contextlib.ExitStack) -> None:
-        context = self.context
-        self._completions, release = shared_completions(context)
-        undo.callback(release)
-        self._releases.append(release)
-        self.pd = ProtectionDomain(context)
-        undo.callback(self.pd.close)
-        room = GRH.SIZE + self.mtu
-        incoming = await _memory(self.pd, config.recv_depth * room)
-        undo.callback(incoming.close)
-        self._recv = RecvSlots(incoming, config.recv_depth, room)
-        outgoing = await _memory(self.pd, config.send_depth * self.mtu)
-        undo.callback(outgoing.close)
-        self._send = SendSlots(outgoing, config.send_depth, self.mtu)
-        depth = config.recv_depth + config.send_depth
-        self._cq = CompletionQueue(context, depth, self._completions)
-        undo.callback(self._cq.close)
-        attr = QPInitAttr(
-            send_cq=self._cq, max_send_wr=config.send_depth, max_recv_wr=config.recv_depth,
-            qp_type=QPType.UD,
-        )  # fmt: skip
-        self.qp = self.home.create_qp(self.pd, attr, (incoming, outgoing))
-        undo.callback(self.qp.close)
-        self._qp_handle = self.qp._require()
 
     def start(
         self,
         on_received: Callable[[int, WCRecord], None],
         on_sent: Callable[[], None],
         on_restarted: Callable[[OSError], None],
-        on_failed: Callable[[BaseException], None],
+        on_failed: Callable[[], None],
     ) -> None:
         """Set the handlers; from now on datagrams can be sent."""
         self._on_received = on_received
         self._on_sent = on_sent
         self._on_restarted = on_restarted
+        self.cm_id._sink = self._on_home_event
+        # Not `_begin`: a failure of the queue pair is no end here, but a new beginning.
         self._on_failed = on_failed
-        self._base = self._completions.table.add(self)
-        self.home._sink = self._on_home_event
+        self._base = self._channel.table.add(self)
         self._cq.manage()
 
     def receive(self) -> None:
@@ -193,7 +180,7 @@ class DatagramPort:
     @property
     def sockname(self) -> Address:
         """Local (address, port); the port can be asked for if the endpoint has its own address."""
-        bound = self._listener or self.home
+        bound = self._listener or self.cm_id
         source = bound.source
         assert source is not None
         return source
@@ -217,21 +204,23 @@ class DatagramPort:
         if not good:
             self._break(sub, record)
         if self._cause is not None and not self._recv and not self._send:
-            self._loop.call_soon(self._restart)
+            self.loop.call_soon(self._restart)
+
+    def _operation(self, sub: int) -> str:
+        return "receive" if sub & RECV else "send"
 
     def _break(self, sub: int, record: WCRecord) -> None:
         """The queue pair is in the error state, and all that is posted comes back."""
         if self._cause is not None or self.closed:
             return
-        operation = "receive" if sub & RECV else "send"
         first = completion_error(
-            record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
+            record[1], operation=self._operation(sub), vendor_err=record[3], qp_num=record[6]
         )
         # Soft-RoCE flushes even the request that failed, so that the status tells little.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
         self._cause = plain_error(errno.ENETDOWN, text)
         self._cause.__cause__ = first
-        self._timer = self._loop.call_later(_FLUSH_GRACE_S, self._restart)
+        self._timer = self.loop.call_later(_FLUSH_GRACE_S, self._restart)
 
     def _restart(self) -> None:
         cause, self._cause = self._cause, None
@@ -241,21 +230,16 @@ class DatagramPort:
             self._timer.cancel()
         try:
             self.qp.modify(QPAttrMask.STATE, qp_state=QPState.RESET)
-            self.home._start_qp(self.qp)
+            self.cm_id._start_qp(self.qp)
         except OSError as exc:
             self.fail(exc)
             return
         # Completions from before the reset that arrive late belong to no slot.
-        self._completions.table.remove(self._base)
-        self._base = self._completions.table.add(self)
+        self._channel.table.remove(self._base)
+        self._base = self._channel.table.add(self)
         self._send.all_done()
         self.post_recv(self._recv.take_all())
         self._on_restarted(cause)
-
-    def fail(self, cause: BaseException) -> None:
-        """The queue pair can do nothing more."""
-        if not self.closed:
-            self._on_failed(cause)
 
     # Posting
 
@@ -320,21 +304,7 @@ class DatagramPort:
 
     # End
 
-    @property
-    def forked(self) -> bool:
-        """Whether it was made by a process that this one was forked from."""
-        return self._qp_handle is None
-
-    def poison_after_fork(self) -> None:
-        """In a forked child: the rings are shared with the parent, so nothing may be posted."""
-        self.closed = True
-        self._qp_handle = None
-
-    def close(self) -> None:
-        """Give everything back; the C calls run in the reaper.  Idempotent."""
-        if self.closed:
-            return
-        self.closed = True
+    def _give_back(self) -> Sequence[Closing]:
         if self._timer is not None:
             self._timer.cancel()
         pins = self._send.pinned()
@@ -344,30 +314,13 @@ class DatagramPort:
                 ah._let_go()
 
         self.qp._gone.add_done_callback(let_go)
-        if self._base:
-            self._completions.table.remove(self._base)
-        for resource in self._resources():
-            resource.close()
-        for release in self._releases:
-            release()
-
-    def _resources(self) -> list[Resource]:
-        listener = [] if self._listener is None else [self._listener]
-        memory = [self._recv.mr, self._send.mr]
-        return [*listener, self.qp, self._cq, *memory, self.pd, self.home]
-
-    async def wait_closed(self) -> None:
-        """Wait until the adapter holds nothing any more, for a bounded time."""
-        try:
-            async with asyncio.timeout(_DESTROY_S):
-                for resource in self._resources():
-                    try:
-                        await resource.wait_closed()
-                    except OSError as exc:
-                        _log.warning("%r: %s", resource, exc)
-        except TimeoutError:
-            _log.warning("queue pair %d: destroying it takes long", self.qp.num)
+        parts: list[Resource] = [self._cq, self._recv.mr, self._send.mr]
+        if self._listener is not None:
+            parts.append(self._listener)
+        for part in parts:
+            part.close()
+        return parts
 
     def describe(self) -> dict[str, Any]:
         """Device, port, GID and so on, as `get_extra_info` tells them."""
-        return {**describe(self.home, self.context, self.qp), "mtu": self.mtu}
+        return {**super().describe(), "mtu": self.mtu}

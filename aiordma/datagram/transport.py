@@ -365,9 +365,10 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._closing = True
         self._end(None)
 
-    def _on_failed(self, cause: BaseException) -> None:
+    def _on_failed(self) -> None:
         """The queue pair or the device has failed."""
-        if self._ended:
+        cause = self._port.failure
+        if self._ended or cause is None:
             return
         if not isinstance(cause, OSError):
             self._loop.call_exception_handler(

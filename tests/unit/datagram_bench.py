@@ -44,6 +44,7 @@ class FakePort:
         self.posted: list[int] = []
         self.slots: dict[int, bytes] = {}
         self.closed = self.forked = False
+        self.failure: BaseException | None = None
         self.receiving = False
 
     def describe(self) -> dict[str, Any]:
@@ -52,6 +53,10 @@ class FakePort:
     def start(self, *handlers: Callable[..., None]) -> None:
         self.on_received, self.on_sent = handlers[:2]
         self.on_restarted, self.on_failed = handlers[2:]
+
+    def fail(self, cause: BaseException) -> None:
+        self.failure = cause
+        self.on_failed()
 
     def receive(self) -> None:
         self.receiving = True

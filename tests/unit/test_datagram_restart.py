@@ -32,10 +32,11 @@ class Place:
         self.restarted: list[OSError] = []
         self.received: list[int] = []
         port = self.port = DatagramPort.__new__(DatagramPort)
-        port._loop = asyncio.get_running_loop()
+        port.loop = asyncio.get_running_loop()
         port.closed, port._cause, port._timer, port._base = False, None, None, 0
-        port._completions = cast("Any", SimpleNamespace(table=SlotTable()))
-        port.home = cast("Any", SimpleNamespace(_sink=None, _start_qp=lambda qp: None))
+        port.failure = None
+        port._channel = cast("Any", SimpleNamespace(table=SlotTable()))
+        port.cm_id = cast("Any", SimpleNamespace(_sink=None, _start_qp=lambda qp: None))
         port.qp = cast("Any", SimpleNamespace(modify=self._modify))
         port._cq = cast("Any", SimpleNamespace(manage=lambda: None))
         port._qp_handle = ffi.NULL
@@ -45,7 +46,7 @@ class Place:
             lambda slot, record: self.received.append(slot),
             lambda: None,
             self.restarted.append,
-            pytest.fail,  # type: ignore[arg-type]
+            pytest.fail,
         )
         port.post_recv(range(COUNT))
 
@@ -54,7 +55,7 @@ class Place:
 
     def completes(self, sub: int, status: WCStatus) -> None:
         wr_id = self.port._base + (sub << SUB_SHIFT)
-        if (sink := self.port._completions.table.get(wr_id)) is not None:
+        if (sink := self.port._channel.table.get(wr_id)) is not None:
             sink((wr_id, int(status), 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
 
 
@@ -81,7 +82,7 @@ def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
         for _ in range(COUNT):
             assert place.port.post_send(b"y", cast("Any", handle), 5, 6)
         # What completes late is of before, and nobody's.
-        assert place.port._completions.table.get(stale) is None
+        assert place.port._channel.table.get(stale) is None
         place.completes(RECV, WCStatus.SUCCESS)
         assert place.received == [0]
 

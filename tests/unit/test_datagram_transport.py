@@ -298,8 +298,8 @@ def test_a_failure_ends_it_with_its_cause(bench: Make, run: Run) -> None:
     async def main() -> None:
         b = await bench()
         cause = ConnectionResetError(104, "the RDMA device was removed")
-        b.port.on_failed(cause)
-        b.port.on_failed(OSError(5, "a consequence"))
+        b.port.fail(cause)
+        b.port.fail(OSError(5, "a consequence"))
         b.transport.close()
         await settle()
         assert b.calls == [("lost", cause)]

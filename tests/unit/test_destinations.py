@@ -258,7 +258,7 @@ class FakePort:
     def __init__(self, kind: GIDType) -> None:
         self.kind = kind
         self.users = 0
-        self.context = self.home = self.pd = self
+        self.context = self.cm_id = self.pd = self
         self.port_num = 1
         self.name = "fake0"
 
