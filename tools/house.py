@@ -291,7 +291,7 @@ def figures() -> list[Figure]:
         Figure("files in streams/", files_in("streams"), 17, 15),
         Figure("files in verbs/", files_in("verbs"), 23, 23),
         Figure("most attributes of a class", most, 46, 20, largest),
-        Figure("callbacks overwritten at the end", sum(ends.values()), 26, 5, ", ".join(ends)),
+        Figure("callbacks overwritten at the end", sum(ends.values()), 24, 5, ", ".join(ends)),
         Figure("files that a byte passes", files_of_a_byte(), 5, 5),
         Figure(
             "functions handed over as numbers", sum(pointers.values()), 0, 0, ", ".join(pointers)

@@ -30,7 +30,6 @@ from typing import Self
 from aiordma.errors import plain_error
 from aiordma.link.limits import ListenerLimits
 from aiordma.loop import fork
-from aiordma.loop.empty import nobody
 from aiordma.memory.byte_budget import fair_share
 
 __all__ = ["Ledger", "Place", "Places", "when_gone"]
@@ -39,7 +38,7 @@ __all__ = ["Ledger", "Place", "Places", "when_gone"]
 def when_gone(
     in_loop: Callable[[Callable[[], None]], object],
     leave: Callable[[], None],
-    give_back: Callable[[], None] = nobody,
+    give_back: Callable[[], None] | None = None,
 ) -> Callable[[object], None]:
     """A callback for the job that ends when a queue pair is gone.
 
@@ -50,7 +49,8 @@ def when_gone(
     """
 
     def gone(_: object) -> None:
-        give_back()
+        if give_back is not None:
+            give_back()
         in_loop(leave)
 
     return gone
@@ -63,7 +63,7 @@ class Place:
         source: That of the client, as `source_of` has it.
     """
 
-    __slots__ = ("_begin", "_drop", "_dropped", "_places", "_refuse", "_since", "source")
+    __slots__ = ("_calls", "_drop", "_dropped", "_places", "_since", "source")
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Place:
     ) -> None:
         self.source = source
         self._places: Places | None = places
-        self._begin = begin
-        self._refuse = refuse
+        # Called once: the end of the queue pair keeps the place, and no listener.
+        self._calls: tuple[Callable[[Place], None], Callable[[], None]] | None = (begin, refuse)
         self._drop: Callable[[], bool] | None = None
         self._dropped = False
         self._since = places._now()
@@ -97,16 +97,9 @@ class Place:
 
     def leave(self) -> None:
         """The handshake is over, or the request answered.  Idempotent."""
-        places, self._places, self._drop = self._places, None, None
-        self._settle()
+        places, self._places, self._drop, self._calls = self._places, None, None, None
         if places is not None:
             places._left(self)
-
-    def _settle(self) -> tuple[Callable[[Place], None], Callable[[], None]]:
-        """What it was to call, once: the queue pair's end keeps the place, and no listener."""
-        calls = self._begin, self._refuse
-        self._begin = self._refuse = nobody
-        return calls
 
 
 class _Source:
@@ -215,8 +208,9 @@ class Places:
             self._sources[place.source].open[place] = None
             self.waiting -= 1
             self.open += 1
-            begin, _ = place._settle()
-            begin(place)
+            calls, place._calls = place._calls, None
+            if calls is not None:
+                calls[0](place)
 
     def _next(self) -> Place | None:
         for clients in self._sources.values():
@@ -239,9 +233,10 @@ class Places:
         self._press()
 
     def _send_away(self, place: Place) -> None:
-        _, refuse = place._settle()
+        calls = place._calls
         place.leave()
-        refuse()
+        if calls is not None:
+            calls[1]()
 
     # Under pressure
 
