@@ -218,6 +218,17 @@ async def test_a_listener_that_closes_refuses_who_waits(address: str) -> None:
         await aiordma.connect(address, request.sockname[1] if request.sockname else 0)
 
 
+async def test_a_client_that_is_refused_at_the_end_of_a_listener_counts(address: str) -> None:
+    listener = await aiordma.listen(address, 0)
+    listener.requests()
+    knocking = asyncio.create_task(_try_to_connect(address, listener.port))
+    await until(lambda: len(listener._pending) == 1)
+    listener.close()
+    assert listener.refused == 1
+    assert isinstance(await knocking, ConnectionRefusedError)
+    await listener.wait_closed()
+
+
 async def test_connections_outlive_their_listener(address: str) -> None:
     listener = await aiordma.listen(address, 0)
     client = await aiordma.connect(address, listener.port)
