@@ -32,6 +32,7 @@ from aiordma.link.acceptor import Acceptor, Request
 from aiordma.link.admission import Place, Places, when_gone
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.refusal import RefusalReason, begins_hello
+from aiordma.link.source import source_of
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
@@ -240,7 +241,7 @@ class RdmaServer(asyncio.AbstractServer):
         Raises:
             ConnectionLostError: There was none in time.
         """
-        source = transport._extra["peername"][0]
+        source = source_of(transport._extra["peername"][0])
         return await self._tls_place(transport, source, transport.abort)
 
     async def _tls_place(

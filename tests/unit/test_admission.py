@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from aiordma.link.listening import Shortages
 from aiordma.link.pacing import Course, paced
 from aiordma.link.source import source_of
 from aiordma.loop.limit import Limit, PatientLimit
+from aiordma.streams.server import RdmaServer
 
 ADDRESS = ("192.0.2.1", 7)
 
@@ -565,3 +567,17 @@ async def test_b06_a_listener_that_asks_for_it_is_tried_again(
     assert tries == 5
     assert course.refusals == 4
     assert course.refusal is not None
+
+
+async def test_a_client_that_turns_to_tls_counts_with_its_network() -> None:
+    """As at the handshake of the connection: a host of IPv6 has as many addresses as it likes."""
+    asked: list[str] = []
+
+    async def tls_place(transport: Any, source: str, end: Any) -> None:
+        asked.append(source)
+
+    server: Any = SimpleNamespace(_tls_place=tls_place)
+    for host in ("2001:db8::1", "2001:db8::2", "192.0.2.1"):
+        transport: Any = SimpleNamespace(_extra={"peername": (host, 7)}, abort=None)
+        await RdmaServer._tls_begins(server, transport)
+    assert asked == [source_of("2001:db8::1")] * 2 + ["192.0.2.1"]
