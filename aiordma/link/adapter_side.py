@@ -1,9 +1,9 @@
-"""AdapterSide: a connected queue pair, from its first completion to its last.
+"""AdapterSide: a queue pair, from its first completion to its last.
 
 Theory of operation
-    One entry of the channel's slot table serves the whole connection; the 16-bit sub-index of a
-    wr_id is the subclass's, and tells what completed.  So a message costs no table entry and no
-    future.
+    Connections, streams and datagram endpoints have one each.  One entry of the channel's slot
+    table serves all of it; the 16-bit sub-index of a wr_id is the subclass's, and tells what
+    completed.  So a message costs no table entry and no future.
 
     A failure is reported once, with its first cause: whatever follows it is flushed and is not a
     reason.  Where the flush is seen first, the reason follows by another descriptor, or is taken
@@ -67,7 +67,7 @@ class Closing(Protocol):
 
 
 class AdapterSide:
-    """What the adapter holds for one connection; subclasses post, and take completions.
+    """What the adapter holds for one connection or endpoint; subclasses post, and take completions.
 
     Attributes:
         posted: Work requests whose completion has not arrived.
