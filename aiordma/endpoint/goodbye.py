@@ -94,6 +94,7 @@ class Goodbye:
                 self._aborted |= ending.canceled
         finally:
             goodbye.cancel()
+            self._task = None  # the exception of a canceled task has frames that have this object
 
     async def _say_end(self) -> None:
         try:

@@ -18,6 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from aiordma.endpoint.rendezvous import Exposer
 from aiordma.loop.empty import EMPTY
 from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected
@@ -144,6 +145,22 @@ async def _unreadable(ends: Ends) -> None:
     await server.wait_closed()
 
 
+async def _hurried(ends: Ends) -> None:
+    """The peer leaves while END waits for large messages that the peer has not read."""
+    client, server = ends
+    with pytest.MonkeyPatch.context() as patch:
+
+        async def drained(self: Exposer) -> None:
+            await asyncio.Event().wait()
+
+        patch.setattr(Exposer, "drained", drained)
+        closing = asyncio.create_task(client.close())
+        await until(lambda: client._goodbye._task is not None)
+        await asyncio.sleep(0)  # the task of END has its first step
+        server.abort()
+        await closing
+
+
 async def _events(ends: Ends) -> None:
     client, server = ends
     events = client.events()
@@ -155,7 +172,7 @@ async def _events(ends: Ends) -> None:
 
 _CONNECTIONS = (
     _idle, _messages, _large, _operations, _unread, _waiting, _aborted, _refused, _unreadable,
-    _events,
+    _hurried, _events,
 )  # fmt: skip
 
 
