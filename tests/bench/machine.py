@@ -168,7 +168,7 @@ def run(
     while left:
         boots += 1
         plan.write_text(json.dumps(left))
-        with raw.open("a") as kept:
+        with raw.open("a", buffering=1) as kept:  # each line at once
             for line in guest_lines(plan, stall_s):
                 kept.write(json.dumps(line) + "\n")
                 if "versions" in line:

@@ -229,3 +229,20 @@ def test_a_guest_that_never_starts_is_a_failure(
     measured, guests = run_with(monkeypatch, tmp_path, [], [], [])
     assert measured.failures == ["x: the guest does not start"]
     assert guests == machine.BOOTS
+
+
+def test_what_a_guest_told_is_in_the_file_before_it_tells_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    raw = tmp_path / "raw.jsonl"
+    there = []
+
+    def guest_lines(plan: Path, stall_s: float) -> Iterator[dict[str, Any]]:
+        for line in told("x"):
+            yield line
+            there.append(json.loads(raw.read_text().splitlines()[-1]) == line)
+
+    monkeypatch.setattr(machine, "guest_lines", guest_lines)
+    monkeypatch.setattr(machine, "compile_programs", lambda: None)
+    machine.run([jobs.Job("x", "numbers", ("true",), rounds=1)], Measured(), raw)
+    assert there == [True, True]
