@@ -29,6 +29,15 @@ FLOORS = ONE_SIDED.with_name("floors.so")
 #: Made of marks.c and instructions.c.
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
+#: Ordinary programs, and the number of each: words of plain_peer.py.
+PLAIN = (
+    ("one-way", 64),
+    ("callers", 1),
+    ("callers", 100),
+    ("callers", 1000),
+    ("echo", 64),
+    ("echo", 65_536),
+)
 #: Whether large messages are compared with checksums: words of large_peer.py.
 CHECKS = ("checked", "unchecked")
 #: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
@@ -213,6 +222,29 @@ def large() -> list[Job]:
             for role in ("client", "server")
         )
         found.append(Job(f"large {check}", "numbers", client, server, rounds=3))
+    return found
+
+
+def plain_name(form: str, number: int, loop: str, over: str = "rdma") -> str:
+    """What the job of an ordinary program is called; `over` is "rdma" or "tcp"."""
+    return f"plain {form} {number} {loop}" + (" TCP" if over == "tcp" else "")
+
+
+def plain() -> list[Job]:
+    """Ordinary programs, over aiordma and over TCP."""
+    found = []
+    for form, number in PLAIN:
+        for loop in LOOPS:
+            for over in "rdma", "tcp":
+                client, server = (
+                    (
+                        *("python:tests.bench.plain_peer", role, form, str(number), loop, over),
+                        *("{address}", "{port}"),
+                    )
+                    for role in ("client", "server")
+                )
+                name = plain_name(form, number, loop, over)
+                found.append(Job(name, "numbers", client, server, over))
     return found
 
 

@@ -86,6 +86,31 @@ def swept(curves: Sequence[sweeps.Sweep]) -> Maker:
     return make
 
 
+_PLAIN = {
+    "one-way": "{} bytes, one way, a message",
+    "callers": "{} callers, a call",
+    "echo": "{} bytes, there and back",
+}
+
+
+def plain(measured: Measured, _: Sequence[Outcome]) -> str:
+    """Ordinary programs over aiordma and over TCP."""
+    head = ["microseconds"]
+    for loop in jobs.LOOPS:
+        head += [f"aiordma, {loop}", f"TCP, {loop}", "ratio"]
+    rows: list[Row] = []
+    for form, number in jobs.PLAIN:
+        cells = [_PLAIN[form].format(f"{number:,}").replace("1 callers", "1 caller")]
+        for loop in jobs.LOOPS:
+            ours, theirs = (
+                median(measured.results, jobs.plain_name(form, number, loop, over), "us")
+                for over in ("rdma", "tcp")
+            )
+            cells += [text(ours), text(theirs), ratio(ours, theirs)]
+        rows.append(tuple(cells))
+    return markdown(tuple(head), rows)
+
+
 def large(measured: Measured, _: Sequence[Outcome]) -> str:
     """Half a round trip of large messages with their check, and without."""
     head = ("bytes", "checked, us", "not checked, us", "the check, us", "ns a byte")
@@ -283,6 +308,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
         "latency": swept([sweeps.LATENCY]),
         "sizes": swept(sweeps.OVER_SIZE),
         "depths": swept(sweeps.OVER_DEPTH),
+        "plain": plain,
         "large": large,
         "aiordma": figures([job.name for job in jobs.ours()]),
         "others": figures([job.name for job in jobs.programs()]),

@@ -35,6 +35,7 @@ def everything() -> list[jobs.Job]:
     return [
         *jobs.ours(),
         *jobs.programs(),
+        *jobs.plain(),
         *jobs.floors(),
         *jobs.large(),
         *jobs.SPINNING,

@@ -78,6 +78,13 @@ def test_ways_to_wait() -> None:
     assert {"wait spin send rate 128", "wait event read lat"} <= named
 
 
+def test_ordinary_programs_stand_beside_tcp_on_the_same_loop() -> None:
+    figures = {"plain callers 1 asyncio|us": 300.0, "plain callers 1 asyncio TCP|us": 400.0}
+    rows = table(PAGES["benchmarks.md"]["plain"], **figures)
+    assert rows[1] == ["1 caller, a call", "-", "-", "-", "300", "400", "0.75"]
+    assert [row[0] for row in rows][-1] == "65,536 bytes, there and back"
+
+
 def test_messages_among_many() -> None:
     name = "growth messages|cost per message at {} connections, {}"
     figures = {
