@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from tests.bench import check, jobs, machine, run, tables
-from tests.bench.goals import GOALS, Goal, Sample, judge
+from tests.bench.goals import GOALS, ORDINARY, Goal, Sample, judge
 from tests.bench.machine import Measured, steps
 from tests.bench.parse import PARSERS
 from tests.bench.report import between
 
+ROWS = (*GOALS, *ORDINARY)
 LATENCY = Goal("lat", "C", ("a", "us"), ("c", "us"), 1.25, guarded=True)
 BANDWIDTH = Goal("bw", "C", ("a", "MiB/s"), ("c", "MiB/s"), 0.97, "higher", guarded=True)
 FIGURES = {
@@ -59,9 +61,17 @@ def test_verdicts(goal: Goal, verdict: str) -> None:
     assert judge(goal, FIGURES).verdict == verdict
 
 
+def test_a_row_without_a_goal_has_a_ratio_and_no_verdict() -> None:
+    goal = dataclasses.replace(LATENCY, limit=math.inf)
+    outcome = judge(goal, FIGURES)
+    assert outcome.value == 75 / 60
+    assert tables.goal_row(outcome)[4:] == ("1.250", "", "")
+    assert judge(goal, {}).verdict == "not measured"
+
+
 def test_every_goal_names_jobs_that_run() -> None:
     ran = {job.name for job in (*run.everything(), *jobs.growth())}
-    named = {where[0] for goal in GOALS for where in (goal.ours, goal.theirs) if where}
+    named = {where[0] for goal in ROWS for where in (goal.ours, goal.theirs) if where}
     assert named <= ran
 
 
@@ -77,6 +87,7 @@ def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
     names = [check.key(judge(goal, {})) for goal in rows]
     assert len(set(names)) == len(names) > 10
     assert {goal.ours[0] for goal in rows} <= {job.name for job in needed}
+    assert {goal for goal in ORDINARY if goal.guarded} <= set(rows)
 
 
 def test_rounds_take_turns() -> None:
