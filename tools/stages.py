@@ -157,13 +157,18 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
 
 #: The files that drive C the most, with memory that comes and goes.
 _MUCH_C = (
-    "message_state", "operations", "message_waiting", "stream_state", "wakeup", "wakeup_tasks",
-    "drain", "readable", "resource", "message_cycles", "crc32c", "timers", "memory_region",
-    "sharing_model", "slab", "core_types", "message",
+    "core/test_message_state", "endpoint/test_operations", "core/test_message_waiting",
+    "core/test_stream_state", "core/test_wakeup", "core/test_wakeup_tasks", "core/test_drain",
+    "core/test_readable", "verbs/test_resource", "core/test_message_cycles", "core/test_crc32c",
+    "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
+    "verbs/test_slab", "core/test_core_types", "core/test_message",
 )  # fmt: skip
 
 #: Those of them that are done soon, although a debug build is three times as slow.
-_DEBUG = ("message_cycles", "core_types", "message", "message_state", "wakeup_tasks")
+_DEBUG = (
+    "core/test_message_cycles", "core/test_core_types", "core/test_message",
+    "core/test_message_state", "core/test_wakeup_tasks",
+)  # fmt: skip
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.
 _VIRTUAL = ("--timeout=7200",)
@@ -211,11 +216,11 @@ STAGES: tuple[Stage, ...] = (
         "sanitized",
         "the unit tests that drive C the most, under AddressSanitizer and UBSan",
         "address,undefined",
-        *(f"tests/unit/test_{name}.py" for name in _MUCH_C),
+        *(f"tests/unit/{name}.py" for name in _MUCH_C),
         # AddressSanitizer's allocator does not support it: fork() can copy the allocator while
         # another thread holds its lock; that thread does not exist in the child, and the child
         # waits for ever.
-        "--deselect=tests/unit/test_timers.py::test_a_forked_child_has_none",
+        "--deselect=tests/unit/loop/test_timers.py::test_a_forked_child_has_none",
         limit_s=900,
     ),
     Stage(
@@ -223,7 +228,7 @@ STAGES: tuple[Stage, ...] = (
         "unit tests of the C types, with a debug build of CPython",
         (
             *(sys.executable, "tools/pythons.py", "debug", "--"),
-            *_options("debug", *(f"tests/unit/test_{name}.py" for name in _DEBUG)),
+            *_options("debug", *(f"tests/unit/{name}.py" for name in _DEBUG)),
         ),
         limit_s=600,
         optional="." if pythons.debug() else "a debug build of this CPython (python3-dbg)",

@@ -5,7 +5,7 @@
  * once more, on the same state (struct aio_message_state, which both sides change): a data message
  * that comes in good order, a send that has succeeded, a message for which there is room, a receive
  * that is posted again.  Whatever is not plain is refused before anything was changed, and Python
- * does it.  tests/unit/test_message_state.py drives both with the same input and compares.
+ * does it.  tests/unit/core/test_message_state.py drives both with the same input and compares.
  *
  * Operations, which are the READs, WRITEs and atomics of the program, have no protocol: here they
  * are posted, and their ends noted.

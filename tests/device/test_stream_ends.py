@@ -1,7 +1,7 @@
 """Every clean way to end a stream, on both sides at once: all bytes arrive, without an error.
 
 The rsockets protocol says SHUTDOWN or DISCONNECT according to what the other side has said, and the
-two may cross on the wire; tests/unit/test_rsocket_ending.py has the rows.
+two may cross on the wire; tests/unit/rsocket/test_ending.py has the rows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the seeds ask for, row by row, and which rows have no test or another answer on iWARP.
 
 The seeds are the documents that describe IBM's jVerbs; their statements are numbered from 1.  A
-test is named after its row: `test_j045_...` proves row 45.  `tests/unit/test_seed_rows.py` holds
-the names against these tables, `tools/jverbs_table.py` writes them into the documentation.
+test is named after its row: `test_j045_...` proves row 45.  `tests/unit/docs/test_seed_rows.py`
+holds the names against these tables, `tools/jverbs_table.py` writes them into the documentation.
 """
 
 from __future__ import annotations

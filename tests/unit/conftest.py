@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from aiordma.endpoint import rendezvous
 
-from .fabric import use_fake_regions
+from .endpoint.fabric import use_fake_regions
 
 # Without chance a failure repeats; HYPOTHESIS_PROFILE=random looks for new ones, and prints the
 # line that repeats what it found.

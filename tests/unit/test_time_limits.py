@@ -19,7 +19,7 @@ from aiordma.link import listening
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
 
-from .fake_resource import Fake
+from .verbs.fake_resource import Fake
 
 PACKAGE = Path(aiordma.__file__).parent
 

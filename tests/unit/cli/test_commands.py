@@ -1,0 +1,180 @@
+"""The commands where no device is, where libraries are missing, and where a driver hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from aiordma.cli import bounded, devices, doctor
+from aiordma.cli.__main__ import main
+
+from .machine import Machine
+
+ROOT = Path(__file__).parents[3]
+LIMIT_S = 60
+
+# Stands before a program: what happens on a machine where the libraries cannot be loaded.
+NO_LIBRARIES = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name == "aiordma._ffi._rdma":
+            raise ImportError("librdmacm.so.1: cannot open shared object file")
+        if name == "click":
+            raise ModuleNotFoundError(name)
+        return None
+
+sys.meta_path.insert(0, Blocker())
+from aiordma.cli.__main__ import main
+"""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A machine without a device."""
+    made = Machine(tmp_path)
+    made.install(monkeypatch)
+    return made
+
+
+@pytest.fixture(params=["click", "argparse"])
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both command lines: with the extra `cli` and without."""
+    if request.param == "argparse":
+        monkeypatch.setitem(sys.modules, "click", None)
+        monkeypatch.delitem(sys.modules, "aiordma.cli.app", raising=False)
+    return str(request.param)
+
+
+# ---- no device -----------------------------------------------------------------------------
+
+
+def test_doctor_says_what_to_do(
+    machine: Machine, parser: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert f"FAIL  kernel devices      the kernel lists none in {machine.sysfs}" in text
+    assert "python -m aiordma.testing.softroce" in text
+    assert text.splitlines()[-1].startswith("RDMA cannot be used like this: 1 failed")
+
+
+def test_doctor_for_programs(
+    machine: Machine, parser: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["ok"] is False
+    assert [check["name"] for check in found["checks"]] == list(doctor.CHECKS)
+    assert {check["status"] for check in found["checks"]} <= {"OK", "WARN", "FAIL"}
+    assert all(check["advice"] for check in found["checks"] if check["status"] == "FAIL")
+
+
+def test_devices_hints_at_the_reason(
+    machine: Machine, parser: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no RDMA device" in err or "cannot load rdma-core" in err
+    assert "aiordma doctor" in err
+
+
+def test_devices_for_programs(
+    machine: Machine, parser: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == []
+
+
+# ---- the command line ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["dance"], ["doctor", "--dance"], ["devices", "rxe0"]])
+def test_wrong_words(parser: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert "sage: aiordma" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["doctor", "--help"], ["--version"]])
+def test_questions(parser: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    assert "aiordma" in out
+    assert err == ""
+
+
+def test_the_package_can_be_run() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "aiordma", "doctor", "--json"],
+        capture_output=True,
+        check=False,
+        cwd=ROOT,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.stderr == ""
+    assert done.returncode == (0 if json.loads(done.stdout)["ok"] else 1)
+
+
+def test_neither_libraries_nor_click_are_needed() -> None:
+    for command in ("doctor", "devices"):
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", f"{NO_LIBRARIES}sys.exit(main(['{command}']))"],
+            capture_output=True,
+            check=False,
+            cwd=ROOT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        text = done.stdout + done.stderr
+        assert done.returncode == 1, text
+        assert "librdmacm.so.1: cannot open shared object file" in text
+        assert "apt install" in text
+        assert "Traceback" not in text
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-m", "aiordma", "doctor"],
+            check=False,
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            stdout=out,
+            timeout=LIMIT_S,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_devices_that_hang(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(bounded, "LIMIT_S", 0.05)
+    monkeypatch.setattr(devices, "devices", lambda: release.wait(LIMIT_S) and [])
+    try:
+        assert main(["devices"]) == 1
+    finally:
+        release.set()
+    assert "no answer within 0.05 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("a", "b"), ("h:1/a", "h:1/b"), ("h:0/a", "b"), ("h:1/", "b"), ("a",), ("a", "h:1/..")],
+)
+def test_wrong_words_for_cp(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["cp", *words]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err

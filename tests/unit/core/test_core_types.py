@@ -1,0 +1,563 @@
+"""The compiled types: what no program should do to them, memory that is out, interpreters."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import importlib
+import os
+import runpy
+import subprocess
+import sys
+import sysconfig
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import aiordma
+from aiordma import _core
+from aiordma._core import Drain, MessageState, Owner, Readable, Registration, StreamState
+from aiordma._ffi import ffi
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connection import Connection
+from aiordma.loop.running import from_finalizer
+from aiordma.verbs import SGE, MemoryRegion
+
+from ..conftest import LIMIT_S, Run, settle
+from ..endpoint.fabric import new_state
+from ..endpoint.operating import Place
+from ..verbs.fake_resource import Fake, fresh
+from ..verbs.test_memory_region import Lib, c
+from .completing import context_with
+from .fake_verbs import Adapter
+from .test_message_waiting import Side
+from .test_wakeup import called_by_the_loop
+
+__all__ = ["c", "fresh"]
+
+#: Of CPython's own tests: allocations that fail, and interpreters.
+_testcapi: Any = importlib.import_module("_testcapi")
+_ROOT = Path(aiordma.__file__).parents[1]
+TYPES = (
+    "CMEvents",
+    "Drain",
+    "MessageState",
+    "Parked",
+    "QueueState",
+    "Readable",
+    "Registration",
+    "StreamState",
+    "Wakeup",
+)
+
+
+@contextmanager
+def no_memory_at(number: int) -> Iterator[None]:
+    """The allocation with this number, and only that, fails."""
+    # Python 3.13 crashes where it cannot note where a coroutine was made.
+    depth = sys.get_coroutine_origin_tracking_depth()
+    sys.set_coroutine_origin_tracking_depth(0)
+    _testcapi.set_nomemory(number, number + 1)
+    try:
+        yield
+    finally:
+        _testcapi.remove_mem_hooks()
+        sys.set_coroutine_origin_tracking_depth(depth)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, which may crash."""
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONFAULTHANDLER": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S * 3,
+        env=environment, check=False,
+    )  # fmt: skip
+
+
+# ---- A7: interpreters -----------------------------------------------------------------------
+
+
+def test_a07_a_subinterpreter_is_refused() -> None:
+    """And the main interpreter has lost nothing by it."""
+    done = run_python(
+        "import gc, _testcapi\n"
+        "from aiordma._core import Message\n"
+        "before = Message(memoryview(b'abc'))\n"
+        "code = '''if True:\n"
+        "    try:\n"
+        "        import aiordma._core._compiled\n"
+        "    except ImportError as exc:\n"
+        "        print('refused:', exc, flush=True)\n"
+        "'''\n"
+        "assert _testcapi.run_in_subinterp(code) == 0\n"
+        "gc.collect()\n"
+        "assert Message(memoryview(b'abc')) == before\n"
+        "print('alive')\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "refused: aiordma cannot be used in a subinterpreter", "alive",
+    ]  # fmt: skip
+
+
+def test_a07_who_imports_it_again_gets_the_same_types() -> None:
+    name = "aiordma._core._compiled"
+    before = sys.modules.pop(name)
+    try:
+        again = importlib.import_module(name)
+        assert again.Message is _core.Message
+        message = again.Message(memoryview(b"abc"))
+        assert message == _core.Message(memoryview(b"abc"))
+    finally:
+        sys.modules[name] = before
+
+
+def test_a07_setup_refuses_a_free_threaded_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else known(name)
+    )
+    monkeypatch.setattr(sys, "argv", ["setup.py", "--name"])
+    with pytest.raises(SystemExit, match="a free-threaded Python is not supported"):
+        runpy.run_path(str(_ROOT / "setup.py"))
+
+
+# ---- A8: threads ----------------------------------------------------------------------------
+
+
+def test_a08_finalizers_leave_to_the_loop_what_is_its(run: Run) -> None:
+    async def main() -> None:
+        loop, calls = asyncio.get_running_loop(), list[int]()
+
+        def call() -> None:
+            calls.append(threading.get_ident())
+
+        from_finalizer(loop, call)
+        assert calls == [threading.get_ident()], "at once"
+        thread = threading.Thread(target=from_finalizer, args=(loop, call))
+        thread.start()
+        thread.join(LIMIT_S)
+        assert len(calls) == 1
+        await settle()
+        assert calls == [threading.get_ident()] * 2
+
+    run(main())
+    calls: list[int] = []
+    closed = asyncio.new_event_loop()
+    closed.close()
+    from_finalizer(closed, lambda: calls.append(1))
+    assert calls == [1]
+
+
+def test_a08_a_connection_that_another_thread_collects_ends_in_its_loop(run: Run) -> None:
+    class Link:
+        closed = False
+
+        def __init__(self) -> None:
+            self.loop = asyncio.get_running_loop()
+            self.threads: list[int] = []
+
+        def close(self) -> None:
+            self.closed = True
+            self.threads.append(threading.get_ident())
+
+    class Receiver:
+        def __init__(self, link: Link) -> None:
+            self.drop_all = link.close
+
+    class Left(Connection):
+        def __init__(self, link: Any) -> None:
+            self._link, self._receiver = link, cast("Any", Receiver(link))
+
+        def __repr__(self) -> str:
+            return "<Left>"
+
+    async def main() -> None:
+        link = Link()
+        found: list[Any] = [Left(link)]
+        found.append(found)
+        del found
+
+        def collect() -> None:
+            thread = threading.Thread(target=gc.collect)
+            thread.start()
+            thread.join(LIMIT_S)
+
+        with pytest.warns(ResourceWarning, match="unclosed <Left>"):
+            collect()
+        await settle()
+        assert link.threads == [threading.get_ident()] * 2
+
+    run(main())
+
+
+def test_a08_a_sweep_keeps_the_interpreter_lock() -> None:
+    """Another thread that is ready to run does not, until the sweep is over."""
+    poll_type = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    seen: list[Any] = []
+
+    def poll(cq: int, room: int, wcs: int) -> int:
+        seen.append((cq, room))
+        return 0
+
+    call = poll_type(poll)
+    # A function of the interpreter's own kind may only be called with the lock: PYFUNCTYPE does
+    # not take it, so that this crashes if the sweep has given it away.
+    context = context_with(poll=call)
+    cq = ffi.new("struct ibv_cq *")
+    cq.context = ffi.cast("struct ibv_context *", ctypes.addressof(context))
+    address = int(ffi.cast("uintptr_t", cq))
+    assert Drain(0, 5).sweep(address) == (0, 0, [], False)
+    assert seen == [(address, 5)]
+
+
+# ---- A9: memory that is drained --------------------------------------------------------------
+
+
+class Receiver:
+    """What a state keeps."""
+
+
+def state_with(receiver: Any) -> MessageState:
+    config = ConnectionConfig(raw=True, recv_depth=4)
+    state = new_state(config, None, config.receives, 1)
+    state.receiver = receiver
+    return state
+
+
+def test_a09_a_drain_keeps_the_states_that_it_hands_completions_to() -> None:
+    drain = Drain(0, 16)
+    receivers = [Receiver() for _ in range(2)]
+    gone = [weakref.ref(receiver) for receiver in receivers]
+    for index, receiver in zip((0, 100), receivers, strict=True):  # more than there was room for
+        drain.add(index, state_with(receiver), lambda events: None)
+    del receiver, receivers
+    gc.collect()
+    assert all(reference() is not None for reference in gone)
+    assert drain.n_states == 2
+    drain.remove(0)
+    assert [reference() is None for reference in gone] == [True, False]
+    drain.remove(5)  # that never was
+    drain.remove(1 << 20)
+    del drain
+    assert gone[1]() is None
+
+
+def test_a09_a_drain_and_an_owner_that_leads_to_it_are_collected() -> None:
+    drain = Drain(0, 16)
+    receiver: Any = Receiver()
+    receiver.drain = drain
+    drain.add(3, state_with(receiver), receiver)
+    gone = weakref.ref(drain), weakref.ref(receiver)
+    del drain, receiver
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a09_a_channel_that_goes_while_it_is_drained_is_not_drained_on() -> None:
+    told: list[int] = []
+    with Adapter() as adapter:
+        queue, drain = adapter.queue(late=True), adapter.drain
+        state = state_with(None)
+        state.want = _core.EVENT_ARRIVED
+        arrival = _core.SUB_RECV << _core.SUB_SHIFT
+
+        def close(events: int) -> None:
+            told.append(events)
+            state.skip()
+            queue.complete(arrival)
+            drain.stopped = True
+
+        drain.add(0, state, close)
+        queue.complete(arrival)
+        Readable(drain, lambda: pytest.fail("it was simple")).run()
+        assert told == [_core.EVENT_ARRIVED]
+        assert queue.waiting
+
+
+# ---- A10, A11: what fails half-way -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a10_a_transfer_ends_although_its_memory_cannot_be_let_go(
+    run: Run, c: Lib, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    async def main() -> None:
+        place = Place()
+        task = asyncio.create_task(place.end.read(SGE(place.region, 0, 64)))
+        other = asyncio.create_task(place.end.read(SGE(place.region, 64, 64)))
+        await settle()
+        place.region.close()
+        if not waits:
+            task.cancel()
+            await settle()
+        let_go = Fake._let_go
+        failures = [RuntimeError("can't start new thread")]
+
+        def refuse(region: Any, *args: Any) -> None:
+            if isinstance(region, MemoryRegion) and failures:
+                let_go(region, *args)
+                raise failures.pop()
+            let_go(region, *args)
+
+        monkeypatch.setattr(MemoryRegion, "_let_go", refuse, raising=False)
+        place.end.complete()
+
+        def tell() -> None:
+            with pytest.raises(RuntimeError, match="new thread"):
+                place.end.tell()
+
+        await called_by_the_loop(tell)
+        async with asyncio.timeout(LIMIT_S / 4):
+            assert await other == 64
+            if waits:
+                assert await task == 64
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> None:
+    async def main() -> None:
+        side = Side()
+        side.arrives(b"one")
+        side.arrives(b"two")
+        if queued:  # Python takes what C has
+            side.state.rare = True
+        received: list[Any] = [None]  # which takes a message without memory
+
+        async def recv() -> None:
+            received[0] = await Connection.recv(cast("Connection", side))
+
+        failed = 0
+        for expected in (b"one", b"two"):
+            received[0] = None
+            for number in range(200):
+                coroutine = recv()
+                try:
+                    with no_memory_at(number):
+                        coroutine.send(None)
+                except (MemoryError, StopIteration):
+                    failed += received[0] is None
+                coroutine.close()
+                if received[0] is not None:
+                    break
+            assert bytes(received[0]) == expected
+            received[0].release()
+        assert failed > 0
+        await settle()
+        assert len(side.link.posted) + side.state.n_back == side.link.recv.count, "a slot is lost"
+
+    run(main())
+
+
+# ---- A12 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_a12_an_object_that_was_not_made_cannot_be_had(name: str) -> None:
+    made: Any = getattr(_core, name)
+    with pytest.raises(TypeError):
+        made.__new__(made)
+    with pytest.raises(TypeError):
+        made()
+
+
+def test_a12_an_owner_that_was_not_made_is_of_no_use() -> None:
+    owner: Any = Owner.__new__(Owner)
+    for use in (owner._require, owner._retain, lambda: owner._let_go(Owner.__new__(Owner))):
+        with pytest.raises((AttributeError, KeyError)):
+            use()
+    assert owner.closed
+    assert Owner.__new__(Owner)._made == {}
+
+
+def test_a12_a_message_that_was_not_made_has_no_bytes() -> None:
+    message: Any = _core.Message.__new__(_core.Message)
+    with pytest.raises(ValueError, match="released"):
+        bytes(message)
+    message.release()
+    assert (message == b"") is False
+    assert len(message) == 0
+
+
+def test_a12_a_registration_does_not_outlive_its_region(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place()
+
+        class Short:
+            """A region that has gone, of which a registration is left."""
+
+        region = Short()
+        left = Registration(4096, 1, 7, place.pd, region)
+        holder = type("Holder", (), {"_registration": left})()
+        posted = place.end.state.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder)
+        assert isinstance(posted, _core.Operation)
+        place.end.complete()
+        place.end.tell()
+        del region, posted
+        gc.collect()
+        if gone := place.end.state.operate(-1, 4, 4096, 64, 1 << 40, 77, 0, 0, holder):
+            pytest.fail(f"posted for a region that has gone: {gone}")
+        with pytest.raises(RuntimeError, match="no operation"):
+            left.leave()
+        await place.close()
+
+    run(main())
+
+
+def test_a12_a_wait_outlives_what_it_waits_for(run: Run) -> None:
+    async def main() -> None:
+        config = ConnectionConfig()
+
+        async def wait() -> object:
+            return await new_state(config, asyncio.get_running_loop(), config.receives, 1)
+
+        task = asyncio.create_task(wait())
+        await settle()
+        gc.collect()
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    run(main())
+
+
+def sizes(**settings: int) -> dict[str, Any]:
+    usual = {"sends": 1, "receives": 4, "send_depth": 4, "arrivals": 4, "control": 2, "raw": 0}
+    return usual | settings
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sends": 5}, {"arrivals": 3}, {"arrivals": 0}, {"control": 5}], ids=str
+)
+def test_a12_sizes_that_do_not_fit_one_another_are_refused(wrong: dict[str, int]) -> None:
+    MessageState(cast("Any", None), **sizes())
+    with pytest.raises(ValueError, match="do not fit"):
+        MessageState(cast("Any", None), **sizes(**wrong))
+
+
+def stream_with(**settings: Any) -> StreamState:
+    usual: dict[str, Any] = {
+        "ring": (1 << 20, 1, 64), "table": 1 << 21, "send": (1 << 22, 64, 2), "credits": 3,
+        "send_depth": 8, "iwarp": False, "inline_size": 0, "memory": None,
+    }  # fmt: skip
+    return StreamState(**(usual | settings))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ring": (1 << 20, 1, 0)}, {"send": (1 << 22, 0, 2)}, {"credits": 0},
+        {"credits": 1 << 16}, {"send_depth": 4}, {"send_depth": 5, "iwarp": True},
+        {"send_depth": 1 << 14},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a12_sizes_that_no_stream_has_are_refused(wrong: dict[str, Any]) -> None:
+    stream_with()
+    with pytest.raises(ValueError, match="no such sizes"):
+        stream_with(**wrong)
+
+
+def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
+    """Each would read or write beyond an array."""
+    state, stream = MessageState(cast("Any", None), **sizes()), stream_with()
+    assert state.take_slot() == 0
+    state.give_slot(0)
+    for call, error in (
+        (lambda: state.give_slot(4), ValueError),
+        (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
+        (lambda: [state.take_slot() for _ in range(5)], IndexError),
+        (lambda: state.take_number(), IndexError),
+        (lambda: state.give_number(0), ValueError),
+        (lambda: state.allow_operations(0), ValueError),
+        (lambda: state.allow_operations(0x1001), ValueError),
+        (lambda: [*map(state.allow_operations, (1, 1))], ValueError),
+        (lambda: state.give_number(0), ValueError),
+        (lambda: stream.pop_waiting(), IndexError),
+        (lambda: [*map(stream.push_waiting, (1, 1, 1, 1, 1))], IndexError),
+        (lambda: stream.control(0, 1, bytes(25), 0, 0, False), ValueError),
+        (lambda: Drain(0, 0), ValueError),
+        (lambda: Drain(0, 1 << 16), ValueError),
+        (lambda: Drain(0, 1).add(0, cast("Any", object()), print), TypeError),
+        (lambda: Drain(0, 1).add((1 << 24) - 1, state, print), ValueError),
+        (lambda: Drain(0, 1).sweep(0), ValueError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert state.peek() is None
+    state.skip()
+    assert state.arrived == 0
+
+
+def test_a12_a_child_that_is_not_made_is_not_counted() -> None:
+    """Wherever memory is out: the parents wait for no child that there is not."""
+    first, second = Fake("first"), Fake("second")
+    made = None
+    failed = 0
+    for number in range(300):
+        try:
+            with no_memory_at(number):
+                made = Owner.__new__(_Child)
+                cast("Any", made).__init__("handle", (first, second))
+        except MemoryError:
+            failed += 1
+            made = None
+            gc.collect()
+            assert (first._children, second._children) == (0, 0), number
+            assert not first._made
+            assert not second._made
+        else:
+            break
+    assert failed > 0
+    assert made is not None
+    assert (first._children, second._children) == (1, 1)
+    made.close()
+    first.close()
+    second.close()
+
+
+class _Child(Fake):
+    __slots__ = ()
+
+    def __init__(self, handle: Any, parents: tuple[Any, ...]) -> None:
+        self.busy = False
+        Owner.__init__(self, handle, parents)
+
+    def _destroy(self, handle: Any) -> None:
+        """There is nothing."""
+
+
+def test_a12_a_parent_that_is_none_is_refused_and_leaves_nothing() -> None:
+    first = Fake("first")
+    child = Owner.__new__(_Child)
+    with pytest.raises(TypeError, match="a parent is a Resource"):
+        Owner.__init__(child, "handle", (first, cast("Any", object())))
+    assert first._children == 0
+    assert child._state.value == "gone"
+    first.close()
+
+
+def test_a12_shifts_and_copies_are_defined() -> None:
+    """UBSan says more; here the numbers."""
+    assert _core.crc32c(0, b"") == 0
+    room = bytearray(b"abc")
+    _core.copy(room, b"")
+    _core.copy(room, b"de")
+    assert room == b"dec"
+    with pytest.raises(ValueError, match="more bytes"):
+        _core.copy(room, bytes(4))
+    with Adapter(most=4) as adapter:
+        # Nothing, into no memory.
+        assert adapter.drain.sweep(adapter.queue().address) == (0, 0, [], False)
+        assert adapter.drain.untold == 0
+        adapter.drain.tell()

@@ -1,0 +1,104 @@
+"""A datagram endpoint whose queue pair begins anew: what it had under way is its own again."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiordma._ffi import ffi, load_error
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
+from aiordma.loop.slots import SUB_SHIFT, SlotTable
+from aiordma.verbs.enums import QPState, WCStatus
+
+from ..conftest import Run, settle
+from .test_slots import FakeHandle, FakeRegion, posted
+
+__all__ = ["posted"]
+
+pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is not installed")
+
+COUNT, SIZE = 4, 100
+
+
+class Place:
+    """A port whose adapter is the test."""
+
+    def __init__(self) -> None:
+        self.states: list[QPState] = []
+        self.restarted: list[OSError] = []
+        self.received: list[int] = []
+        port = self.port = DatagramPort.__new__(DatagramPort)
+        port.loop = asyncio.get_running_loop()
+        port.closed, port._cause, port._timer, port._base = False, None, None, 0
+        port.failure = None
+        port._channel = cast("Any", SimpleNamespace(table=SlotTable()))
+        port.cm_id = cast("Any", SimpleNamespace(_sink=None, _start_qp=lambda qp: None))
+        port.qp = cast("Any", SimpleNamespace(modify=self._modify))
+        port._cq = cast("Any", SimpleNamespace(manage=lambda: None))
+        port._qp_handle = ffi.NULL
+        port._recv = RecvSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
+        port._send = SendSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
+        port.start(
+            lambda slot, record: self.received.append(slot),
+            lambda: None,
+            self.restarted.append,
+            pytest.fail,
+        )
+        port.post_recv(range(COUNT))
+
+    def _modify(self, mask: Any, *, qp_state: QPState) -> None:
+        self.states.append(qp_state)
+
+    def completes(self, sub: int, status: WCStatus) -> None:
+        wr_id = self.port._base + (sub << SUB_SHIFT)
+        if (sink := self.port._channel.table.get(wr_id)) is not None:
+            sink((wr_id, int(status), 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
+
+
+def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
+    run: Run, posted: list[Any]
+) -> None:
+    """Soft-RoCE forgets some sends in a reset; their slots and handles are not lost with them."""
+
+    async def main() -> None:
+        place, handle = Place(), FakeHandle()
+        for _ in range(COUNT):
+            assert place.port.post_send(b"x", cast("Any", handle), 5, 6)
+        assert not place.port.post_send(b"x", cast("Any", handle), 5, 6), "all slots are taken"
+        place.completes(0, WCStatus.WR_FLUSH_ERR)
+        assert place.port._timer is not None
+        stale = place.port._base
+        place.port._restart()  # the time for the others is over
+        await settle()
+        assert place.states == [QPState.RESET]
+        assert len(place.restarted) == 1
+        assert place.port.sending == 0, "the slots of what the adapter forgot are lost"
+        assert handle.users == 0, "and their handles pinned for ever"
+        assert len(place.port._recv) == COUNT
+        for _ in range(COUNT):
+            assert place.port.post_send(b"y", cast("Any", handle), 5, 6)
+        # What completes late is of before, and nobody's.
+        assert place.port._channel.table.get(stale) is None
+        place.completes(RECV, WCStatus.SUCCESS)
+        assert place.received == [0]
+
+    run(main())
+
+
+def test_i05_all_that_came_back_begins_anew_without_waiting(run: Run, posted: list[Any]) -> None:
+    async def main() -> None:
+        place, handle = Place(), FakeHandle()
+        place.port.post_send(b"x", cast("Any", handle), 5, 6)
+        place.completes(COUNT - 1, WCStatus.WR_FLUSH_ERR)
+        for slot in range(COUNT):
+            assert place.states == []
+            place.completes(RECV | slot, WCStatus.WR_FLUSH_ERR)
+        await settle()
+        assert place.states == [QPState.RESET]
+        assert (place.port.sending, handle.users, len(place.port._recv)) == (0, 0, COUNT)
+
+    run(main())

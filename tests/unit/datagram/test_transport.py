@@ -1,0 +1,438 @@
+"""The datagram transport on an adapter of the test's own, event by event."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from aiordma.datagram.config import DatagramConfig
+from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.transport import RdmaDatagramTransport
+
+from ..conftest import Run, settle
+from .bench import Bench, FakePort, Protocol
+
+A, B = ("10.0.0.1", 7000), ("10.0.0.2", 7000)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    async def make(**options: Any) -> Bench:
+        return await Bench(monkeypatch, **options).start()
+
+    return make
+
+
+Make = Callable[..., Any]
+
+
+def test_each_destination_waits_for_itself(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        for n, where in enumerate((A, B, A, B)):
+            b.transport.sendto(bytes([n]), where)
+        assert b.transport.get_write_buffer_size() == 4 * 9
+        await b.find(B)
+        assert b.sent == [b"\1", b"\3"]
+        b.transport.sendto(b"\4", B)
+        await b.find(A)
+        b.transport.sendto(b"\5", A)
+        assert b.sent == [b"\1", b"\3", b"\4", b"\0", b"\2", b"\5"]
+        assert [key[1] for _, key in b.port.sent] == [B[0]] * 3 + [A[0]] * 3
+        assert b.transport.get_write_buffer_size() == 0
+        assert not b.looking["service", *A]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_what_was_given_may_be_changed_at_once(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        data = bytearray(b"first")
+        b.transport.sendto(data, A)
+        data[:] = b"later"
+        await b.find(A)
+        b.port.room = 0
+        b.transport.sendto(data, A)
+        data[:] = b"wrong"
+        b.port.complete()
+        assert b.sent == [b"first", b"later"]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_order_is_kept_when_slots_run_out(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.sendto(b"0", A)
+        await b.find(A)
+        b.port.room = 1
+        for n in range(1, 6):
+            b.transport.sendto(b"%d" % n, A)
+        assert b.sent == [b"0", b"1"]
+        b.port.complete(2)
+        assert b.sent == [b"0", b"1", b"2", b"3"]
+        b.transport.sendto(b"6", A)
+        b.port.complete(4)
+        assert b.sent == [b"%d" % n for n in range(7)]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_pause_and_resume(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.set_write_buffer_limits(high=20, low=10)
+        b.protocol.on["resume"] = lambda: b.transport.sendto(b"y", A)
+        b.transport.sendto(b"12345", A)
+        assert not b.calls
+        b.transport.sendto(b"", A)  # counts, too
+        assert b.calls == ["pause"]
+        b.transport.sendto(b"x", A)
+        await b.find(A)
+        assert b.calls == ["pause", "resume"]
+        # What a protocol sends while it is told comes behind what waited before.
+        assert b.sent == [b"12345", b"", b"x", b"y"]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_a_full_buffer_drops_the_newest(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(max_buffer_size=30)
+        for n in range(4):
+            b.transport.sendto(bytes([n]) * 5, A)  # 13 each
+        await settle()
+        assert b.calls == [("error", "RdmaOSError")] * 2
+        await b.find(A)
+        assert b.sent == [bytes([n]) * 5 for n in (0, 1)]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_g09_answers_to_unknown_senders_leave_room_for_others(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(max_buffer_size=200)
+        b.transport.set_write_buffer_limits(high=30, low=10)
+        for n in range(20):
+            b.transport.sendto(b"forged", ("10.1.0.1", 0, 1 + n))  # 14 bytes each
+        await settle()
+        assert b.calls == [("error", "RdmaOSError")] * 13, "and the protocol is not paused"
+        b.calls.clear()
+        assert b.transport.get_write_buffer_size() == 0
+        for n in range(7):
+            b.transport.sendto(bytes([n]) * 6, A)
+        assert b.calls == ["pause"]
+        await b.find(A)
+        assert b.sent == [bytes([n]) * 6 for n in range(7)]
+        assert b.calls == ["pause", "resume"]
+        # A sender that is found gets its answer; the room of the others is given back.
+        await b.find_key(("queue", "10.1.0.1", 1))
+        assert b.sent[7:] == [b"forged"]
+        for n in range(1, 7):
+            await b.find_key(("queue", "10.1.0.1", 1 + n), OSError(113, "silent"))
+        assert b.transport._outbox._unanswered == 0
+        assert b.transport.get_write_buffer_size() == 0
+        for n in range(7):
+            b.transport.sendto(b"forged", ("10.1.0.1", 0, 100 + n))
+        b.calls.clear()
+        await settle()
+        assert not b.calls
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_a_destination_that_is_not_found(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        for _ in range(3):
+            b.transport.sendto(b"x", A)
+        b.transport.sendto(b"y", B)
+        await b.find(A, ConnectionRefusedError(111, "nobody"))
+        assert b.calls == [("error", "ConnectionRefusedError")]
+        assert b.transport.get_write_buffer_size() == 9
+        b.transport.sendto(b"again", A)  # looked for anew
+        await b.find(A)
+        await b.find(B)
+        assert b.sent == [b"again", b"y"]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_refresh(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(refresh_s=0.01)
+        b.transport.sendto(b"1", A)
+        await b.find(A)
+        await asyncio.sleep(0.02)
+        b.transport.sendto(b"2", A)  # goes out at once, and the service is asked for beside it
+        assert b.sent == [b"1", b"2"]
+        b.transport.sendto(b"3", A)
+        await settle()
+        assert len(b.looking["service", *A]) == 1
+        b.port.room = 0
+        b.transport.sendto(b"lost with it", A)
+        await b.find(A, ConnectionRefusedError(111, "gone"))
+        assert b.calls == [("error", "ConnectionRefusedError")]
+        b.port.complete(3)
+        assert b.transport.get_write_buffer_size() == 0
+        b.transport.sendto(b"4", A)
+        assert b.transport.get_write_buffer_size() == 9
+        await b.find(A)
+        assert b.sent == [b"1", b"2", b"3", b"4"]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_too_many_destinations(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(max_destinations=1)
+        b.transport.sendto(b"1", A)
+        b.transport.sendto(b"2", B)  # the only place is being looked for
+        await settle()
+        assert b.calls == [("error", "RdmaOSError")]
+        await b.find(A)
+        b.port.room = 0
+        b.transport.sendto(b"3", A)
+        b.transport.sendto(b"4", B)  # A is in use
+        await settle()
+        assert b.calls == [("error", "RdmaOSError")] * 2
+        b.port.complete()
+        b.transport.sendto(b"5", B)  # A has to go
+        await b.find(B)
+        b.port.complete()
+        assert b.sent == [b"1", b"3", b"5"]
+        assert b.transport.get_write_buffer_size() == 0
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_close_waits_for_what_was_given(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.sendto(b"1", A)
+        b.transport.close()
+        assert b.transport.is_closing()
+        b.port.arrive(0, b"too late")
+        await b.find(A)
+        assert b.sent == [b"1"]
+        assert not b.calls, "it is with the adapter still"
+        assert not b.port.closed
+        b.port.complete()
+        b.transport.close()
+        assert not b.calls, "in a turn of its own"
+        await settle()
+        assert b.calls == [("lost", None)]
+        assert b.port.closed
+        b.transport.abort()
+        await settle()
+        assert len(b.calls) == 1
+        await b.transport.wait_closed()
+
+    run(main())
+
+
+def test_close_does_not_wait_for_ever(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench(close_timeout_s=0.05)
+        b.transport.sendto(b"1", A)  # is never found
+        b.transport.close()
+        while not b.calls:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert b.calls == [("lost", None)]
+        assert b.sent == []
+
+    run(main())
+
+
+def test_close_with_a_destination_that_is_not_found(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.sendto(b"1", A)
+        b.transport.close()
+        await b.find(A, ConnectionRefusedError(111, "nobody"))
+        assert b.calls == [("error", "ConnectionRefusedError"), ("lost", None)]
+
+    run(main())
+
+
+def test_abort(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.port.arrive(0, b"unread")
+        b.transport.sendto(b"1", A)
+        b.transport.abort()
+        assert not b.calls
+        await settle()
+        assert b.calls == [("lost", None)]
+        assert b.port.closed
+        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+
+    run(main())
+
+
+def test_a_failure_ends_it_with_its_cause(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        cause = ConnectionResetError(104, "the RDMA device was removed")
+        b.port.fail(cause)
+        b.port.fail(OSError(5, "a consequence"))
+        b.transport.close()
+        await settle()
+        assert b.calls == [("lost", cause)]
+        assert not b.reports
+
+    run(main())
+
+
+def test_a_new_beginning_is_told_as_an_error(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.sendto(b"1", A)
+        await b.find(A)
+        b.port.room = 0
+        b.transport.sendto(b"2", A)
+        b.port.room, b.port.sending = 1, 0
+        b.port.on_restarted(OSError(100, "down"))
+        assert b.calls == [("error", "OSError")]
+        assert b.sent == [b"1", b"2"]
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+def test_sendto_after_the_end(bench: Make, run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.transport.close()
+        for _ in range(10):
+            b.transport.sendto(b"x", A)
+        with pytest.raises(TypeError):
+            b.transport.sendto("text", A)
+        await settle()
+        assert b.calls == [("lost", None)]
+        assert b.sent == []
+
+    with caplog.at_level(logging.WARNING, "aiordma"):
+        run(main())
+    assert [record.getMessage() for record in caplog.records] == [
+        "sendto() on a closed datagram transport"
+    ]
+
+
+def test_datagrams_come_in_turns(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        for n in range(200):
+            b.port.arrive(n, b"%d" % n)
+        assert not b.calls
+        assert not b.port.posted
+        await asyncio.sleep(0)
+        assert len(b.calls) == 64
+        assert b.port.posted == list(range(64))
+        await settle(10)
+        assert b.calls == [("received", b"%d" % n) for n in range(200)]
+        assert b.port.posted == list(range(200))
+        b.transport.abort()
+        await settle()
+
+    run(main())
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_nothing_is_delivered_after_the_end(bench: Make, run: Run, end: str) -> None:
+    async def main() -> None:
+        b = await bench()
+        b.protocol.on["received"] = lambda _: getattr(b.transport, end)()
+        for n in range(100):
+            b.port.arrive(n, b"%d" % n)
+        await settle(10)
+        assert b.calls == [("received", b"0"), ("lost", None)]
+
+    run(main())
+
+
+def test_a_protocol_that_raises(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        for name in ("received", "error", "pause", "lost"):
+            b.protocol.on[name] = fail
+        b.transport.set_write_buffer_limits(high=0)
+        b.port.arrive(0, b"0")
+        b.port.arrive(1, b"1")
+        b.transport.sendto(b"x", A)
+        await b.find(A, OSError(5, "no"))
+        b.transport.abort()
+        await settle()
+        assert [report["message"] for report in b.reports] == [
+            f"protocol.{name}() failed"
+            for name in (
+                "pause_writing", "datagram_received", "datagram_received", "error_received",
+                "connection_lost",
+            )
+        ]  # fmt: skip
+        assert b.port.closed
+
+    run(main())
+
+
+def test_another_protocol(bench: Make, run: Run) -> None:
+    async def main() -> None:
+        b = await bench()
+        other = Protocol()
+        b.transport.set_protocol(other)
+        assert b.transport.get_protocol() is other
+        b.port.arrive(0, b"x")
+        b.transport.set_write_buffer_limits(high=0)
+        b.transport.sendto(b"x", A)
+        await settle()
+        b.transport.abort()
+        await settle()
+        assert other.calls == ["pause", ("received", b"x"), ("lost", None)]
+        assert not b.calls
+
+    run(main())
+
+
+def test_one_that_is_forgotten_warns(run: Run) -> None:
+    port = FakePort()
+
+    async def main() -> None:
+        transport = RdmaDatagramTransport(
+            asyncio.get_running_loop(), cast("DatagramPort", port), DatagramConfig()
+        )
+        port.start(print, print, print, print)  # a real one is held by its completion channel
+        del transport
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed <RdmaDatagramTransport open"):
+        run(main())
+    assert port.closed

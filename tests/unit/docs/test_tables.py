@@ -1,0 +1,106 @@
+"""What the documentation says in tables is what the code does."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import aiordma
+import aiordma.cm
+import aiordma.memory
+import aiordma.verbs
+from aiordma import error_words, errors
+from aiordma.endpoint import wire
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.wire import FrameKind
+from aiordma.link import refusal
+from aiordma.link.refusal import RefusalReason
+from aiordma.testing.softroce import errors as softroce_errors
+from aiordma.testing.softroce.cli import _parser
+from aiordma.testing.softroce.options import DEVICES, ENGINES
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def rows(page: str) -> list[list[str]]:
+    """All rows of all tables of a page."""
+    lines = (DOCS / page).read_text().splitlines()
+    return [
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in lines
+        if line.startswith("| ")
+    ]
+
+
+def test_the_kinds_of_messages() -> None:
+    kinds = {cells[1]: cells[0] for cells in rows("wire.md") if len(cells) == 5}
+    for kind in FrameKind:
+        assert kinds[f"`{kind.name}`"] == str(int(kind))
+
+
+def test_the_reasons_of_refusals() -> None:
+    reasons = [cells[0] for cells in rows("wire.md") if len(cells) == 2 and cells[0].isdecimal()]
+    assert reasons == [str(int(reason)) for reason in RefusalReason]
+
+
+def test_the_layout_of_hello_and_header() -> None:
+    fields = [cells for cells in rows("wire.md") if len(cells) == 4 and cells[0].isdecimal()]
+    offsets = [int(cells[0]) for cells in fields]
+    assert offsets == [0, 4, 5, 6, 7, 8, 10, 12, 16, wire.HELLO_SIZE, 0, 1, 2, 4, 8]
+    ends = [*offsets[1:], wire.FRAME_SIZE]
+    for cells, end in zip(fields, ends, strict=True):
+        if cells[1].isdecimal() and end:  # not the program's data, nor what follows it
+            assert int(cells[0]) + int(cells[1]) == end
+    text = (DOCS / "wire.md").read_text()
+    assert f"`{refusal.HELLO_MAGIC.decode()}`" in text
+    assert f"`{refusal._REFUSAL_MAGIC.decode()}`" in text
+
+
+def test_the_count_of_the_proof() -> None:
+    config = ConnectionConfig(rendezvous_window=9)
+    text = (DOCS / "wire.md").read_text()
+    assert f"window + {config.control_depth - 9} + rendezvous_window" in text
+
+
+def test_every_completion_class_is_in_the_table() -> None:
+    table = {cells[0]: cells[1] for cells in rows("errors.md")}
+    for status, kind in errors._WC_CLASSES.items():
+        assert table[f"`{status}`"] == f"`{kind.__name__}`"
+
+
+def test_every_call_with_a_hint_is_in_the_table() -> None:
+    table = [(cells[0], cells[1]) for cells in rows("errors.md")]
+    for verb, code in error_words.ERRNO_HINTS:
+        symbol = f"`{errno.errorcode[code]}`"
+        assert any(f"`{verb}`" in calls and symbol == name for calls, name in table), (verb, symbol)
+    for code in error_words.ERRNO_HINTS_ANY:
+        symbol = f"`{errno.errorcode[code]}`"
+        assert any(name == symbol for _, name in table), symbol
+
+
+def test_every_exception_is_named() -> None:
+    text = (DOCS / "errors.md").read_text()
+    for name in errors.__all__:
+        if isinstance(getattr(errors, name), type):
+            assert name in text, name
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = "".join(page.read_text() for page in sorted((DOCS / "api").glob("*.md")))
+    for module in (aiordma, aiordma.cm, aiordma.memory, aiordma.verbs):
+        listed = re.findall(rf"^\.\. auto\w+:: {module.__name__}\.(\w+)$", text, re.M)
+        assert sorted(listed) == sorted(module.__all__)
+
+
+def test_the_options_of_softroce() -> None:
+    text = (DOCS / "softroce.md").read_text()
+    for action in _parser()._actions:
+        for option in action.option_strings:
+            if option.startswith("--"):
+                assert f"`{option}" in text, option
+    for word in (*ENGINES, *DEVICES):
+        assert f"`{word}`" in text, word
+    for name in dir(softroce_errors):
+        if name.startswith("STATUS_") and name != "STATUS_SIGNAL_BASE":
+            assert f"| {getattr(softroce_errors, name)} |" in text, name

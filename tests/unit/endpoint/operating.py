@@ -1,0 +1,143 @@
+"""An end of a connection whose adapter is the test: it takes READs and WRITEs, and does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from socket import ntohl
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
+from aiordma._ffi import ffi
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.one_sided import OneSided
+from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.outcome import Outcome
+from aiordma.loop.job import Job
+from aiordma.memory import RemoteRegion
+from aiordma.verbs import SGE, Access, MemoryRegion
+from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
+
+from ..conftest import settle
+from ..core.completing import Completing, QueuePair
+from ..core.test_wakeup import called_by_the_loop
+from ..verbs.test_memory_region import Domain
+from .fabric import FakeLink, as_link
+
+__all__ = ["BOTH", "MIB", "REMOTE", "Adapter", "End", "Place"]
+
+_ATOMIC = (int(Opcode.ATOMIC_CMP_AND_SWP), int(Opcode.ATOMIC_FETCH_AND_ADD))
+MIB = 1 << 20
+BOTH = Access.REMOTE_READ | Access.REMOTE_WRITE
+REMOTE = RemoteRegion(1 << 40, 4 * MIB, 77, BOTH)
+
+
+class Adapter:
+    """Takes what is posted, or refuses it with `code`."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[int, ...]] = []
+        self.numbers: list[int] = []  # under way
+        self.code = 0
+        self.qp = QueuePair(self._operate)
+
+    def _operate(self, wr: Any) -> int:
+        if self.code:
+            return self.code
+        opcode = int(wr.opcode)
+        assert not wr.next
+        assert wr.send_flags & SendFlags.SIGNALED
+        sge = (0, 0, 0)
+        if wr.num_sge:
+            sge = (wr.sg_list[0].addr, wr.sg_list[0].length, wr.sg_list[0].lkey)
+        compare_add = swap = 0
+        if opcode in _ATOMIC:
+            to = wr.wr.atomic
+            compare_add, swap = to.compare_add, to.swap
+        else:
+            to = wr.wr.rdma
+            if opcode == Opcode.RDMA_WRITE_WITH_IMM:
+                compare_add = ntohl(wr.imm_data)
+        self.posted.append((opcode, *sge, to.remote_addr, to.rkey, compare_add, swap))
+        self.numbers.append((wr.wr_id >> SUB_SHIFT) - SUB_OPERATE)
+        return 0
+
+
+class End:
+    """As much of a connection as `Connection.read` and `write` use."""
+
+    def __init__(self, pd: Any, depth: int = 4, read_depth: int = 8) -> None:
+        config = ConnectionConfig(one_sided_depth=depth)
+        self.link = link = FakeLink(config)
+        link.pd = pd
+        attributes = SimpleNamespace(atomic_cap=AtomicCap.HCA)
+        vars(link)["context"] = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
+        self.gone: Job[None] = Job()
+        rules = SimpleNamespace(read_depth=read_depth)
+        vars(link)["qp"] = SimpleNamespace(_rules=rules, _gone=self.gone)
+        self._state = self.state = state = link.state
+        self.adapter = Adapter()
+        nowhere = (0, 0, 0, 0)
+        state.bind(self.adapter.qp.address, 0, 0, nowhere, nowhere, 0)
+        state.receiver = cast("Any", self)
+        state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
+        self._completing = Completing(state)
+        self.outcome = Outcome()
+        self.operations = Operations(as_link(link), config, self.outcome)
+        self._one_sided = OneSided(as_link(link), config, self.operations, self.outcome)
+        self.operations._attend()
+
+    def _check_loop(self) -> None:
+        """It is the right one."""
+
+    def on_news(self) -> None:
+        raise AssertionError("no message comes")
+
+    async def read(self, into: Any, offset: int = 0, remote: Any = REMOTE) -> int:
+        return await Connection.read(cast("Connection", self), remote, into, offset=offset)
+
+    async def write(self, data: Any, offset: int = 0, remote: Any = REMOTE) -> int:
+        return await Connection.write(cast("Connection", self), remote, data, offset=offset)
+
+    def complete(self, *numbers: int) -> None:
+        """These have succeeded; all that are under way, if none is named."""
+        for number in numbers or tuple(self.adapter.numbers):
+            self.adapter.numbers.remove(number)
+            wc = ffi.new("struct ibv_wc *")
+            wc.wr_id = (SUB_OPERATE + number) << SUB_SHIFT
+            assert self._completing.take(wc)
+        assert self._completing.events == EVENT_OPERATED
+        self._completing.events = 0
+
+    def tell(self) -> None:
+        self.state(EVENT_OPERATED)
+
+    async def finish(self, task: asyncio.Task[Any]) -> None:
+        """Let the adapter do all that it is asked for, until the task is done."""
+        while not task.done():
+            await settle(2)
+            if self.adapter.numbers:
+                self.complete()
+                await called_by_the_loop(self.tell)
+
+    def seen(self) -> tuple[Any, ...]:
+        state = self.state
+        return (
+            state.free_numbers, state.operating, state.bytes_read, state.bytes_written,
+            self.adapter.posted[:],
+        )  # fmt: skip
+
+
+class Place:
+    """A domain, a region and an end."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.pd = Domain()
+        self.region = MemoryRegion(cast("Any", self.pd), 4096)
+        self.end = End(self.pd, **settings)
+
+    async def close(self) -> None:
+        self.region.close()
+        await self.region.wait_closed()
+        self.pd.close()

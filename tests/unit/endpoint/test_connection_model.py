@@ -1,0 +1,389 @@
+"""Connection over the fake adapter: the handshake, the end, and what a broken peer may do."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiordma.cm.enums import EventType
+from aiordma.endpoint import rendezvous
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.wire import FRAME, HAS_IMM, RENDEZVOUS, FrameKind
+from aiordma.errors import (
+    ConnectionEndedError,
+    ConnectionLostError,
+    MessageTooLargeError,
+    ProtocolError,
+    ResourceClosedError,
+)
+
+from ..conftest import Run, run_on, settle
+from ..memory.fake_memory import FakeRegion
+from .fabric import Wire
+
+CONFIG = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
+
+
+pytestmark = pytest.mark.usefixtures("fake_regions")
+
+
+async def opened(config: ConnectionConfig = CONFIG) -> Wire:
+    wire = Wire(config, config)
+    await wire.open()
+    return wire
+
+
+# ---- handshake -----------------------------------------------------------------------------
+
+
+def test_the_connecting_side_sends_first(run: Run) -> None:
+    async def main() -> None:
+        wire = Wire(CONFIG, CONFIG)
+        wire.meet(1)
+        greeting = wire.ends[1]._await_greeting()
+        wire.meet(0)
+        await settle()
+        assert wire.links[0].sent == []
+        wire.ends[0]._greet()
+        assert [FRAME.unpack(frame)[0] for frame in wire.links[0].sent] == [FrameKind.CREDIT]
+        assert wire.links[1].sent == []
+        assert not greeting.done()
+        wire.settle()
+        await greeting
+        assert wire.links[1].cm_id.notified == 1, "the confirmation may have been lost"
+        await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_messages_right_behind_the_greeting_wait_for_the_acceptance(run: Run, size: int) -> None:
+    """All of it can be in one batch of completions."""
+
+    async def main() -> None:
+        wire = Wire(CONFIG, CONFIG)
+        wire.meet(1)
+        greeting = wire.ends[1]._await_greeting()
+        wire.meet(0)
+        wire.ends[0]._greet()
+        send = asyncio.create_task(wire.ends[0].send(bytes(size)))
+        await settle()
+        wire.settle()
+        assert wire.links[1].failure is None, wire.links[1].failure
+        await greeting
+        await wire.run()
+        message = await wire.ends[1].recv()
+        assert len(message) == size
+        message.release()
+        await wire.run()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_an_end_right_behind_the_greeting_is_not_missed(run: Run) -> None:
+    async def main() -> None:
+        wire = Wire(CONFIG, CONFIG)
+        wire.meet(1)
+        greeting = wire.ends[1]._await_greeting()
+        wire.meet(0)
+        wire.ends[0]._greet()
+        wire.settle()
+        await asyncio.sleep(0)  # the greeting is there; whoever accepts has not resumed yet
+        wire.links[1].cm_id.event(EventType.DISCONNECTED)
+        await greeting
+        with pytest.raises(ConnectionLostError):
+            await wire.ends[1].recv()
+        await wire.ends[1].wait_closed()
+        await wire.lose()
+
+    run(main())
+
+
+# ---- messages ------------------------------------------------------------------------------
+
+
+def test_messages_and_immediates(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        first, second = wire.ends
+        for data, imm in ((b"", None), (b"", 0), (b"x" * 48, 0xFFFFFFFF), (b"y" * 500, 7)):
+            send = asyncio.create_task(first.send(data, imm=imm))
+            await wire.run()
+            message = await second.recv()
+            assert (bytes(message), message.imm) == (data, imm)
+            message.release()
+            await send
+        assert first.stats.messages_sent == second.stats.messages_received == 4
+        assert first.stats.bytes_sent == second.stats.bytes_received == 548
+        await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("slot_size", [64, 4096], ids=["large", "in a slot"])
+def test_a_message_above_the_peers_limit_is_refused_before_it_is_sent(
+    run: Run, slot_size: int
+) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=slot_size, max_message_size=2048)
+        wire = await opened(config)
+        sent = len(wire.links[0].sent)
+        with pytest.raises(MessageTooLargeError, match="2048 bytes, this has 2049"):
+            await wire.ends[0].send(bytes(2049))
+        assert len(wire.links[0].sent) == sent
+        send = asyncio.create_task(wire.ends[0].send(bytes(2048)))
+        await wire.run()
+        assert len(await wire.ends[1].recv()) == 2048
+        await wire.run()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("imm", [-1, 1 << 32])
+def test_an_immediate_that_does_not_fit_is_refused(run: Run, imm: int) -> None:
+    async def main() -> None:
+        wire = await opened()
+        with pytest.raises(ValueError, match="32 bits"):
+            await wire.ends[0].send(b"x", imm=imm)
+        await wire.close()
+
+    run(main())
+
+
+def test_large_messages_are_fetched_in_order_whatever_fits(run: Run) -> None:
+    """The second does not fit beside the first; the third would, and must not slip in."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=64, receive_buffer_size=400)
+        wire = await opened(config)
+        sizes = (300, 380, 90, 60, 399)
+        sends = [asyncio.create_task(wire.ends[0].send(bytes(n))) for n in sizes]
+        await wire.run()
+        for size in sizes:
+            receive = asyncio.create_task(wire.ends[1].recv())
+            await wire.run()
+            assert receive.done(), f"recv() of {size} bytes hangs"
+            message = await receive
+            assert len(message) == size
+            message.release()
+        await wire.run()
+        await asyncio.gather(*sends)
+        await wire.close()
+
+    run(main())
+
+
+def test_a_large_send_that_waits_when_the_connection_breaks(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        for _ in range(4):
+            await wire.ends[0].send(b"x")
+        big = asyncio.create_task(wire.ends[0].send(bytes(1000)))
+        await settle()
+        assert wire.links[0].reads_allowed == 1
+        wire.links[0].fail(ConnectionResetError(errno.ECONNRESET, "link down"))
+        with pytest.raises(ConnectionLostError, match="link down"):
+            await big
+        await wire.ends[0].wait_closed()
+        assert FakeRegion.regions == {}, "the buffer is still registered"
+        await wire.lose()
+
+    run(main())
+
+
+def test_a_canceled_large_send_keeps_its_buffer_until_the_peer_has_read_it(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        buffer = bytearray(b"z" * 1000)
+        big = asyncio.create_task(wire.ends[0].send(buffer))
+        await settle()
+        big.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await big
+        if rendezvous._COPIED:
+            buffer[:] = bytes(1000)
+        else:
+            with pytest.raises(BufferError):
+                buffer.extend(b"more")
+        await wire.run()
+        message = await wire.ends[1].recv()
+        assert bytes(message) == b"z" * 1000
+        message.release()
+        await wire.run()
+        assert FakeRegion.regions == {}
+        await wire.close()
+
+    run(main())
+
+
+# ---- the end -------------------------------------------------------------------------------
+
+
+def test_what_was_sent_arrives_before_the_end(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        first, second = wire.ends
+        for n in range(3):
+            await first.send(bytes([n]))
+        close = asyncio.create_task(first.close())
+        await wire.run()
+        for n in range(3):
+            assert bytes(await second.recv()) == bytes([n])
+        with pytest.raises(ConnectionEndedError):
+            await second.recv()
+        await close
+        with pytest.raises(ResourceClosedError):
+            await first.send(b"late")
+        with pytest.raises(ResourceClosedError):
+            await first.recv()
+        await wire.close()
+
+    run(main())
+
+
+def test_a_loop_over_messages_ends_with_the_stream(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        await wire.ends[0].send(b"one")
+        close = asyncio.create_task(wire.ends[0].close())
+        await wire.run()
+        assert [bytes(message) async for message in wire.ends[1]] == [b"one"]
+        await close
+        await wire.close()
+
+    run(main())
+
+
+def test_a_disconnection_without_an_end_is_a_loss(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        await wire.ends[0].send(b"one")
+        wire.links[1].land()  # arrived, not processed: delivered before the disconnection
+        wire.links[1].cm_id.event(EventType.DISCONNECTED)
+        assert bytes(await wire.ends[1].recv()) == b"one"
+        with pytest.raises(ConnectionLostError):
+            await wire.ends[1].recv()
+        with pytest.raises(ConnectionLostError):
+            await wire.ends[1].send(b"x")
+        await wire.ends[1].wait_closed()
+        await wire.lose()
+
+    run(main())
+
+
+# ---- a peer that breaks the rules ----------------------------------------------------------
+
+VIOLATIONS = {
+    "shorter than its header": b"\x01\0\0",
+    "an empty message": b"",
+    "a length that does not fit": FRAME.pack(FrameKind.DATA, 0, 0, 0, 5) + b"four",
+    "a kind that does not exist": FRAME.pack(200, 0, 0, 0, 0),
+    "an exchange that is not open": FRAME.pack(FrameKind.DONE, 0, 0, 0, 77),
+    "a large message of 0 bytes": FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 0)
+    + RENDEZVOUS.pack(1, 1, 1),
+    "a large message beyond the limit": FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 1 << 40)
+    + RENDEZVOUS.pack(1, 1, 1),
+    "an announcement that is cut off": FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100) + b"short",
+}
+
+
+@pytest.mark.parametrize("name", VIOLATIONS)
+def test_each_violation_ends_this_connection(run: Run, name: str) -> None:
+    async def main() -> None:
+        wire = await opened()
+        wire.links[1].inject(VIOLATIONS[name])
+        assert isinstance(wire.links[1].failure, ProtocolError)
+        for call in (wire.ends[1].recv(), wire.ends[1].send(b"x")):
+            with pytest.raises(ProtocolError, match=r"broke the protocol|the peer answered"):
+                await call
+        await wire.lose()
+
+    run(main())
+
+
+def test_data_without_credit_is_a_violation(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        frame = FRAME.pack(FrameKind.DATA, 0, 0, 0, 1) + b"x"
+        for _ in range(CONFIG.recv_depth):
+            wire.links[1].inject(frame)
+        assert wire.links[1].failure is None
+        wire.links[1].inject(frame)
+        assert "without credit" in str(wire.links[1].failure)
+        await wire.lose()
+
+    run(main())
+
+
+def test_more_large_messages_than_the_window_are_a_violation(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        for number in range(CONFIG.rendezvous_window + 1):
+            assert wire.links[1].failure is None
+            frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100)
+            wire.links[1].inject(frame + RENDEZVOUS.pack(1 << 32, 1, number))
+        assert "more large messages" in str(wire.links[1].failure)
+        await settle()
+        wire.links[1].reads.clear()
+        await wire.lose()
+
+    run(main())
+
+
+def test_g03_a_flag_at_a_done_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        big = asyncio.create_task(wire.ends[0].send(bytes(1000)))
+        await settle()
+        wire.links[1].inbound.clear()
+        wire.links[0].unacked.append(next(iter(wire.links[0].busy)))
+        wire.links[0].inject(FRAME.pack(FrameKind.DONE, 2, 0, 0, 1))
+        with pytest.raises(ProtocolError, match="flags 0x2"):
+            await big
+        assert isinstance(wire.links[0].failure, ProtocolError)
+        await wire.lose()
+
+    run(main())
+
+
+async def survive(frames: list[bytes]) -> None:
+    wire = await opened()
+    for frame in frames:
+        if wire.links[1].failure is not None or not wire.links[1].posted:
+            break
+        wire.links[1].inject(frame)
+    failure = wire.links[1].failure
+    assert failure is None or isinstance(failure, ProtocolError)
+    await settle()
+    wire.links[1].reads.clear()
+    await wire.lose()
+
+
+@given(st.lists(st.binary(max_size=64), max_size=12))
+def test_no_bytes_of_a_peer_raise_anywhere_else(frames: list[bytes]) -> None:
+    run_on("asyncio", survive(frames))
+
+
+FRAMES = st.builds(
+    lambda kind, flags, credits, argument, body: (
+        FRAME.pack(kind, flags, credits, 0, argument) + body
+    ),
+    st.integers(0, 8),
+    st.sampled_from([0, HAS_IMM, 2, 0xFF]),
+    st.sampled_from([0, 1, 0xFFFF]),
+    st.sampled_from([0, 1, 16, 48, 100, (1 << 64) - 1]),
+    st.sampled_from([b"", b"x", b"x" * 16, b"x" * 48, RENDEZVOUS.pack(1 << 32, 1, 1)]),
+)
+
+
+@given(st.lists(FRAMES, max_size=12))
+def test_no_frames_of_a_peer_raise_anywhere_else(frames: list[bytes]) -> None:
+    run_on("asyncio", survive(frames))

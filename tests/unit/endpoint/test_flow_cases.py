@@ -1,0 +1,252 @@
+"""Flow control: the cases that the proof in docs/wire.md names, on the model of test_flow_model."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.wire import FRAME, FrameKind
+
+from ..conftest import run_on, settle
+from .fabric import FakeLink, Wire
+from .fast_link import FastLink
+from .test_flow_model import EAGER, SLOT, Program, fake_regions, finish
+
+__all__ = ["fake_regions"]
+
+
+def kinds(frames: list[bytes]) -> list[FrameKind]:
+    return [FrameKind(FRAME.unpack_from(frame)[0]) for frame in frames]
+
+
+@pytest.mark.parametrize("depth", [2, 3, 4, 5, 64])
+def test_two_credit_frames_at_most_are_unprocessed(depth: int) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=depth, send_depth=depth)
+        wire = Wire(config, config)
+        await wire.open()
+        sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
+        await wire.run()
+        before = len(wire.links[1].sent)
+        for _ in range(3):
+            for _ in range(depth):
+                sender.send(10)
+                receiver.recv()
+            # Everything but the sending side's own processing: it hears of nothing.
+            for _ in range(50 * depth):
+                await asyncio.sleep(0)
+                link = wire.links[1]
+                if link.inbound:
+                    link.land()
+                elif link.landed:
+                    link.process()
+                elif link.unacked:
+                    link.acknowledge()
+                elif wire.links[0].inbound:
+                    wire.links[0].land()
+            receiver.release()
+            await settle()
+        credits = kinds(wire.links[1].sent[before:])
+        assert set(credits) == {FrameKind.CREDIT}
+        assert 1 <= len(credits) <= 2
+        await finish(wire, [sender, receiver])
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("kind", [FakeLink, FastLink])
+def test_credits_that_have_gone_with_a_message_do_not_go_again(kind: type[FakeLink]) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=8, send_depth=8)
+        wire = Wire(config, config, kind=kind)
+        await wire.open()
+        await wire.run()
+        for _ in range(2):
+            await wire.ends[0].send(b"x")
+        await wire.run()
+        for _ in range(2):
+            (await wire.ends[1].recv()).release()
+        before = len(wire.links[1].sent)
+        for _ in range(3):
+            await wire.ends[1].send(b"y")
+        returned = [FRAME.unpack_from(frame)[2] for frame in wire.links[1].sent[before:]]
+        assert returned == [2, 0, 0]
+        await wire.run()
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("kind", [FakeLink, FastLink])
+@pytest.mark.parametrize("between", range(4))
+@pytest.mark.parametrize("depth", [16, 17, 24, 32, 64])
+def test_receives_that_wait_to_be_posted_together_hold_up_nobody(
+    depth: int, between: int, kind: type[FakeLink]
+) -> None:
+    """Half of the window is kept by the program; a PING has changed what is posted when."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=depth, send_depth=depth)
+        wire = Wire(config, config, kind=kind)
+        await wire.open()
+        sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
+        await wire.run()
+        for _ in range(between):
+            sender.send(10)
+            receiver.recv()
+            await wire.run()
+        receiver.release()
+        sender.ping()
+        await wire.run()
+        for n in range(2 * depth):
+            sender.send(10)
+            await wire.run()
+            assert all(task.done() for _, _, task in sender.sends), f"message {n} waits for ever"
+            receiver.recv()
+            await wire.run()
+        receiver.release()
+        await finish(wire, [sender, receiver])
+
+    run_on("asyncio", main())
+
+
+@pytest.mark.parametrize("kind", [FakeLink, FastLink])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_large_message_that_comes_to_be_the_first_is_fetched_for_a_task_that_waits(
+    kind: type[FakeLink], loop: str
+) -> None:
+    """Two tasks wait before anything is there; the second's message is beyond the read-ahead."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, receive_buffer_size=100)
+        wire = Wire(config, config, kind=kind)
+        await wire.open()
+        sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
+        for _ in range(2):
+            receiver.recv()
+        await settle()
+        sender.send(2)
+        sender.send(1000)
+        await wire.run()
+        assert receiver.got == [(0, 2), (1, 1000)]
+        await finish(wire, [sender, receiver])
+
+    run_on(loop, main())
+
+
+def test_the_worst_case_fits_to_the_last_receive() -> None:
+    """All that can be under way at once is, and the peer processes nothing of it."""
+
+    async def main() -> None:
+        window = 8
+        config = ConnectionConfig(
+            slot_size=SLOT, recv_depth=4, send_depth=4, rendezvous_window=window
+        )
+        wire = Wire(config, config)
+        await wire.open()
+        greeted = 1  # the connecting side's first CREDIT was processed long ago
+        one, other = (Program(end, name) for name, end in enumerate(wire.ends))
+        # The peer announces as many large messages as it may; they are fetched, DONE is due.
+        for _ in range(window):
+            other.send(EAGER + 1)
+            one.recv()
+            await wire.run()
+        one.release()
+        await wire.run()
+        for _ in range(4):
+            other.send(EAGER + 1)
+        await settle()
+        links = wire.links
+        while links[0].inbound:
+            links[0].land()
+        while links[0].landed:
+            links[0].process()
+        for _ in range(4):
+            other_read = links[0].reads
+            await settle()
+            while other_read:
+                links[0].read()
+        # Now data, a ping, an answer to a ping; nothing is processed on the other side.
+        other.ping()
+        for _ in range(4):
+            one.send(10)
+        one.ping()
+        await settle()
+        while links[0].inbound:
+            links[0].land()
+        while links[0].landed:
+            links[0].process()
+        await settle()
+        for _ in range(200):
+            if links[1].inbound:
+                links[1].land()
+            if links[0].unacked:
+                links[0].acknowledge()
+            await asyncio.sleep(0)
+        found = kinds([bytes(links[1].recv.slot(s, n)) for s, n, _ in links[1].landed])
+        assert found.count(FrameKind.DATA) == 4
+        assert found.count(FrameKind.PING) == 1
+        assert found.count(FrameKind.PONG) == 1
+        assert found.count(FrameKind.DONE) == 4
+        assert found.count(FrameKind.CREDIT) + greeted <= 3
+        assert links[1].max_unposted <= links[1].recv.count
+        await finish(wire, [one, other])
+
+    run_on("asyncio", main())
+
+
+def test_control_slots_are_what_the_proof_counts() -> None:
+    greeting, credit, ping, pong, end = 1, 2, 1, 1, 1
+    assert greeting + credit + ping + pong + end == CONTROL_SLOTS
+    config = ConnectionConfig(rendezvous_window=5)
+    assert config.control_depth == CONTROL_SLOTS + 5
+
+
+@pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.CREDIT])
+def test_a_flood_of_control_frames_costs_no_memory(kind: FrameKind) -> None:
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=1)
+        wire = Wire(config, config)
+        await wire.open()
+        hostile, victim = wire.links
+        frame = FRAME.pack(kind, 0, 0, 0, 0)
+        for _ in range(1000):  # sent by hand; the hostile side takes none of the answers
+            slot = victim.posted.popleft()
+            victim.recv.slot(slot, len(frame))[:] = frame
+            victim.landed.append((slot, len(frame), None))
+            victim.process()
+        queued = len(wire.ends[1]._sender._control)
+        assert queued <= 1
+        assert len(victim.sent) <= CONTROL_SLOTS
+        hostile.inbound.clear()
+        victim.failure = hostile.failure = ConnectionResetError()
+        for end in wire.ends:
+            end._over(ConnectionResetError("enough"))
+            await end.wait_closed()
+
+    run_on("asyncio", main())
+
+
+def test_the_model_finds_an_overrun() -> None:
+    """The model itself: a side that spends credits it does not have is caught."""
+
+    async def main() -> None:
+        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=64, rendezvous_window=1)
+        wire = Wire(config, config)
+        await wire.open()
+        wire.ends[0]._sender.credits = 1000
+        sends: list[asyncio.Task[Any]] = [
+            asyncio.create_task(wire.ends[0].send(b"x")) for _ in range(20)
+        ]
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        caught = [result for result in results if isinstance(result, AssertionError)]
+        assert caught
+        assert "receives posted" in str(caught[0])
+        for end in wire.ends:
+            end._over(ConnectionResetError("enough"))
+            await end.wait_closed()
+
+    run_on("asyncio", main())

@@ -1,0 +1,266 @@
+"""Flow control, proved on a model: receives are never overrun, and nobody waits for ever.
+
+Two real connections over the fake adapter of fabric.py, which checks at every single frame that the
+peer has a receive posted for it.  Hypothesis chooses the sizes, what both programs do, and in which
+order the adapters deliver, acknowledge and process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiordma.endpoint import rendezvous
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.message import Message
+from aiordma.errors import ConnectionEndedError, ResourceClosedError
+
+from ..conftest import run_on, settle
+from ..memory.fake_memory import FakeRegion
+from .fabric import FakeLink, Wire
+from .fast_link import FastLink
+
+SLOT = 64
+EAGER = SLOT - 16
+
+CONFIGS = st.builds(
+    ConnectionConfig,
+    slot_size=st.just(SLOT),
+    # From 16 on receives are posted several at a time.
+    recv_depth=st.one_of(st.integers(2, 9), st.sampled_from([16, 21, 33])),
+    send_depth=st.integers(1, 6),
+    rendezvous_window=st.sampled_from([1, 2, 8]),
+    receive_buffer_size=st.sampled_from([100, 300, 1 << 20]),
+    initiator_depth=st.integers(1, 3),
+    responder_resources=st.integers(1, 3),
+    check_large=st.sampled_from([None, True]),
+)
+# (what, side, number).  "adapter" picks one of the possible events; the number picks which one.
+PROGRAM = st.tuples(
+    st.sampled_from([
+        "adapter", "adapter", "adapter", "adapter", "adapter", "run", "small", "small", "large",
+        "recv", "recv", "release", "release all", "cancel send", "cancel sends", "cancel recv",
+        "cancel recvs", "ping", "burst",
+    ]),
+    st.integers(0, 1),
+    st.integers(0, 50),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def fake_regions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
+        patch.setattr(rendezvous, "_COPIED", 2 * SLOT)  # some large messages are, and some not
+        yield
+
+
+class Program:
+    """What the program on one side does, and what it saw."""
+
+    def __init__(self, connection: Connection, name: int) -> None:
+        self.connection = connection
+        self.name = name
+        self.sends: list[tuple[int, int, asyncio.Task[None]]] = []  # number, size, task
+        self.recvs: list[asyncio.Task[None]] = []
+        self.held: list[Message] = []
+        self.got: list[tuple[int, int]] = []  # number, size
+        self.pings = 0
+
+    def send(self, size: int) -> None:
+        number = len(self.sends)
+        payload = number.to_bytes(2, "big") + bytes([self.name]) * (size - 2)
+        task = asyncio.create_task(self.connection.send(payload))
+        self.sends.append((number, size, task))
+
+    def recv(self) -> None:
+        async def take() -> None:
+            message = await self.connection.recv()
+            data = bytes(message)
+            assert set(data[2:]) <= {1 - self.name}, "bytes of another message"
+            self.got.append((int.from_bytes(data[:2], "big"), len(data)))
+            self.held.append(message)
+
+        self.recvs.append(asyncio.create_task(take()))
+
+    def release(self, number: int | None = None) -> None:
+        if number is None:
+            while self.held:
+                self.held.pop(0).release()
+        elif self.held:
+            self.held.pop(number % len(self.held)).release()
+
+    def ping(self) -> None:
+        """As the keepalive does: one at a time."""
+        self.connection._on_interval(silent=True)
+
+    def failure(self) -> BaseException | None:
+        for task in [task for _, _, task in self.sends] + self.recvs:
+            if task.done() and not task.cancelled() and task.exception():
+                return task.exception()
+        return None
+
+
+def do(programs: list[Program], wire: Wire, what: str, side: int, number: int) -> None:
+    program = programs[side]
+    if what == "adapter":
+        if steps := wire.steps():
+            wire.step(steps[number % len(steps)])
+    elif what == "small":
+        program.send(2 + number % (EAGER - 2))
+    elif what == "large":
+        program.send(EAGER + 1 + number * 3)
+    elif what == "burst":
+        for n in range(number % 12):
+            program.send(2 + n)
+    elif what == "recv":
+        program.recv()
+    elif what == "release":
+        program.release(number)
+    elif what == "release all":
+        program.release()
+    elif what == "cancel send" and program.sends:
+        program.sends[number % len(program.sends)][2].cancel()
+    elif what == "cancel recv" and program.recvs:
+        program.recvs[number % len(program.recvs)].cancel()
+    elif what == "cancel sends":  # all that wait, in the same round in which some may be granted
+        for _, _, task in program.sends:
+            task.cancel()
+    elif what == "cancel recvs":
+        for task in program.recvs:
+            task.cancel()
+    elif what == "ping":
+        program.ping()
+
+
+async def simulate(
+    first: ConnectionConfig,
+    second: ConnectionConfig,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+    kind: type[FakeLink],
+) -> None:
+    wire = Wire(first, second, kind=kind)
+    await wire.open()
+    programs = [Program(end, name) for name, end in enumerate(wire.ends)]
+    for what, side, number in program:
+        if what == "run":
+            await settle(number % 4)
+        else:
+            do(programs, wire, what, side, number)
+        check(wire, programs)
+    await finish(wire, programs, keeps=keeps)
+
+
+def check(wire: Wire, programs: list[Program]) -> None:
+    for link, one in zip(wire.links, programs, strict=True):
+        assert link.failure is None, link.failure
+        assert one.failure() is None
+
+
+async def finish(wire: Wire, programs: list[Program], *, keeps: bool = False) -> None:
+    """Both take everything: then no send may be waiting and no message missing.
+
+    With `keeps` they release nothing before the end, as programs may.
+    """
+    before, stuck = -1, 0
+    while True:
+        await wire.run()
+        check(wire, programs)
+        waiting = [task for one in programs for _, _, task in one.sends if not task.done()]
+        queued = sum(len(end._receiver.queue) for end in wire.ends)
+        queued += sum(link.state.arrived for link in wire.links)
+        if not waiting and not queued:
+            break
+        progress = sum(len(one.got) for one in programs) - len(waiting)
+        stuck = stuck + 1 if progress == before else 0
+        before = progress
+        assert stuck < 5, f"deadlock: {len(waiting)} sends wait, {queued} messages are queued"
+        for one in programs:
+            if not keeps:
+                one.release()
+            if all(task.done() for task in one.recvs):
+                one.recv()
+    for one, other in ((programs[0], programs[1]), (programs[1], programs[0])):
+        verify(one, other)
+    for one in programs:
+        one.release()
+        for task in one.recvs:
+            task.cancel()
+    await settle()
+    await wire.run()
+    await verify_end(wire, programs)
+
+
+def verify(one: Program, other: Program) -> None:
+    got = other.got
+    assert len(set(got)) == len(got), "a message came twice"
+    sent = {(number, size): task for number, size, task in one.sends}
+    assert set(got) <= set(sent), "a message came that nobody sent"
+    lost = [key for key, task in sent.items() if not task.cancelled() and key not in got]
+    assert not lost, f"lost: {lost}"
+    small = [number for number, size in got if size <= EAGER]
+    large = [number for number, size in got if size > EAGER]
+    assert small == sorted(small), "small messages out of order"
+    assert large == sorted(large), "large messages out of order"
+
+
+async def verify_end(wire: Wire, programs: list[Program]) -> None:
+    """At rest every slot and every credit is where it belongs; then both sides end well."""
+    for side, (link, end) in enumerate(zip(wire.links, wire.ends, strict=True)):
+        sender, receiver = end._sender, end._receiver
+        peer = wire.ends[1 - side]._sender
+        config = wire.configs[side]
+        window = receiver.window
+        assert len(link.posted) == window.posted, "the adapter has other receives"
+        later = link.state.n_back  # to be posted together with others
+        assert window.posted + later == link.recv.present, "a receive slot was lost"
+        assert link.state.n_free == link.send.present, "a send slot was lost"
+        assert len(sender._control_free) == CONTROL_SLOTS, "a control slot was lost"
+        data = window.posted - config.control_depth
+        assert peer.credits + window.owed == data, "a credit was lost"
+        assert peer.credits == window.unused
+        assert peer.credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
+        assert end._exposer.window.free == min(
+            config.rendezvous_window, wire.configs[1 - side].rendezvous_window
+        )
+        assert link.reads_allowed == 0
+        assert link.pool.out == link.outgoing.out == 0
+        slots = {region for arena in (link.recv, link.send) for region in arena.regions}
+        assert link.pinned <= slots
+    assert set(FakeRegion.regions.values()) <= {
+        region
+        for link in wire.links
+        for arena in (link.recv, link.send)
+        for region in arena.regions
+    }
+    await wire.close()
+    for end in wire.ends:
+        with pytest.raises((ConnectionEndedError, ResourceClosedError)):
+            await end.recv()
+
+
+@pytest.mark.timeout(600)  # HYPOTHESIS_PROFILE=random tries five times as many
+@settings(max_examples=3 * settings().max_examples)
+@given(
+    CONFIGS,
+    CONFIGS,
+    st.lists(PROGRAM, max_size=120),
+    st.booleans(),
+    st.sampled_from(["asyncio", "uvloop"]),
+    st.sampled_from([FakeLink, FastLink]),
+)
+def test_receives_are_never_overrun_and_nobody_waits_for_ever(
+    first: ConnectionConfig,
+    second: ConnectionConfig,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+    loop: str,
+    kind: type[FakeLink],
+) -> None:
+    run_on(loop, simulate(first, second, program, keeps, kind))

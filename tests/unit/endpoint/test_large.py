@@ -1,0 +1,530 @@
+"""Large messages over the fake adapter: checksums, copies, budgets, and the end of what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import random
+
+import pytest
+
+from aiordma.endpoint import rendezvous
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.plan import hello_of
+from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
+from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
+from aiordma.memory.byte_budget import HELD, Account, ByteBudget
+
+from ..conftest import Run, settle
+from ..memory.fake_memory import FakeRegion
+from .fabric import Wire
+
+UNCHECKED = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
+CONFIG = dataclasses.replace(UNCHECKED, check_large=True)
+
+
+pytestmark = pytest.mark.usefixtures("fake_regions")
+
+
+def wrong_tail(view: memoryview) -> None:
+    """What Soft-RoCE does: a read completes before its tail has arrived."""
+    view[-7:] = bytes(7)
+
+
+async def opened(first: ConnectionConfig = CONFIG, second: ConnectionConfig = CONFIG) -> Wire:
+    wire = Wire(first, second)
+    await wire.open()
+    return wire
+
+
+def announcements(wire: Wire, side: int) -> list[bytes]:
+    """Bodies of the RENDEZVOUS frames that a side has sent."""
+    return [
+        frame[FRAME_SIZE:]
+        for frame in wire.links[side].sent
+        if FRAME.unpack_from(frame)[0] == FrameKind.RENDEZVOUS
+    ]
+
+
+# ---- checksums -----------------------------------------------------------------------------
+
+
+def test_g04_a_message_that_matches_its_checksum(run: Run) -> None:
+    data = random.Random(4).randbytes(1000)
+
+    async def main() -> None:
+        wire = await opened()
+        send = asyncio.create_task(wire.ends[0].send(data, imm=5))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        assert (bytes(message), message.imm) == (data, 5)
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g04_a_wrong_message_ends_the_connection(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        wire.links[1].damage = wrong_tail
+        send = asyncio.create_task(wire.ends[0].send(b"x" * 1000))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        with pytest.raises(MessageDamagedError, match="1000 bytes does not match") as damaged:
+            await receive
+        assert isinstance(damaged.value, ConnectionLostError)
+        assert damaged.value.errno == errno.EBADMSG
+        with pytest.raises(MessageDamagedError):
+            await wire.ends[1].recv()
+        with pytest.raises(ConnectionLostError):
+            await send
+        await wire.lose()
+        assert FakeRegion.regions == {}
+
+    run(main())
+
+
+def test_g04_without_the_check_what_the_adapter_did_is_seen(run: Run) -> None:
+    """The fault of the tests above is one that a program would see."""
+
+    async def main() -> None:
+        wire = await opened(CONFIG, UNCHECKED)
+        wire.links[1].damage = wrong_tail
+        send = asyncio.create_task(wire.ends[0].send(b"x" * 1000))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        assert bytes(message) == b"x" * 993 + bytes(7)
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g04_each_side_asks_for_itself(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened(CONFIG, UNCHECKED)
+        for sender, size in ((0, RENDEZVOUS.size), (1, RENDEZVOUS.size + 4)):
+            send = asyncio.create_task(wire.ends[sender].send(bytes(500)))
+            receive = asyncio.create_task(wire.ends[1 - sender].recv())
+            await wire.run()
+            (await receive).release()
+            await send
+            assert [len(body) for body in announcements(wire, sender)] == [size]
+        assert [end.get_extra_info("large_messages_checked") for end in wire.ends] == [True, False]
+        await wire.close()
+
+    run(main())
+
+
+def old(config: ConnectionConfig, window: int) -> Hello:
+    """The hello of a library that knows no checksums: its flags are 0."""
+    data = bytearray(hello_of(config, b"", window).pack(56))
+    data[6] = 0
+    hello = Hello.parse(bytes(data))
+    assert hello is not None
+    assert not hello.knows_checksums
+    assert not hello.asks_checksums
+    return hello
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_g04_a_peer_that_knows_no_checksums(run: Run, insists: bool) -> None:
+    """It is talked to without, unless the program insists; then nothing unchecked is shown."""
+
+    async def main() -> None:
+        wire = Wire(CONFIG if insists else UNCHECKED, UNCHECKED)
+        wire.links[0].check_large = True  # a software adapter
+        wire.meet(1)
+        wire.ends[1]._exposer.sums = False  # as the old library does, whatever it is asked
+        greeting = wire.ends[1]._await_greeting()
+        wire.ends[0]._meet(old(UNCHECKED, wire.ends[1]._window), 8)
+        wire.ends[0]._greet()
+        wire.settle()
+        await greeting
+        send = asyncio.create_task(wire.ends[0].send(b"to the old one" * 50))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        assert bytes(await receive) == b"to the old one" * 50
+        await send
+        assert [len(body) for body in announcements(wire, 0)] == [RENDEZVOUS.size]
+        send = asyncio.create_task(wire.ends[1].send(b"from it" * 50))
+        receive = asyncio.create_task(wire.ends[0].recv())
+        await wire.run()
+        if insists:
+            with pytest.raises(ProtocolError, match="no checksums"):
+                await receive
+            await wire.lose()
+            with pytest.raises(ConnectionLostError):
+                await send
+        else:
+            assert bytes(await receive) == b"from it" * 50
+            await send
+            await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("change", [-4, 4], ids=["left out", "too long"])
+def test_g04_an_announcement_without_the_checksum_that_was_asked_for(run: Run, change: int) -> None:
+    async def main() -> None:
+        wire = await opened()
+        body = RENDEZVOUS.pack(1 << 40, 7, 1) + bytes(4 + change)
+        frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100) + body
+        link = wire.links[1]
+        slot = link.posted.popleft()
+        link.recv.slot(slot, len(frame))[:] = frame
+        link.landed.append((slot, len(frame), None))
+        link.process()
+        assert isinstance(link.failure, ProtocolError)
+        await wire.lose()
+
+    run(main())
+
+
+# ---- memory that the peer may write ----------------------------------------------------------
+
+
+def test_g03_a_delivered_message_lies_in_no_memory_that_the_peer_could_write(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        wire.links[1].lands_in_the_open = True
+        data = random.Random(3).randbytes(1000)
+        landing: list[memoryview] = []
+        wire.links[1].damage = landing.append
+        send = asyncio.create_task(wire.ends[0].send(data))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await wire.run()
+        message = await receive
+        for view in landing:  # the peer keeps the key
+            view[:] = b"\xee" * len(view)
+        assert landing
+        assert bytes(message) == data
+        assert wire.links[1].pool.out == 0, "the landing buffer is of no use any more"
+        message.release()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g03_a_buffer_whose_message_was_never_announced_is_not_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The peer may know its key from another message, and must not find what was not sent."""
+
+    async def main() -> None:
+        wire = await opened()
+        kept: list[FakeRegion] = []
+        monkeypatch.setattr(wire.links[0].outgoing, "give", kept.append)
+        for _ in range(4):  # all the credits
+            await wire.ends[0].send(b"x")
+        big = asyncio.create_task(wire.ends[0].send(b"a secret" * 100))
+        await settle()
+        big.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await big
+        assert kept == []
+        assert FakeRegion.regions == {}
+        await wire.run()
+        await wire.close()
+
+    run(main())
+
+
+# ---- the end ---------------------------------------------------------------------------------
+
+
+def test_i05_whatever_waits_for_the_last_exposure_is_woken_by_a_failure(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        send = asyncio.create_task(wire.ends[0].send(bytes(1000)))
+        await settle()
+        exposer = wire.ends[0]._exposer
+        assert len(exposer) == 1
+        drained = asyncio.create_task(exposer.drained())
+        await settle()
+        assert not drained.done()
+        exposer.fail(lambda: ConnectionLostError(errno.ECONNRESET, "link down"))
+        await settle()
+        assert drained.done(), "close() would wait until its time is up"
+        with pytest.raises(ConnectionLostError):
+            await send
+        await wire.lose()
+
+    run(main())
+
+
+# ---- budgets and deadlines -------------------------------------------------------------------
+
+ROOM = 1 << 16  # of the smallest buffer
+
+
+def announce(wire: Wire, number: int, length: int = 1000) -> None:
+    """What a hostile peer sends: 36 bytes."""
+    body = RENDEZVOUS.pack(1 << 40, 7, number) + CHECKSUM.pack(0)
+    wire.links[1].inject(FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, length) + body)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "fetched"), [(1, 0), (ROOM - 1, 0), (ROOM, 1), (2 * ROOM, 2), (9 * ROOM, 2)]
+)
+def test_g01_only_what_may_be_ahead_is_fetched_before_recv_asks(
+    run: Run, ahead: int, fetched: int
+) -> None:
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, receive_buffer_size=ahead)
+        wire = await opened(config, config)
+        for number in (1, 2):
+            announce(wire, number)
+        await settle()
+        assert wire.links[1].pool.out == fetched
+        assert len(wire.links[1].reads) == fetched
+        receive = asyncio.create_task(wire.ends[1].recv())
+        await settle()
+        assert wire.links[1].pool.out == max(fetched, 1), "recv() asks for the first"
+        receive.cancel()
+        await settle()
+        await wire.lose()
+        assert FakeRegion.regions == {}
+
+    run(main())
+
+
+def test_g01_the_next_is_fetched_as_soon_as_one_was_taken(run: Run) -> None:
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, receive_buffer_size=ROOM)
+        wire = await opened(config, config)
+        sends = [asyncio.create_task(wire.ends[0].send(bytes([n]) * 1000)) for n in range(2)]
+        await wire.run()
+        assert [send.done() for send in sends] == [True, False]
+        with await wire.ends[1].recv() as message:
+            assert bytes(message) == bytes(1000)
+        await wire.run()
+        assert sends[1].done(), "nothing asks for it, but there is room"
+        await asyncio.gather(*sends)
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_what_is_fetched_ahead_has_to_fit_the_budget(run: Run) -> None:
+    async def main() -> None:
+        wire = await opened()
+        budget = ByteBudget(2 * ROOM)
+        wire.links[1].account = Account(budget, "peer")
+        sends = [asyncio.create_task(wire.ends[0].send(bytes([n]) * 1000)) for n in range(2)]
+        await wire.run()
+        assert wire.links[1].pool.out == 1
+        for number in range(2):
+            receive = asyncio.create_task(wire.ends[1].recv())
+            await wire.run()
+            with await receive as message:
+                assert bytes(message) == bytes([number]) * 1000
+            await wire.run()
+        await asyncio.gather(*sends)
+        assert (budget.ahead, budget.wanted) == (0, 0)
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: Run) -> None:
+    """Ten connections with one budget; nine peers announce, and serve nothing."""
+
+    async def main() -> None:
+        budget = ByteBudget(2 * ROOM)  # one at a time
+        assert budget.try_ahead(ROOM, "ahead")
+        patient = dataclasses.replace(CONFIG, receive_buffer_size=1)
+        config = dataclasses.replace(patient, fetch_timeout_s=0.02)
+        wires = [await opened(config, config) for _ in range(9)]
+        wires.append(await opened(patient, patient))
+        regions = FakeRegion.regions
+        for wire in wires:
+            wire.links[1].account = Account(budget, "peer")
+            wire.links[1].at_close(wire.links[1].account.close)
+        receives = [asyncio.create_task(wire.ends[1].recv()) for wire in wires]
+        for wire in wires[:9]:
+            announce(wire, 1)
+        await settle()
+        assert len(regions) == 1
+        send = asyncio.create_task(wires[9].ends[0].send(b"honest" * 100))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 15
+        while not receives[9].done():
+            wires[9].settle()
+            assert len(regions) <= 3, "its own, and those of one that ends and of the next"
+            assert loop.time() < until, "a fetch that hangs holds its share"
+            await asyncio.sleep(0.001)
+        with receives[9].result() as message:
+            assert bytes(message) == b"honest" * 100
+        for receive in receives[:9]:
+            with pytest.raises(ConnectionLostError, match="nothing of a large message") as error:
+                await asyncio.wait_for(receive, 5)
+            assert isinstance(error.value.__cause__, TimeoutError)
+        await wires[9].run()
+        await send
+        for wire in wires:
+            await wire.lose()
+        assert (budget.ahead, budget.wanted) == (ROOM, 0)
+
+    run(main())
+
+
+def test_g01_what_the_program_keeps_is_pinned_up_to_the_budget_only(run: Run) -> None:
+    """What is beyond it is a copy, which nothing is counted for."""
+
+    async def main() -> None:
+        wire = await opened()
+        budget = ByteBudget(2 * ROOM)
+        link = wire.links[1]
+        link.account = Account(budget, "peer")
+        link.at_close(link.account.close)
+        kept = []
+        for number in range(4):
+            send = asyncio.create_task(wire.ends[0].send(bytes([number]) * 1000))
+            receive = asyncio.create_task(wire.ends[1].recv())
+            await wire.run()
+            kept.append(await receive)
+            await wire.run()
+            await send
+            assert link.pool.out == min(number + 1, 2)
+        assert budget._held[HELD] == 2 * ROOM
+        assert [bytes(message) for message in kept] == [bytes([n]) * 1000 for n in range(4)]
+        for message, left in zip(kept, (1, 0, 0, 0), strict=True):
+            message.release()
+            await wire.run()
+            assert link.pool.out == left
+            assert budget._held[HELD] == left * ROOM
+        await wire.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("source", ["attacker", "honest"])
+def test_g01_a_slow_fetch_ends_while_another_source_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """Without anything else in the budget, or with one of its own source, it may take its time."""
+
+    async def main() -> None:
+        monkeypatch.setattr(rendezvous, "_LOOK_S", 0.01)
+        budget = ByteBudget(2 * ROOM)  # one at a time
+        assert budget.try_ahead(ROOM, "ahead")
+        config = dataclasses.replace(CONFIG, receive_buffer_size=1)
+        wires = [await opened(config, config) for _ in range(2)]
+        for wire, name in zip(wires, ("attacker", source), strict=True):
+            wire.links[1].account = Account(budget, name)
+            wire.links[1].at_close(wire.links[1].account.close)
+        announce(wires[0], 1)
+        stuck, receive = (asyncio.create_task(wire.ends[1].recv()) for wire in wires)
+        await settle()
+        await asyncio.sleep(0.1)  # ten looks, and nothing waits
+        assert wires[0].links[1].failure is None
+        send = asyncio.create_task(wires[1].ends[0].send(b"honest" * 100))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (0.1 if source == "attacker" else 15)
+        while not receive.done() and loop.time() < until:
+            wires[1].settle()
+            await asyncio.sleep(0.001)
+        assert receive.done() == (source == "honest")
+        if source == "honest":
+            with receive.result() as message:
+                assert bytes(message) == b"honest" * 100
+            with pytest.raises(ConnectionLostError, match="at less than 1048576 bytes per second"):
+                await asyncio.wait_for(stuck, 5)
+            await wires[1].run()
+            await send
+        for wire in wires:
+            await wire.lose()
+        await asyncio.gather(stuck, receive, send, return_exceptions=True)
+        assert (budget.ahead, budget.wanted) == (ROOM, 0)
+
+    run(main())
+
+
+def test_g01_a_fetch_that_gets_on_is_not_given_up(run: Run) -> None:
+    """The limit is for each piece: many take longer than it in all."""
+
+    async def main() -> None:
+        config = dataclasses.replace(CONFIG, fetch_timeout_s=2, initiator_depth=1)
+        wire = await opened(config, config)
+        size = 5 << 20
+        send = asyncio.create_task(wire.ends[0].send(bytes(size)))
+        receive = asyncio.create_task(wire.ends[1].recv())
+        link = wire.links[1]
+        begun = asyncio.get_running_loop().time()
+        pieces = 0
+        while not receive.done():
+            reads, link.reads = link.reads, type(link.reads)()
+            wire.settle()  # everything but the reads
+            link.reads.extend(reads)
+            if link.reads and asyncio.get_running_loop().time() - begun > 0.5 * pieces:
+                pieces += 1
+                link.read()
+            await asyncio.sleep(0.001)
+        assert asyncio.get_running_loop().time() - begun > 2
+        assert len(await receive) == size
+        await wire.run()
+        await send
+        await wire.close()
+
+    run(main())
+
+
+def test_g01_a_peer_that_serves_no_reads_is_refused(run: Run) -> None:
+    async def main() -> None:
+        wire = Wire(CONFIG, CONFIG)
+        window = wire.ends[0]._window
+        wire.ends[1]._meet(hello_of(CONFIG, b"", window, check=True), 0)
+        greeting = wire.ends[1]._await_greeting()
+        wire.meet(0)
+        wire.ends[0]._greet()
+        wire.settle()
+        await greeting
+        announce(wire, 1)
+        with pytest.raises(ProtocolError, match="serves no RDMA reads"):
+            await asyncio.wait_for(wire.ends[1].recv(), 5)
+        assert FakeRegion.regions == {}
+        await wire.lose()
+
+    run(main())
+
+
+@pytest.mark.parametrize("asking", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "alive_if_asking"),
+    [
+        (FrameKind.CREDIT, ()),
+        (FrameKind.PING, (False,)),
+        (FrameKind.DATA, (False, True)),
+        (FrameKind.PONG, (True,)),
+        (FrameKind.END, ()),
+    ],
+)
+def test_g01_what_is_a_sign_of_life(
+    run: Run, kind: FrameKind, alive_if_asking: tuple[bool, ...], *, asking: bool
+) -> None:
+    """A peer may send these for ever, although this side's PING hangs behind a read."""
+
+    async def main() -> None:
+        wire = await opened()
+        link, end = wire.links[1], wire.ends[1]
+        assert end._keepalive is not None
+        end._asked = asking
+        end._receiver.heard = False
+        slot = link.posted.popleft()
+        frame = FRAME.pack(kind, 0, 0, 0, 0)
+        link.recv.slot(slot, len(frame))[:] = frame
+        link.landed.append((slot, len(frame), None))
+        link.process()
+        assert link.failure is None
+        assert end._receiver.heard == (asking in alive_if_asking)
+        await wire.lose()
+
+    run(main())

@@ -1,0 +1,224 @@
+"""A lease: when it ends, the key dies first, and only then the rights of the queue pair go."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiordma.endpoint import lease
+from aiordma.endpoint.lease import Lease
+from aiordma.endpoint.link import Link
+from aiordma.endpoint.outcome import Outcome
+from aiordma.loop import background
+from aiordma.verbs.enums import Access
+
+from ..conftest import LIMIT_S, LOOPS, Run, settle
+
+RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE
+
+
+class Side:
+    """A link and its memory, which note what is done in which order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log: list[str] = []
+        self.memory: set[Any] = set()
+        self.link = SimpleNamespace(
+            loop=asyncio.get_running_loop(),
+            open_access=lambda rights: self._note("allow", rights),
+            close_access=lambda rights: self._note("forbid", rights),
+        )
+        # The adapter has deregistered it.
+        self.gone = asyncio.Event()
+        self.error: OSError | None = None
+        self.region = SimpleNamespace(
+            addr=4096, length=64, rkey=7, close=lambda: self.log.append("close"),
+            wait_closed=self._wait_closed,
+        )  # fmt: skip
+
+        async def register(link: Any, outcome: Any, buffer: Any, access: Access) -> Any:
+            self.access = access
+            return SimpleNamespace(**vars(self.region))
+
+        monkeypatch.setattr(lease, "register", register)
+        self.memory = cast("Any", _Bag())
+
+    def _note(self, what: str, rights: Access) -> None:
+        assert rights == RIGHTS
+        self.log.append(what)
+
+    async def _wait_closed(self, timeout: float) -> None:
+        async with asyncio.timeout(timeout):
+            await self.gone.wait()
+        if self.error is not None:
+            raise self.error
+        self.log.append("deregistered")
+
+    def lease(self, timeout: float | None = None) -> Lease:
+        link = cast("Link", self.link)
+        return Lease(link, Outcome(), self.memory, bytearray(64), RIGHTS, timeout)
+
+
+class _Bag(list[Any]):
+    """A set of what has no hash."""
+
+    add = list.append
+
+    def discard(self, item: Any) -> None:
+        self.remove(item)
+
+
+def test_i05_rights_stay_until_the_memory_is_deregistered(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An access that is under way would find its rights gone, and cost the connection."""
+
+    async def main() -> None:
+        side = Side(monkeypatch)
+        lease = side.lease()
+        region = await lease.__aenter__()
+        assert side.log == ["allow"]
+        assert side.access & Access.LOCAL_WRITE
+        assert (region.rkey, region.rights) == (7, RIGHTS)
+        ending = asyncio.create_task(lease.__aexit__())
+        await settle()
+        assert side.log == ["allow", "close"], "the rights are off, or the key is not dead"
+        side.gone.set()
+        await ending
+        assert side.log == ["allow", "close", "deregistered", "forbid"]
+        assert not side.memory
+
+    run(main())
+
+
+def test_i05_nor_do_they_go_where_the_wait_is_cancelled(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        side = Side(monkeypatch)
+        lease = side.lease()
+        await lease.__aenter__()
+        ending = asyncio.create_task(lease.revoke())
+        await settle()
+        ending.cancel()
+        await settle()
+        assert side.log == ["allow", "close"]
+        assert lease.region is None
+        side.gone.set()
+        await lease.revoke()
+        assert side.log == ["allow", "close", "deregistered", "forbid"]
+
+    run(main())
+
+
+def test_i05_a_lease_that_ends_by_itself_does_the_same(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        side = Side(monkeypatch)
+        lease = side.lease(timeout=0.001)
+        await lease.__aenter__()
+        side.gone.set()
+        while side.log[-1] != "forbid":  # noqa: ASYNC110 (bounded by the fixture)
+            await asyncio.sleep(0.001)
+        assert side.log == ["allow", "close", "deregistered", "forbid"]
+        assert lease.region is None
+
+    run(main())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a02_a_memory_that_stays_registered_is_said_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, waits: bool
+) -> None:
+    """By the call that waits for it; where a timer has ended the lease, in the log."""
+
+    async def main() -> None:
+        side = Side(monkeypatch)
+        side.error = OSError(errno.EBUSY, "Device or resource busy")
+        side.gone.set()
+        reports: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: reports.append(about))
+        lease = side.lease(timeout=None if waits else 0.001)
+        await lease.__aenter__()
+        if waits:
+            with pytest.raises(OSError, match="busy"):
+                await lease.revoke()
+        else:
+            while "forbid" not in side.log:  # noqa: ASYNC110 (bounded by the fixture)
+                await asyncio.sleep(0.001)
+        assert side.log == ["allow", "close", "forbid"]
+        del lease
+        await settle()
+        assert not reports
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (0 if waits else 1)
+    assert all("the memory of a lease" in line and "busy" in line for line in said)
+
+
+@pytest.mark.parametrize("name", list(LOOPS))
+def test_a02_a_lease_ends_with_the_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it ends while tasks are canceled, or when none begins any more."""
+    sides: list[Side] = []
+
+    async def opened() -> Lease:
+        sides.append(Side(monkeypatch))
+        lease = sides[-1].lease()
+        await lease.__aenter__()
+        return lease
+
+    async def canceled() -> None:
+        lease = await opened()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            lease._begin()
+
+    async def late() -> AsyncIterator[None]:
+        lease = await opened()
+        try:
+            yield
+        finally:
+            await settle(20)  # the background tasks have been told
+            await asyncio.wait_for(lease.revoke(), LIMIT_S)
+
+    async def main() -> None:
+        background.prepare()
+        kept.append(asyncio.create_task(canceled()))
+        await settle()
+        kept.append(late())
+        await anext(kept[-1])
+
+    kept: list[Any] = []
+    with caplog.at_level(logging.WARNING):
+        with asyncio.Runner(loop_factory=LOOPS[name]) as runner:
+            runner.run(main())
+        kept.clear()
+    assert [side.log for side in sides] == [["allow", "close", "forbid"]] * 2
+    assert not caplog.records
+
+
+def test_a02_a_lease_that_is_revoked_before_its_block_is_revoked_behind_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        side = Side(monkeypatch)
+        side.gone.set()
+        lease = side.lease()
+        await lease.revoke()
+        async with lease:
+            assert side.log == ["allow"]
+        assert side.log == ["allow", "close", "deregistered", "forbid"]
+
+    run(main())

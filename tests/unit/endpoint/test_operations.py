@@ -1,0 +1,375 @@
+"""READs and WRITEs that C posts: as Python posts them, and whatever ends them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+from typing import Any, cast
+
+import pytest
+
+from aiordma._core import Operation
+from aiordma.errors import ConnectionLostError, NotSupportedError, RemoteAccessError
+from aiordma.memory import RemoteRegion
+from aiordma.verbs import SGE, Access, MemoryRegion
+from aiordma.verbs.enums import Opcode, WCStatus
+
+from ..conftest import Run, settle
+from ..core.test_message_waiting import traced
+from ..core.test_wakeup import called_by_the_loop
+from ..verbs.test_memory_region import Domain, Lib, c
+from .operating import BOTH, MIB, REMOTE, End, Place
+
+__all__ = ["c"]
+
+
+def outcome(task: asyncio.Task[int]) -> Any:
+    error = task.exception()
+    return task.result() if error is None else (type(error), str(error))
+
+
+def _input(rng: random.Random, regions: list[MemoryRegion]) -> tuple[Any, Any, Any]:
+    """The peer's memory, a piece of local memory, an offset; mostly as it should be."""
+    rights = rng.choice((BOTH, BOTH, Access.REMOTE_READ, Access.REMOTE_WRITE, Access(0)))
+    size = rng.choice((0, 1, 100, MIB, 3 * MIB))
+    remote: Any = RemoteRegion(rng.getrandbits(40), size, rng.getrandbits(32), rights)
+    region = rng.choice(regions)
+    start = rng.choice((0, 0, 1, 4096, region.length))
+    rest = region.length - start
+    length = rng.choice((0, 1, 17, min(rest, size), MIB, MIB + 1, rest))
+    piece: Any = SGE(region, start, min(length, rest))
+    if rng.random() < 0.1:
+        piece = region
+    offset: Any = rng.choice((0, 0, 1, 99, max(0, size - len(piece)), size))
+    odd = rng.random()
+    if odd < 0.03:
+        piece = rng.choice((None, "text", 5))
+    elif odd < 0.06:
+        offset = rng.choice((-1, 1 << 64, 1 << 70))
+    return remote, piece, offset
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
+    async def main() -> None:
+        print("seed", seed)
+        rng = random.Random(seed)
+        pd, foreign = Domain(), Domain()
+        regions = [MemoryRegion(cast("Any", pd), 2 * MIB), MemoryRegion(cast("Any", pd), 4096)]
+        readonly = MemoryRegion(cast("Any", pd), 4096 + MIB, Access(0))
+        other = MemoryRegion(cast("Any", foreign), 4096)
+        closed = MemoryRegion(cast("Any", pd), 4096)
+        all_regions = [*regions, *regions, readonly, other, closed]
+        closed.close()
+        by_c, by_python = End(pd), End(pd)
+        quick = 0
+        for _ in range(60):
+            remote, piece, offset = _input(rng, all_regions)
+            kind = rng.choice(("read", "write"))
+            by_python.adapter.posted.clear()
+            by_c.adapter.posted.clear()
+            long_way = getattr(by_python._one_sided, kind)(remote, piece, offset)
+            task = asyncio.create_task(long_way)
+            await by_python.finish(task)
+            by_c.operations._attend()  # it rests after a time, which a slow machine may take here
+            before = by_c.seen()
+            by_c.state.attended = True  # on a busy machine the time to linger is soon over
+            operation = getattr(by_c.state, kind)(remote, piece, offset)
+            if operation is None:
+                assert by_c.seen() == before, "refused, and yet something has changed"
+                plain = isinstance(piece, SGE) and len(by_python.adapter.posted) == 1
+                assert not plain, "it was plain"
+                again = asyncio.create_task(getattr(by_c, kind)(piece, offset, remote))
+            else:
+                quick += 1
+                assert len(by_c.adapter.posted) == 1
+
+                async def wait(operation: Operation = operation) -> int:
+                    return await operation
+
+                again = asyncio.create_task(wait())
+            await by_c.finish(again)
+            assert outcome(again) == outcome(task)
+            assert by_c.adapter.posted == by_python.adapter.posted
+            assert by_c.state.operating == 0
+        assert quick, "the quick way was never gone"
+        assert by_c.state.bytes_read == by_python.state.bytes_read
+        assert by_c.state.bytes_written == by_python.state.bytes_written
+        for region in (*regions, readonly, other):
+            assert region._registration.uses == 0
+            region.close()
+        for region in (*regions, readonly, other, closed):
+            await region.wait_closed()
+        pd.close()
+        foreign.close()
+
+    run(main())
+
+
+def test_further_ones_wait_in_line(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place(depth=2)
+        end, log = place.end, list[int]()
+
+        async def read(number: int) -> None:
+            await end.read(SGE(place.region, number, 1))
+            log.append(number)
+
+        tasks = [asyncio.create_task(read(number)) for number in range(6)]
+        await settle()
+        assert len(end.adapter.posted) == 2
+        tasks[3].cancel()
+        await settle()
+        while end.adapter.numbers:
+            end.complete(end.adapter.numbers[0])
+            await called_by_the_loop(end.tell)
+            await settle()
+        assert [int(posted[1]) - place.region.addr for posted in end.adapter.posted] == [
+            0, 1, 2, 4, 5,
+        ]  # fmt: skip
+        assert log == [0, 1, 2, 4, 5]
+        assert tasks[3].cancelled()
+        assert sorted(end.seen()[0]) == [0, 1], "a number was lost"
+        assert not end.state.operations_wanted
+        await place.close()
+
+    run(main())
+
+
+def test_who_is_resumed_and_posts_again_does_not_overtake(run: Run, c: Lib) -> None:
+    """Its number is free while it runs, and others wait for one."""
+
+    async def main() -> None:
+        place = Place(depth=1)
+        end, piece = place.end, SGE(place.region, 0, 1)
+
+        async def twice() -> None:
+            await end.read(piece, offset=1)
+            await end.read(piece, offset=3)
+
+        first = asyncio.create_task(twice())
+        await settle()
+        second = asyncio.create_task(end.read(piece, offset=2))
+        await settle()
+        assert end.state.operations_wanted
+        end.complete()
+        await called_by_the_loop(end.tell)
+        await settle()
+        await end.finish(second)
+        await end.finish(cast("Any", first))
+        # Field 4 is the address at the peer.
+        assert [posted[4] - REMOTE.addr for posted in end.adapter.posted] == [1, 2, 3]
+        await place.close()
+
+    run(main())
+
+
+def test_one_that_was_handed_a_number_and_canceled_passes_it_on(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place(depth=1)
+        end = place.end
+        tasks = [asyncio.create_task(end.read(SGE(place.region, n, 1))) for n in range(3)]
+        await settle()
+        end.complete()
+
+        def drain() -> None:
+            end.tell()
+            tasks[1].cancel()  # it has the number, and has not run
+
+        await called_by_the_loop(drain)
+        await settle()
+        assert tasks[1].cancelled()
+        assert end.adapter.posted[1][1] == place.region.addr + 2
+        await end.finish(tasks[2])
+        assert end.seen()[0] == [0]
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_an_end_before_it_is_awaited_and_an_object_that_is_used_again(
+    run: Run, c: Lib, trace: bool
+) -> None:
+    async def main() -> None:
+        place = Place(depth=1)
+        end, seen = place.end, set[int]()
+        held: Operation | None = None
+        with traced(trace):
+            for size in (1, 300, 4096):
+                operation = end.state.write(REMOTE, SGE(place.region, 0, size), 0)
+                assert operation is not None
+                assert operation.opcode == Opcode.RDMA_WRITE
+                seen.add(id(operation))
+                end.complete()
+                end.tell()
+                assert await operation == size
+                if size == 300:
+                    held = operation
+                operation = None
+        assert len(seen) == 2, "used again unless somebody has it"
+        assert held is not None
+        await place.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("trace", [False, True])
+def test_the_result_is_the_bytes_and_is_counted(run: Run, c: Lib, trace: bool) -> None:
+    async def main() -> None:
+        place = Place()
+        end = place.end
+        with traced(trace):
+            tasks = [
+                asyncio.create_task(end.read(SGE(place.region, 0, 123))),
+                asyncio.create_task(end.write(SGE(place.region, 0, 45))),
+                asyncio.create_task(end.write(place.region)),
+            ]
+            for task in tasks:
+                await end.finish(task)
+        assert [task.result() for task in tasks] == [123, 45, 4096]
+        assert (end.state.bytes_read, end.state.bytes_written) == (123, 45 + 4096)
+        add = await end.operations.posted(
+            int(Opcode.ATOMIC_FETCH_AND_ADD), place.region, place.region.addr, 8, 64, 9, 1
+        )
+        assert end.state.atomics == 0
+        end.complete()
+        end.tell()
+        await add
+        assert end.state.atomics == 1
+        await place.close()
+
+    run(main())
+
+
+def test_a_canceled_one_keeps_the_memory_until_its_completion(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place()
+        end, region = place.end, place.region
+        task = asyncio.create_task(end.read(SGE(region, 0, 8)))
+        await settle()
+        assert region._registration.uses == 1
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert region._registration.uses == 1
+        region.close()
+        await settle()
+        assert ("dereg",) not in c.calls, "the adapter writes to it"
+        assert end.state.read(REMOTE, SGE(region, 0, 8), 0) is None, "it is being closed"
+        end.complete()
+        end.tell()
+        await region.wait_closed()
+        assert c.calls[-1] == ("dereg",)
+        assert region._registration.uses == 0
+        place.pd.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_failure_is_raised(run: Run, c: Lib, awaited: bool) -> None:
+    async def main() -> None:
+        place = Place()
+        end = place.end
+        operation = end.state.read(REMOTE, SGE(place.region, 0, 8), 0)
+        assert operation is not None
+
+        async def wait() -> int:
+            return await operation
+
+        task = asyncio.create_task(wait()) if awaited else None
+        await settle()
+        status = int(WCStatus.REM_ACCESS_ERR)
+        failed = cast("Any", (0, status, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0))
+        end.operations.on_ended(end.adapter.numbers[0], failed)
+        with pytest.raises(RemoteAccessError):
+            await (task or wait())
+        assert place.region._registration.uses == 0
+        assert end.state.bytes_read == 0
+        assert len(end.seen()[0]) == 4
+        end.operations.on_ended(0, failed)  # one that is not under way
+        assert len(end.seen()[0]) == 4
+        await place.close()
+
+    run(main())
+
+
+def test_the_end_of_the_link_ends_all(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place(depth=2)
+        end = place.end
+        tasks = [asyncio.create_task(end.read(SGE(place.region, 0, 8))) for _ in range(4)]
+        await settle()
+        end.outcome.cause = ConnectionLostError(errno.ECONNRESET, "gone")
+        end.state.over = True
+        end.link.close()
+        await asyncio.wait(tasks)
+        assert {str(task.exception()) for task in tasks} == {f"[Errno {errno.ECONNRESET}] gone"}
+        place.region.close()
+        await settle()
+        assert place.region._registration.uses == 2
+        assert ("dereg",) not in c.calls, "the queue pair is still there"
+        end.gone.finish()
+        await place.region.wait_closed()
+        place.pd.close()
+
+    run(main())
+
+
+def test_what_ends_the_loop_leaves_the_others_to_the_next_turn(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place()
+        end, log = place.end, list[str]()
+
+        async def read(name: str) -> None:
+            await end.read(SGE(place.region, 0, 8))
+            log.append(name)
+            if name == "ends":
+                raise SystemExit(3)
+
+        first, second = (asyncio.create_task(read(name)) for name in ("ends", "other"))
+        await settle()
+        end.complete()
+        with pytest.raises(SystemExit):
+            await called_by_the_loop(end.tell)
+        await settle()
+        assert log == ["ends", "other"]
+        assert second.done()
+        assert isinstance(first.exception(), SystemExit)
+        await place.close()
+
+    run(main())
+
+
+def test_a_refused_post_ends_the_connection(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place()
+        end = place.end
+        before = end.seen()
+        end.adapter.code = errno.ENOMEM
+        with pytest.raises(ConnectionLostError):
+            await end.read(SGE(place.region, 0, 8))
+        assert isinstance(end.link.failure, OSError)
+        assert end.link.failure.errno == errno.ENOMEM
+        assert end.seen() == before
+        assert place.region._registration.uses == 0
+        await place.close()
+
+    run(main())
+
+
+def test_without_initiator_depth_nothing_is_read(run: Run, c: Lib) -> None:
+    async def main() -> None:
+        place = Place(read_depth=0)
+        end = place.end
+        write = asyncio.create_task(end.write(SGE(place.region, 0, 8)))
+        await end.finish(write)
+        with pytest.raises(NotSupportedError, match="initiator_depth 0"):
+            async with asyncio.timeout(1):
+                await end.read(SGE(place.region, 0, 8))
+        assert len(end.adapter.posted) == 1
+        await place.close()
+
+    run(main())

@@ -1,0 +1,339 @@
+"""Sender: slots and credits are granted together, in order, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
+
+from ..conftest import LIMIT_S, Run, settle
+from .fabric import FakeLink, as_link
+
+
+class Side:
+    """A sender whose peer is the test."""
+
+    def __init__(self, **settings: object) -> None:
+        values = {"slot_size": 64, "send_depth": 2, "recv_depth": 4} | settings
+        self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
+        self.link = FakeLink(self.config)
+        self.owed = 0
+        self.due = False
+        self.sender = Sender(as_link(self.link), self.config, self)
+
+    def take(self, most: int, *, alone: bool) -> int:
+        taken, self.owed = min(self.owed, most), 0
+        self.due = False
+        return taken
+
+    def acknowledge(self, slot: int | None = None) -> None:
+        slot = min(self.link.busy) if slot is None else slot
+        self.link.busy.discard(slot)
+        self.sender.on_sent(slot)
+
+    def send(self, data: bytes = b"x", imm: int | None = None) -> asyncio.Task[None]:
+        return asyncio.create_task(self.sender.data(memoryview(data), imm))
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [frame[FRAME_SIZE:] for frame in self.link.sent]
+
+    @property
+    def kinds(self) -> list[int]:
+        return [FRAME.unpack_from(frame)[0] for frame in self.link.sent]
+
+
+def lost() -> BaseException:
+    return ConnectionResetError("lost")
+
+
+def test_nothing_is_sent_before_the_peers_depth_is_known(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        task = side.send()
+        await settle()
+        assert side.link.sent == []
+        side.sender.grant(1)
+        await task
+        assert side.bodies == [b"x"]
+
+    run(main())
+
+
+def test_a_frame_as_it_is_on_the_wire(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(2)
+        side.owed = 3
+        await side.send(b"abc", imm=0x01020304)
+        await side.send(b"")
+        assert side.link.sent[0] == FRAME.pack(FrameKind.DATA, HAS_IMM, 3, 0x01020304, 3) + b"abc"
+        assert side.link.sent[1] == FRAME.pack(FrameKind.DATA, 0, 0, 0, 0)
+
+    run(main())
+
+
+def test_raw_messages_have_no_header(run: Run) -> None:
+    async def main() -> None:
+        side = Side(raw=True)
+        side.sender.credits = 10
+        await side.send(b"abc", imm=7)
+        assert side.link.sent == [b"abc"]
+
+    run(main())
+
+
+def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> None:
+    """What the adapter flushed has completed, too, and has not arrived."""
+
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(1)
+        await side.send(b"x")
+        side.sender.hold()
+        side.acknowledge()
+        flushing = asyncio.create_task(side.sender.flush())
+        await settle()
+        assert not flushing.done(), "it says that the message has arrived"
+        side.sender.fail(lost)
+        with pytest.raises(ConnectionResetError):
+            await flushing
+
+    run(main())
+
+
+@pytest.mark.parametrize("short_of", ["slots", "credits"])
+def test_first_come_first_served(run: Run, short_of: str) -> None:
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(100 if short_of == "slots" else 2)
+        tasks = [side.send(bytes([n])) for n in range(8)]
+        await settle()
+        assert len(side.link.sent) == 2
+        for _ in range(6):
+            side.acknowledge()
+            if short_of == "credits":
+                side.sender.grant(1)
+            await settle()
+        await asyncio.gather(*tasks)
+        assert side.bodies == [bytes([n]) for n in range(8)]
+
+    run(main())
+
+
+def test_a_newcomer_does_not_overtake_who_was_granted_or_waits(run: Run) -> None:
+    async def main() -> None:
+        side = Side(send_depth=1)
+        side.sender.grant(10)
+        await side.send(b"0")
+        waiting = [side.send(b"1"), side.send(b"2")]
+        await settle()
+        side.acknowledge()  # grants the slot to the first; it has not resumed
+        late = asyncio.create_task(side.sender.data(memoryview(b"3"), None))
+        for _ in range(3):
+            await settle()
+            if side.link.busy:
+                side.acknowledge()
+        await asyncio.gather(*waiting, late)
+        assert side.bodies == [b"0", b"1", b"2", b"3"]
+
+    run(main())
+
+
+@pytest.mark.parametrize("rounds", range(5))
+@pytest.mark.parametrize("cancel_first", [True, False])
+def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
+    run: Run, rounds: int, cancel_first: bool
+) -> None:
+    async def main() -> None:
+        side = Side(send_depth=1)
+        side.sender.grant(1)
+        await side.send(b"0")
+        first, second = side.send(b"1"), side.send(b"2")
+        await settle()
+
+        def free() -> None:
+            side.sender.grant(1)
+            side.acknowledge()
+
+        actions: list[Callable[[], object]] = [free, first.cancel]
+        if cancel_first:
+            actions.reverse()
+        actions[0]()
+        await settle(rounds)
+        actions[1]()
+        await settle()
+        if first.cancelled():
+            assert side.bodies == [b"0", b"2"], "the grant went to nobody"
+            await second
+        else:
+            assert side.bodies == [b"0", b"1"]
+            free()
+            await second
+        side.acknowledge()
+        assert side.link.state.free_slots == [0]
+        assert side.sender.credits == 0
+        assert not side.sender._waiters
+
+    run(main())
+
+
+def test_a_stall_timeout_ends_the_wait_and_gives_nothing_away(run: Run) -> None:
+    async def main() -> None:
+        side = Side(stall_timeout_s=0.01)
+        sending = side.send()
+        await asyncio.wait([sending], timeout=LIMIT_S / 2)
+        assert sending.done(), "it waits for a peer that takes nothing"
+        with pytest.raises(TimeoutError):
+            await sending
+        side.sender.grant(1)
+        await side.send(b"y")
+        assert side.bodies == [b"y"]
+
+    run(main())
+
+
+def test_control_messages_need_neither_credit_nor_data_slot(run: Run) -> None:
+    async def main() -> None:
+        side = Side(send_depth=1)
+        side.sender.grant(1)
+        await side.send()
+        waiting = side.send(b"y")
+        await settle()
+        for argument in range(CONTROL_SLOTS + 2):
+            side.sender.control(FrameKind.DONE, argument)
+        assert side.kinds[1:] == [FrameKind.DONE] * CONTROL_SLOTS
+        side.acknowledge(1)
+        side.acknowledge(2)
+        arguments = [FRAME.unpack(frame)[4] for frame in side.link.sent[1:]]
+        assert arguments == list(range(CONTROL_SLOTS + 2)), "in order"
+        assert not waiting.done()
+        waiting.cancel()
+
+    run(main())
+
+
+def test_every_message_takes_the_owed_credits_along(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(1)
+        side.owed = 5
+        await side.send()
+        side.owed = 2
+        side.sender.control(FrameKind.PING)
+        assert [FRAME.unpack_from(frame)[2] for frame in side.link.sent] == [5, 2]
+
+    run(main())
+
+
+def test_a_credit_message_is_sent_only_while_it_is_due(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.sender.credit()
+        assert side.kinds == [], "nothing is due"
+        for _ in range(CONTROL_SLOTS):
+            side.sender.control(FrameKind.DONE)
+        side.owed, side.due = 4, True
+        for _ in range(50):
+            side.sender.credit()
+        assert FrameKind.CREDIT not in side.kinds, "there is no slot"
+        side.acknowledge(2)
+        assert side.kinds.count(FrameKind.CREDIT) == 1
+        assert FRAME.unpack_from(side.link.sent[-1])[2] == 4
+        side.acknowledge(3)
+        assert side.kinds.count(FrameKind.CREDIT) == 1, "one that returns nothing"
+
+    run(main())
+
+
+def test_a_credit_that_another_message_took_along_is_not_sent(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        for _ in range(CONTROL_SLOTS):
+            side.sender.control(FrameKind.DONE)
+        side.owed, side.due = 4, True
+        side.sender.credit()
+        side.sender.grant(1)
+        await side.send()
+        side.acknowledge(2)
+        assert FrameKind.CREDIT not in side.kinds
+
+    run(main())
+
+
+def test_one_answer_to_any_number_of_pings_is_queued(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        for _ in range(100):
+            side.sender.pong()
+        assert side.kinds == [FrameKind.PONG] * CONTROL_SLOTS
+        assert len(side.sender._control) == 1
+
+    run(main())
+
+
+def test_flush_waits_for_all_that_was_sent(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        await side.sender.flush()
+        side.sender.grant(2)
+        await side.send()
+        side.sender.control(FrameKind.END)
+        flushes = [asyncio.create_task(side.sender.flush()) for _ in range(2)]
+        await settle()
+        side.acknowledge()
+        await settle()
+        assert not any(flush.done() for flush in flushes)
+        flushes[0].cancel()
+        side.acknowledge()
+        await flushes[1]
+
+    run(main())
+
+
+def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        tasks = [side.send() for _ in range(3)]
+        side.sender.control(FrameKind.PING)
+        tasks.append(asyncio.create_task(side.sender.flush()))
+        await settle()
+        side.sender.fail(lost)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(result) for result in results] == ["lost"] * 4
+        assert len(set(map(id, results))) == 4
+        for call in (side.sender.data(memoryview(b"x"), None), side.sender.flush()):
+            with pytest.raises(ConnectionResetError, match="lost"):
+                await call
+        sent = len(side.link.sent)
+        side.sender.control(FrameKind.PING)
+        side.sender.grant(10)
+        assert len(side.link.sent) == sent
+
+    run(main())
+
+
+def test_refusing_lets_what_is_under_way_go_on(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.sender.grant(1)
+        await side.send()
+        waiting = side.send()
+        await settle()
+        side.sender.refuse(lost)
+        with pytest.raises(ConnectionResetError):
+            await waiting
+        side.sender.control(FrameKind.END)
+        flush = asyncio.create_task(side.sender.flush())
+        await settle()
+        side.acknowledge()
+        side.acknowledge()
+        await flush
+        assert side.kinds == [FrameKind.DATA, FrameKind.END]
+
+    run(main())

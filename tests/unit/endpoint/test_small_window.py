@@ -1,0 +1,122 @@
+"""The window that a pool's connection begins with: two messages, and no frame for each credit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from aiordma.endpoint.config import MIN_WINDOW
+from aiordma.endpoint.wire import FrameKind
+
+from ..conftest import run_on, settle
+from .fabric import FakeLink, Wire, use_fake_regions
+from .fast_link import FastLink
+from .test_sharing_model import KINDS, Pool, config_of
+
+
+@pytest.fixture(autouse=True)
+def fake_regions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake_regions(patch)
+        yield
+
+
+@KINDS
+def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames(
+    kind: type[FakeLink],
+) -> None:
+    """Not while both have only what they are guaranteed: a credit goes with the next message."""
+
+    async def main() -> None:
+        config = config_of(recv_depth=20, send_depth=20, window=1, total=0)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of, kind)
+        await wire.open()
+        await wire.run()
+        for link in wire.links:
+            link.sent.clear()
+            if isinstance(link, FastLink):
+                link.sent_by_c = link.taken_by_c = 0
+
+        async def ask() -> None:
+            for n in range(50):
+                await wire.ends[0].send(bytes([n]))
+                with await wire.ends[0].recv() as answer:
+                    assert bytes(answer) == bytes([n, n])
+
+        async def answer() -> None:
+            for _ in range(50):
+                with await wire.ends[1].recv() as question:
+                    await wire.ends[1].send(bytes(question) * 2)
+
+        both = asyncio.gather(ask(), answer())
+        await wire.run()
+        await both
+        for link in wire.links:
+            assert {frame[0] for frame in link.sent} == {FrameKind.DATA}
+            assert len(link.sent) == 50
+            if isinstance(link, FastLink):
+                assert link.sent_by_c == 50
+                assert link.taken_by_c == 100, "50 that were sent, and 50 that came"
+        assert all(end._receiver.window.size == MIN_WINDOW for end in wire.ends)
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+@KINDS
+@pytest.mark.parametrize("how", ["one loops", "three loop", "each takes one", "comes late"])
+def test_a_credit_that_was_put_off_comes_when_nobody_answers(
+    kind: type[FakeLink], how: str
+) -> None:
+    """A program keeps one message, and waits for more: so the peer must be able to send."""
+
+    async def main() -> None:
+        config = config_of(recv_depth=2, send_depth=20, window=1, total=0)
+        pool = Pool(config, chunk=4)
+        wire = Wire(config, config, pool.arenas_of, kind)
+        await wire.open()
+        await wire.run()
+        kept, came = [], 0
+
+        async def take() -> None:
+            nonlocal came
+            message = await wire.ends[1].recv()
+            came += 1
+            if came == 2:
+                kept.append(message)  # and its slot is not posted any more
+            else:
+                message.release()
+
+        async def loop() -> None:
+            while True:
+                await take()
+
+        taking = {"one loops": [loop], "three loop": [loop] * 3, "each takes one": [take] * 7}
+        tasks = [asyncio.create_task(take()) for take in taking.get(how, [])]
+        await wire.run()
+        for n in range(1, 8):
+            if how == "comes late":
+                assert not wire.ends[1]._receiver._parked.waiting
+            sending = asyncio.create_task(wire.ends[0].send(bytes([n])))
+            await wire.run()
+            assert sending.done(), "it has no credit"
+            if how == "comes late":
+                await take()
+                if n == 2:
+                    tasks.append(asyncio.create_task(take()))
+                    await wire.run()
+                    assert wire.ends[0]._sender.credits, "it waits, and nothing can come"
+                    tasks.pop().cancel()
+                    await settle()
+            assert came == n
+        for task in tasks:
+            task.cancel()
+        await settle()
+        kept[0].release()
+        await wire.run()
+        await wire.close()
+
+    run_on("asyncio", main())

@@ -1,0 +1,129 @@
+"""ElasticArena: chunks of slots come and go, and what is registered is what is counted."""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+
+from aiordma.memory import elastic
+from aiordma.memory.budget import Share, SlotBudget
+from aiordma.memory.elastic import ElasticArena
+
+from ..conftest import Run
+from ..endpoint.fabric import use_fake_regions
+from .fake_memory import FakeRegion
+
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture(autouse=True)
+def fake_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_regions(monkeypatch)
+    FakeRegion.regions.clear()
+
+
+def nothing() -> None:
+    """Nobody asks again."""
+
+
+def arena_of(share: Share, most: int = 12, base: int = 3, chunk: int = 4) -> ElasticArena:
+    assert share.take(base)
+    return ElasticArena(None, most, base, chunk, PAGE, share)  # type: ignore[arg-type]
+
+
+def test_slots_come_in_chunks_until_there_are_no_more(run: Run) -> None:
+    async def main() -> None:
+        budget = SlotBudget(20)
+        arena = arena_of(share := budget.join(3))
+        assert (arena.count, len(arena.regions), share.used) == (3, 1, 3)
+        assert [list(arena.grow(nothing)) for _ in range(4)] == [
+            [3, 4, 5, 6], [7, 8, 9, 10], [11], [],
+        ]  # fmt: skip
+        assert (arena.count, len(arena.regions), share.used, budget.free) == (12, 4, 12, 8)
+        keys = [arena.key(slot) for slot in range(12)]
+        assert [keys.count(key) for key in dict.fromkeys(keys)] == [3, 4, 4, 1]
+        assert [region.length for region in arena.regions] == [3 * PAGE, 4 * PAGE, 4 * PAGE, PAGE]
+        # What a slot's memory is called is where its bytes are.
+        for slot in range(12):
+            arena.view[slot * PAGE] = slot
+        assert [region.view[0] for region in arena.regions] == [0, 3, 7, 11]
+        arena.close()
+        assert all(region.closed for region in arena.regions)
+        assert list(arena.grow(nothing)) == []
+
+    run(main())
+
+
+def test_a_chunk_leaves_with_its_last_slot(run: Run) -> None:
+    async def main() -> None:
+        budget = SlotBudget(20)
+        arena = arena_of(share := budget.join(3), chunk=2)
+        other = budget.join(2)
+        pinned: list[object] = []
+        arena.pin, arena.unpin = pinned.append, pinned.remove
+        arena.grow(nothing)
+        arena.grow(nothing)
+        assert (share.used, len(pinned)) == (7, 2)
+        assert other.take(13)
+        assert arena.spare == 0, "nobody waits"
+        other.want(nothing)
+        assert arena.spare == 0, "it has less than its share"
+        third = [budget.join(0) for _ in range(4)]
+        assert arena.spare == 2
+        arena.view[5 * PAGE] = 1
+        assert list(arena.shrink()) == [5, 6]
+        assert (arena.count, arena.spare) == (5, 0)
+        assert arena.leaving(5)
+        assert arena.leaving(6)
+        assert not arena.leaving(4)
+        arena.hand_in(6)
+        assert (share.used, len(pinned)) == (7, 2)
+        arena.hand_in(5)
+        assert (share.used, len(pinned), len(arena.regions)) == (5, 1, 2)
+        assert arena.view[5 * PAGE] == 0, "the page went back to the system"
+        assert len(third) == 4
+
+    run(main())
+
+
+def test_a_chunk_that_is_leaving_comes_back_if_nobody_waits_any_more(run: Run) -> None:
+    async def main() -> None:
+        budget = SlotBudget(12)
+        arena = arena_of(share := budget.join(3), most=11, chunk=4)
+        arena.grow(nothing)
+        arena.grow(nothing)
+        others = [budget.join(0) for _ in range(3)]
+        assert not others[0].take(9)
+        others[0].want(nothing)
+        assert arena.spare == 4
+        assert list(arena.shrink()) == [7, 8, 9, 10]
+        arena.hand_in(8)
+        told: list[str] = []
+        assert list(arena.grow(lambda: told.append("again"))) == []
+        others[0].leave()
+        assert list(arena.grow(nothing)) == [8]
+        assert (arena.count, share.used) == (11, 11)
+        assert not arena.leaving(7)
+
+    run(main())
+
+
+def test_memory_that_cannot_be_registered(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        budget = SlotBudget(20)
+        arena = arena_of(share := budget.join(3))
+
+        def refuse(*_: object) -> None:
+            raise OSError(12, "ibv_reg_mr: ENOMEM")
+
+        monkeypatch.setattr(elastic, "MemoryRegion", refuse)
+        assert list(arena.grow(nothing)) == []
+        assert (arena.count, share.used) == (3, 3)
+        assert "ibv_reg_mr" in caplog.text
+        monkeypatch.setattr(elastic, "MemoryRegion", FakeRegion)
+        assert list(arena.grow(nothing)) == [3, 4, 5, 6]
+
+    run(main())
