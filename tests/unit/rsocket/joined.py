@@ -20,11 +20,12 @@ from aiordma.rsocket import (
     IOMAP_SLOT_SIZE,
     TABLE_LENGTH,
     Kind,
-    Machine,
     Mapping,
     Place,
     Post,
 )
+
+from . import forms
 
 TABLE_SIZE = TABLE_LENGTH * DESCRIPTOR_SIZE
 _UNREAD = b"\1"
@@ -55,7 +56,7 @@ class Side:
         self.table_memory = bytearray(table.size)
         self.credit = credit
         self.send_depth = send_depth
-        self.machine = Machine(
+        self.machine = forms.new(
             ring=self.ring,
             table=table,
             memory=memoryview(self.table_memory),

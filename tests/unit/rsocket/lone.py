@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
+from aiordma.rsocket import Descriptor, Hello, Place, Post
+
+from . import forms
 
 DISCONNECT, KEEPALIVE, SHUTDOWN = 0xE0000000, 0xE0000001, 0xE0000002
 PEER = Hello(
@@ -29,7 +31,7 @@ class Lone:
         open_: bool = True,
     ) -> None:
         self.table = bytearray(32 + 24 * slots)
-        self.machine = Machine(
+        self.machine = forms.new(
             ring=Place(0x1000, 0x11, 64),
             table=Place(0x2000, 0x22, len(self.table)),
             memory=memoryview(self.table),

@@ -11,6 +11,8 @@ from aiordma.rsocket import Descriptor, Post
 
 from .lone import DISCONNECT, KEEPALIVE, SHUTDOWN, Lone
 
+pytestmark = pytest.mark.usefixtures("form")
+
 OPEN, NO_WRITE, EOF, OVER = "open", "no write", "eof", "over"
 # Steps: shutdown, disconnect and lost are calls; what is written in capitals, and data, is heard;
 # post and complete let the machine's own messages go and complete.

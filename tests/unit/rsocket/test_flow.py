@@ -11,6 +11,8 @@ from aiordma.rsocket import Descriptor, Post
 
 from .lone import KEEPALIVE, PEER, SHUTDOWN, Lone
 
+pytestmark = pytest.mark.usefixtures("form")
+
 # -- credits and descriptors to the peer
 
 

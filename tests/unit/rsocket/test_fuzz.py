@@ -15,8 +15,12 @@ from random import Random
 import pytest
 
 from aiordma.errors import ProtocolError
-from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
+from aiordma.rsocket import Descriptor, Hello, Place, Post
 from tests.rsocket_hostile import descriptor, number, private_data, right_word, word
+
+from . import forms
+
+pytestmark = pytest.mark.usefixtures("form")
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 CASES = 10_000
@@ -33,7 +37,7 @@ class Case:
         self.rng = Random(name)
         self.table = bytearray(TABLE.size)
         self.credit = self.rng.choice((1, 2, 5, 20))
-        self.machine = Machine(
+        self.machine = forms.new(
             ring=RING,
             table=TABLE,
             memory=memoryview(self.table),

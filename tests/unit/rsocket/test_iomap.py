@@ -9,7 +9,11 @@ import sys
 import pytest
 
 from aiordma.errors import ProtocolError
-from aiordma.rsocket import Descriptor, Hello, Machine, Mapping, Place
+from aiordma.rsocket import Descriptor, Hello, Mapping, Place
+
+from . import forms
+
+pytestmark = pytest.mark.usefixtures("form")
 
 SLOT = struct.Struct("=QQII")
 BIG_ENDIAN = sys.byteorder == "big"
@@ -23,7 +27,7 @@ class Side:
         big_endian: bool = BIG_ENDIAN,
     ) -> None:  # fmt: skip
         self.table = bytearray(32 + 24 * slots)
-        self.machine = Machine(
+        self.machine = forms.new(
             ring=Place(0x1000, 0x11, 64),
             table=Place(0x2000, 0x22, len(self.table)),
             memory=memoryview(self.table),

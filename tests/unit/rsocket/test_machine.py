@@ -7,8 +7,11 @@ import pytest
 from aiordma.errors import ProtocolError
 from aiordma.rsocket import Descriptor, Hello, Machine, Place
 
+from . import forms
 from .joined import Side
 from .lone import KEEPALIVE, PEER, SHUTDOWN, Lone
+
+pytestmark = pytest.mark.usefixtures("form")
 
 
 def test_private_data_announces_half_of_the_ring() -> None:
@@ -79,7 +82,7 @@ def test_words_are_taken_before_the_connection_is_open() -> None:
 def test_words_that_come_before_the_private_data_wait_for_it() -> None:
     """On the active side completions can be looked at before the reply."""
     table = bytearray(32)
-    machine = Machine(
+    machine = forms.new(
         ring=Place(0x1000, 0x11, 64), table=Place(0x2000, 0x22, 32), memory=memoryview(table),
         credits=8, send_depth=10,
     )  # fmt: skip
@@ -98,7 +101,7 @@ def test_words_that_come_before_the_private_data_wait_for_it() -> None:
 
 
 def test_a_bad_word_that_came_early_fails_the_meeting() -> None:
-    machine = Machine(
+    machine = forms.new(
         ring=Place(0x1000, 0x11, 64), table=Place(0x2000, 0x22, 32),
         memory=memoryview(bytearray(32)), credits=8, send_depth=10,
     )  # fmt: skip
@@ -108,7 +111,7 @@ def test_a_bad_word_that_came_early_fails_the_meeting() -> None:
 
 
 def test_words_that_wait_are_bounded() -> None:
-    machine = Machine(
+    machine = forms.new(
         ring=Place(0x1000, 0x11, 64), table=Place(0x2000, 0x22, 32),
         memory=memoryview(bytearray(32)), credits=8, send_depth=10,
     )  # fmt: skip

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from .joined import Side, join, run_wire
+
+pytestmark = pytest.mark.usefixtures("form")
 
 # (what, side, number)
 PROGRAM = st.lists(

@@ -7,6 +7,8 @@ import pytest
 from .joined import Side, join, pair, run_wire
 from .lone import DISCONNECT
 
+pytestmark = pytest.mark.usefixtures("form")
+
 
 def test_the_trace_of_two_sides() -> None:
     """The messages in the order that two rsockets programs exchange them."""
