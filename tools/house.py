@@ -274,6 +274,49 @@ def dead_references() -> list[str]:
     return found
 
 
+def _private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.endswith("__")
+
+
+def _names_of(tree: ast.AST) -> set[str]:
+    """The private names that a file defines: functions, classes, variables, attributes, slots."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            found |= set(_strings(node.value))
+    return {name for name in found if _private(name)}
+
+
+def private_uses() -> dict[str, int]:
+    """How often a file of tests/ uses a private name of aiordma: by a dot, an import, a string.
+
+    A test asks by a function of tests/inside.py, which has each of them once.
+    """
+    names: set[str] = set()
+    for path in (*(ROOT / LIBRARY).rglob("*.py"), *library(".pyi")):
+        names |= _names_of(ast.parse(path.read_text()))
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        foreign, count = names - _names_of(tree), 0
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                count += node.attr in foreign and ast.unparse(node.value) not in ("self", "os")
+            elif isinstance(node, ast.ImportFrom):
+                ours = (node.module or "").split(".")[0] == LIBRARY
+                count += sum(ours and _private(each.name) for each in node.names)
+            elif isinstance(node, ast.Call):  # monkeypatch.setattr(...), getattr(...)
+                words = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                count += sum(str(word).split(".")[-1] in foreign for word in words)
+        if count:
+            found[str(path.relative_to(ROOT))] = count
+    return found
+
+
 def figures() -> list[Figure]:
     """All of them."""
     ends = ends_of_callbacks()
@@ -283,6 +326,7 @@ def figures() -> list[Figure]:
     twice = constants_twice()
     dead = dead_references()
     passed = files_of_a_byte()
+    private = private_uses()
     return [
         Figure("lines of the library", lines(), 39_600, 27_000),
         Figure("files in endpoint/", files_in("endpoint"), 22, 15),
@@ -296,6 +340,7 @@ def figures() -> list[Figure]:
         ),
         Figure("constants written twice", len(twice), 6, 0, "; ".join(twice)),
         Figure("names of files that are not there", len(dead), 0, 0, "; ".join(dead)),
+        Figure("private names in tests", sum(private.values()), 400, 40),
         Figure("circles of imports", len(rings), 0, 0, "; ".join(map(" ".join, rings))),
     ]
 

@@ -72,7 +72,7 @@ def run(
         lambda lost: _line(as_json, "lost", f"{lost} lines: nothing has read them", lines=lost),
     )
     try:
-        service = _Service(folder, writable, as_json, limit_s, most_clients, quota, lines.put)
+        service = Service(folder, writable, as_json, limit_s, most_clients, quota, lines.put)
         asyncio.run(service.serve(host, port))
     except (OSError, RdmaError) as exc:
         print_hint(f"aiordma serve: cannot listen on {host} port {port}: {exc}")
@@ -88,7 +88,7 @@ def _line(as_json: bool, event: str, words: str, **facts: object) -> str:
 
 
 @dataclass(eq=False, slots=True)
-class _Holder:
+class Holder:
     """A client that has one of the places."""
 
     task: asyncio.Task[None]
@@ -97,7 +97,15 @@ class _Holder:
     since: float
 
 
-class _Service:
+class Service:
+    """Serves a folder.
+
+    Attributes:
+        folder: What is served.
+        clients: The task of each client.
+        holders: The clients that have a place, the oldest first.
+    """
+
     def __init__(
         self,
         folder: Folder,
@@ -111,12 +119,12 @@ class _Service:
         self._put = put
         self._most_clients = most_clients
         self._quota = quota
-        self._folder = folder
+        self.folder = folder
         self._writable = writable
         self._as_json = as_json
         self._limit_s = limit_s
-        self._clients: set[asyncio.Task[None]] = set()
-        self._holders: dict[_Holder, None] = {}  # oldest first
+        self.clients: set[asyncio.Task[None]] = set()
+        self.holders: dict[Holder, None] = {}
         self._refused = 0
 
     async def serve(self, host: str, port: int) -> None:
@@ -125,7 +133,7 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
-        server = await start_server(self._client, host, port, limit=READ_LIMIT)
+        server = await start_server(self.client, host, port, limit=READ_LIMIT)
         async with server:
             for address in server.addresses:
                 words = f"on {address[0]} {address[1]}"
@@ -141,22 +149,23 @@ class _Service:
             server.close()
             server.abort_clients()
             # Each removes what it has half of.
-            if self._clients:
-                await asyncio.wait(self._clients)
+            if self.clients:
+                await asyncio.wait(self.clients)
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client, or tell it why not."""
         task = asyncio.current_task()
         assert task is not None
-        self._clients.add(task)
-        task.add_done_callback(self._clients.discard)
+        self.clients.add(task)
+        task.add_done_callback(self.clients.discard)
         peer = " ".join(str(part) for part in writer.get_extra_info("peername")[:2])
         exchange = Exchange(reader, writer, self._limit_s)
         source = source_of(peer.split()[0])
-        me = _Holder(task, exchange, source, asyncio.get_running_loop().time())
+        me = Holder(task, exchange, source, asyncio.get_running_loop().time())
         async with closing(writer, self._limit_s):
-            text = self._why_full(source)
+            text = self.why_full(source)
             if text and self._make_room(me):
-                text = self._why_full(source)
+                text = self.why_full(source)
             if text:
                 self._refused += 1
                 if is_worth_a_line(self._refused):
@@ -165,11 +174,11 @@ class _Service:
                 with contextlib.suppress(OSError):
                     await exchange.apologize(TransferError(Reason.FULL, text))
                 return
-            self._holders[me] = None
-            task.add_done_callback(lambda _: self._holders.pop(me, None))
+            self.holders[me] = None
+            task.add_done_callback(lambda _: self.holders.pop(me, None))
             try:
                 done = await serve_one(
-                    exchange, self._folder, writable=self._writable, quota=self._quota
+                    exchange, self.folder, writable=self._writable, quota=self._quota
                 )
             except (TransferError, OSError) as exc:
                 self._say("failed", f"{exc}, {peer}", error=str(exc), peer=peer)
@@ -178,30 +187,30 @@ class _Service:
                 words = f"{done.name} {done.size} bytes, {peer}"
                 self._say(done.action, words, **asdict(done), peer=peer)
 
-    def _why_full(self, source: str) -> str:
+    def why_full(self, source: str) -> str:
         """Why one more client of that source is refused; empty if it is not."""
-        total, most = len(self._holders), self._most_clients
+        total, most = len(self.holders), self._most_clients
         if total >= most:
             return f"the server has {total} clients already; try again"
-        own = sum(each.source == source for each in self._holders)
+        own = sum(each.source == source for each in self.holders)
         if own and own + 1 > fair_share(most, total, own):
             return f"the server has {own} clients already of {source}; try again"
         return ""
 
-    def _make_room(self, newcomer: _Holder) -> bool:
+    def _make_room(self, newcomer: Holder) -> bool:
         """End the oldest client that has asked for nothing, of the source that has most of them."""
         silent = [
             each
-            for each in self._holders
+            for each in self.holders
             if not each.exchange.asked and newcomer.since - each.since >= _SILENT_S
         ]
-        if len(self._holders) < self._most_clients:  # it is the source's share that is used up
+        if len(self.holders) < self._most_clients:  # it is the source's share that is used up
             silent = [each for each in silent if each.source == newcomer.source]
         if not silent:
             return False
         most = Counter(each.source for each in silent).most_common(1)[0][0]
         out = next(each for each in silent if each.source == most)
-        del self._holders[out]
+        del self.holders[out]
         return out.task.cancel()
 
     def _say(self, event: str, words: str, **facts: object) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import aiordma
 from aiordma import Connection
 from aiordma.verbs import QueuePair
+from tests.inside import link_of
 
 
 def qp_of(connection: Connection) -> QueuePair:
-    return connection._link.qp
+    return link_of(connection).qp
 
 
 async def meet(listener: aiordma.Listener, host: str, **options: Any) -> tuple[Any, Any]:

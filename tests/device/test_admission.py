@@ -26,6 +26,7 @@ from aiordma.link.admission import Place
 from tests.device.flood import flooding, pinned_bytes
 from tests.device.oracle import until
 from tests.device.streaming import Note
+from tests.inside import acceptor_of, tls_places_of
 
 pytestmark = pytest.mark.device
 
@@ -78,7 +79,7 @@ async def test_g02_newcomers_get_in_while_one_source_holds_sixty(address: str) -
     """At 42 connects a second, from the newcomers' own address, with default settings."""
     async with aiordma.listen(address, 0) as listener, echoing(listener):
         async with flooding(address, listener.port, clients=60, rate=42) as flood:
-            await until(lambda: listener._acceptor.places.open >= 32)
+            await until(lambda: acceptor_of(listener).places.open >= 32)
             errors = []
             for _ in range(10):
                 errors += await asyncio.gather(*(ask(address, listener.port) for _ in range(2)))
@@ -92,11 +93,11 @@ async def test_g02_newcomers_get_in_beside_half_open_clients(address: str) -> No
     limits = ListenerLimits(max_half_open=5)
     async with aiordma.listen(address, 0, limits=limits) as listener, echoing(listener):
         async with flooding(address, listener.port, clients=8, rate=10) as flood:
-            await until(lambda: listener._acceptor.places.waiting > 1, 30)
+            await until(lambda: acceptor_of(listener).places.waiting > 1, 30)
             for _ in range(3):
                 assert await ask(address, listener.port, timeout=30) is None
         assert listener.dropped >= flood.dropped > 0
-        await until(lambda: not listener._acceptor.places.open, 20)
+        await until(lambda: not acceptor_of(listener).places.open, 20)
 
 
 async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: str) -> None:
@@ -117,9 +118,9 @@ async def test_g02_g09_half_open_clients_pin_no_more_than_their_budget(address: 
                 assert bytes(message) == b"x" * 5000
         assert each <= flood.peak - before <= 4 * each
         print(f"{(flood.peak - before) / flood.sent:.0f} bytes pinned for each byte sent")
-        await until(lambda: not listener._acceptor.places.open, 10)
+        await until(lambda: not acceptor_of(listener).places.open, 10)
         await until(lambda: pinned_bytes() == before, 10)
-        assert listener._acceptor.ledger.connections == 1
+        assert acceptor_of(listener).ledger.connections == 1
         await bystander.close()
     assert listener.dropped >= 12
 
@@ -134,7 +135,7 @@ async def test_g09_a_source_has_no_more_connections_than_its_limit(address: str)
                 await aiordma.connect(address, listener.port)
             assert not caught.value.try_again
             assert listener.refused == 1
-        await until(lambda: not listener._acceptor.ledger.connections)
+        await until(lambda: not acceptor_of(listener).ledger.connections)
         assert await ask(address, listener.port) is None
 
 
@@ -177,14 +178,14 @@ async def test_g09_a_request_that_is_accepted_otherwise_counts_what_it_pins(addr
         requests = listener.requests()
         tries = [asyncio.create_task(ask(address, listener.port)) for _ in range(3)]
         serving = [asyncio.create_task(echo(await (await anext(requests)).accept(config=large)))]
-        assert listener._acceptor.ledger.pinned == pinned
+        assert acceptor_of(listener).ledger.pinned == pinned
         with pytest.raises(OSError, match="max_pinned_bytes"):
             await (await anext(requests)).accept(config=large)
         serving.append(asyncio.create_task(echo(await (await anext(requests)).accept())))
         errors = await asyncio.gather(*tries)
         assert sorted(error is None for error in errors) == [False, True, True]
         await asyncio.gather(*serving)
-        await until(lambda: not listener._acceptor.ledger.pinned)
+        await until(lambda: not acceptor_of(listener).ledger.pinned)
 
 
 async def test_g09_a_silent_raw_client_ends_after_its_bound(address: str) -> None:
@@ -265,8 +266,8 @@ async def test_g02_newcomers_get_in_while_silent_tls_clients_hang(
         for note in hanging:
             await note.ended()
         server.close_clients()
-        await until(lambda: not server._acceptor.ledger.connections, 20)
-        await until(lambda: not (server._acceptor.places.open or server._tls_places.open), 20)
+        await until(lambda: not acceptor_of(server).ledger.connections, 20)
+        await until(lambda: not (acceptor_of(server).places.open or tls_places_of(server).open), 20)
 
 
 @pytest.mark.one_loop
@@ -309,7 +310,7 @@ async def test_g02_start_tls_of_a_server_is_a_handshake_with_a_place(
         for writer in hanging:
             writer.transport.abort()
         await until(lambda: len(ended) == 4, 20)
-        await until(lambda: not (server._tls_places.open or server._tls_places.waiting), 20)
+        await until(lambda: not (tls_places_of(server).open or tls_places_of(server).waiting), 20)
     assert all(isinstance(error, ConnectionError) for error in ended), ended
 
 
@@ -322,7 +323,7 @@ async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw
             held = (
                 (lambda: flood.met >= 6)
                 if is_siw
-                else (lambda: server._acceptor.places.waiting > 1)
+                else (lambda: acceptor_of(server).places.waiting > 1)
             )
             await until(held, 30)
             for _ in range(3):
@@ -331,8 +332,8 @@ async def test_g02_half_open_streams_do_not_lock_others_out(address: str, is_siw
                 assert await note.ended() is None
         assert is_siw or server.dropped > 0
         server.abort_clients()
-        await until(lambda: not server._acceptor.ledger.connections, 20)
-        await until(lambda: not server._acceptor.places.open, 20)
+        await until(lambda: not acceptor_of(server).ledger.connections, 20)
+        await until(lambda: not acceptor_of(server).places.open, 20)
         await until(lambda: pinned_bytes() == before, 20)
 
 
@@ -348,7 +349,7 @@ async def test_g02_a_client_that_has_confirmed_is_not_dropped_because_the_loop_i
 
         def press() -> None:
             time.sleep(1)  # the program holds the loop up, and the client confirms
-            server._acceptor.places.arrive("192.0.2.1", Place.leave, lambda: None)
+            acceptor_of(server).places.arrive("192.0.2.1", Place.leave, lambda: None)
             pressed.set_result(server.dropped)
 
         def take_turn(place: Place, drop: Callable[[], bool]) -> None:
@@ -377,7 +378,7 @@ async def test_g09_a_stream_server_refuses_beyond_its_limits(address: str) -> No
         for note in notes:
             note.transport.close()
             await note.ended()
-        await until(lambda: not server._acceptor.ledger.connections, 20)
+        await until(lambda: not acceptor_of(server).ledger.connections, 20)
         note = await silent(address, server.port)
         note.transport.close()
         await note.ended()
@@ -399,7 +400,7 @@ async def test_g09_clients_that_come_together_pass_no_limit(
             *(silent(address, server.port) for _ in range(12)), return_exceptions=True
         )
         notes = [each for each in came if isinstance(each, Note)]
-        assert len(notes) == server._acceptor.ledger.connections == 2
+        assert len(notes) == acceptor_of(server).ledger.connections == 2
         assert server.refused == 10
         for each in came:
             if not isinstance(each, Note):

@@ -20,6 +20,7 @@ from aiordma import Connection
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.loop import timers
 from tests.device.oracle import until
+from tests.inside import channel_of, link_of
 
 pytestmark = pytest.mark.device
 
@@ -269,7 +270,7 @@ def test_a01_a_task_that_ends_the_loop_ends_nothing_else(
     with running(new_loop) as run:
         hall = Hall(address)
         run(hall.open())
-        channel = hall.pairs[0][0]._link._channel
+        channel = channel_of(link_of(hall.pairs[0][0]))
         for place in PLACES:
             run(place(hall, ending))
             left, reported = run.took()
@@ -296,7 +297,7 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
     with running(new_loop) as run:
         hall = Hall(address)
         run(hall.open())
-        link = hall.pairs[0][1]._link
+        link = link_of(hall.pairs[0][1])
         dispatched: list[str] = []
 
         def interrupt(name: str) -> None:

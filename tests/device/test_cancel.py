@@ -21,6 +21,7 @@ from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import are_alive, part
 from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
+from tests.inside import exports_of, exposer_of, is_released
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
@@ -304,7 +305,7 @@ async def test_a00_a_message_of_a_canceled_send_can_be_released(address: str, ho
         message = await relay.recv()
         data: Any = memoryview(message) if how == "view" else message
         sending = asyncio.create_task(onward.send(data))
-        await until(lambda: len(onward._exposer) == 1)
+        await until(lambda: len(exposer_of(onward)) == 1)
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
@@ -317,12 +318,12 @@ async def test_a00_a_message_of_a_canceled_send_can_be_released(address: str, ho
                 pass
         else:
             message.release()
-        assert message._released
-        assert message._exports
+        assert is_released(message)
+        assert exports_of(message)
         assert bytes(await relay.recv()) == second
         assert len(await sink.recv()) == 10_000
         assert bytes(await sink.recv()) == first
-        await until(lambda: not message._exports)
+        await until(lambda: not exports_of(message))
         await asyncio.gather(*sends)
 
 

@@ -13,6 +13,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
+from tests.inside import link_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
@@ -115,7 +116,7 @@ async def test_a_lease(address: str, late: bool, size: int) -> None:
             await run_canceled(use(), steps)
             await settle()
             theirs.append(0)
-            assert server._link._rights == 0
+            assert link_of(server)._rights == 0
 
     assert await for_every_step(scenario, late=late) >= 2
 

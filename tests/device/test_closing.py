@@ -32,6 +32,7 @@ from tests.device.oracle import (
     settle,
     until,
 )
+from tests.inside import kept_of, link_of
 
 pytestmark = pytest.mark.device
 
@@ -215,7 +216,7 @@ async def test_destroy_with_a_request_under_way(hall: Hall) -> None:
 async def test_an_unfetched_request_does_not_keep_the_channel(hall: Hall) -> None:
     client = End(*await hall.resolved())
     connecting = asyncio.create_task(client.cm_id.connect(ConnectionParameter(1, 1, 6, 6)))
-    await until(lambda: len(hall.events._kept) > 0)
+    await until(lambda: len(kept_of(hall.events)) > 0)
     with pytest.raises(ResourceBusyError, match="1 ConnectionId made from it is still open"):
         hall.events.destroy()
     hall.listener.destroy()
@@ -349,8 +350,8 @@ async def test_a_slow_destroy_does_not_block_the_loop(address: str, destroyers: 
             )
             with Heartbeat() as heart:
                 began = time.monotonic()
-                client._link.close()
-                await client._link.qp.wait_closed()
+                link_of(client).close()
+                await link_of(client).qp.wait_closed()
                 took = time.monotonic() - began
         finally:
             tc("qdisc", "replace", "dev", "veth0", "root", "pfifo")

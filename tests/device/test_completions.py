@@ -25,11 +25,11 @@ from aiordma.verbs import (
     SendWR,
     WCOpcode,
     WCStatus,
-    async_event,
     comp_channel,
 )
 from tests.device.ends import Ends, connected
 from tests.device.oracle import polled, until
+from tests.inside import known_queues, poll_for_safety, promised, pump_of, tell, token_of
 
 pytestmark = pytest.mark.device
 
@@ -169,9 +169,7 @@ async def test_solicited_only_in_the_loop(
         assert (await anext(cq)).byte_len == 4
     # And this one by the poll everywhere, after its usual second.
     monkeypatch.undo()
-    assert channel._safety is not None
-    channel._safety.cancel()
-    channel._safety_poll()
+    poll_for_safety(channel)
     await solicit(ends, b"quiet again", solicited=False)
     async with asyncio.timeout(10):
         assert (await anext(cq)).byte_len == 11
@@ -219,8 +217,7 @@ async def test_a_full_queue_delays_the_others_by_one_turn(address: str) -> None:
         for cq in (deep, shallow):
             cq.req_notify()
             cq._aio.managed = 1
-        assert channel._pump is not None
-        channel._pump.pause()
+        pump_of(channel).pause()
         post_receives(busy, 400)
         for n in range(400):
             await solicit(busy, bytes(n % 64 + 1), solicited=False)
@@ -283,7 +280,7 @@ async def test_promises_of_a_shared_queue(ends: Ends, is_siw: bool) -> None:
     with CompletionQueue(context, 20, ends.server.channel) as cq:
         attr = QPInitAttr(send_cq=cq, max_send_wr=4, max_recv_wr=5)
         qps = [QueuePair(pd, attr) for _ in range(2)]
-        assert cq._promised == 18
+        assert promised(cq) == 18
         if is_siw:  # rounds up to a power of two, and cannot grow
             assert cq.cqe == 32
             qps.append(QueuePair(pd, attr))
@@ -291,15 +288,15 @@ async def test_promises_of_a_shared_queue(ends: Ends, is_siw: bool) -> None:
                 QueuePair(pd, attr)
         else:
             qps += [QueuePair(pd, attr) for _ in range(10)]
-            assert cq.cqe >= cq._promised == 12 * 9
+            assert cq.cqe >= promised(cq) == 12 * 9
         with pytest.raises((ValueError, OSError)):
             QueuePair(pd, QPInitAttr(send_cq=cq, max_send_wr=context.attributes.max_cqe))
-        assert cq._promised == len(qps) * 9
+        assert promised(cq) == len(qps) * 9
         for qp in qps:
             qp.close()
         for qp in qps:
             await qp.wait_closed()
-        assert cq._promised == 0
+        assert promised(cq) == 0
 
 
 # Failures
@@ -413,13 +410,13 @@ async def test_who_iterates_over_a_queue_that_fails(ends: Ends) -> None:
     waiting = [asyncio.ensure_future(anext(cq)) for _ in range(2)]
     await asyncio.sleep(0)
     event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, ends.server.context)
-    async_event._tell_queue(cq._token, event)
+    tell(token_of(cq), event)
     async with asyncio.timeout(5):
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     # Flushed by the end of the queue pair, or told by the queue: nobody hangs.
     assert any(isinstance(outcome, aiordma.QueueError) for outcome in outcomes)
     assert ends.server.qp._in_error
-    async_event._tell_queue(1 << 60, event)  # of a queue that is no more
+    tell(1 << 60, event)  # of a queue that is no more
 
 
 @pytest.mark.parametrize("kind", FATAL)
@@ -446,7 +443,7 @@ async def test_an_event_of_the_device_finds_its_queue_pair(ends: Ends, is_siw: b
     """Software iWARP raises QP_FATAL where a request of its own cannot be carried out."""
     if not is_siw:
         # Soft-RoCE has no such event; the number that leads to the queue pair is there.
-        queues = async_event._queues.values()
+        queues = known_queues()
         assert sum(queue is ends.client.qp for queue in queues) == 1
         return
     region = ends.client.region(4096)

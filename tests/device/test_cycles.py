@@ -14,6 +14,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig, Message
 from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
 from tests.device.oracle import collect
+from tests.inside import is_released
 
 pytestmark = pytest.mark.device
 
@@ -146,7 +147,7 @@ async def test_a00b_the_real_error_leaves_the_block(pair: Pair, size: int) -> No
     except TimeoutError as exc:
         error = exc
     assert isinstance(error.__cause__, asyncio.CancelledError)
-    assert message._released
+    assert is_released(message)
     with pytest.raises(ValueError, match="released"):
         bytes(message)
 

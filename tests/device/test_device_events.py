@@ -38,6 +38,7 @@ from aiordma.verbs import (
 )
 from tests.device.closing import Hall
 from tests.device.oracle import until
+from tests.inside import link_of, subscriptions
 
 pytestmark = pytest.mark.device
 
@@ -164,9 +165,9 @@ async def test_a_forgotten_iterator_is_forgotten(pair: Pair) -> None:
     client, _ = pair
     client.events()
     assert not client._events._iterators
-    assert len(async_event._subscriptions) == 1
+    assert len(subscriptions()) == 1
     await client.close()
-    assert not async_event._subscriptions
+    assert not subscriptions()
 
 
 # The end of a device
@@ -215,7 +216,7 @@ async def test_connections_of_a_device_that_ends(
     async with aiordma.listen(address, 0, config=config) as listener:
         client = await aiordma.connect(address, listener.port, config=config)
         server = await listener.accept()
-    context = client._link.context
+    context = link_of(client).context
     events = client.events()
     await client.send(bytes(10_000))
     waiting = (

@@ -12,6 +12,7 @@ import pytest
 import aiordma
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
 from tests.device.oracle import collect, until
+from tests.inside import kept_of, publish
 from tests.native_ends import End, begun, close_all, joined, listening, parameters, resolved
 
 pytestmark = pytest.mark.device
@@ -126,12 +127,12 @@ async def test_a04_a_program_that_reads_no_event_is_never_stopped(
             server = await joined(client.cm_id, listener, _served)
             server.close()
             await until(functools.partial(_is_left, client.cm_id), LIMIT_S)
-    assert len(events._kept) == 8
+    assert len(kept_of(events)) == 8
     assert events.dropped_events >= 4  # some peers leave a TIMEWAIT_EXIT, too
     assert caplog.records
     for client in clients:
         client.close()
-    assert not events._kept
+    assert not kept_of(events)
     await close_all(*clients)
     listener.close()
     for channel in (events, others):
@@ -148,7 +149,7 @@ async def test_a04_too_many_unread_events_are_dropped_and_counted(
     caplog.set_level(logging.WARNING)
     # What a step waits for is no event of the line; so have them come as a peer's would.
     for cm_id in ids:
-        events._publish(ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id))
+        publish(events, ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id))
     assert events.dropped_events == 3
     assert len(caplog.records) == 2  # at 1 and 2
     step = ConnectionId(events)
@@ -169,7 +170,7 @@ async def test_a04_too_many_unread_events_are_dropped_and_counted(
 async def test_a04_an_unread_event_does_not_keep_a_closed_id(events: EventChannel) -> None:
     cm_id = ConnectionId(events)
     reference = weakref.ref(cm_id)
-    events._publish(ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id))
+    publish(events, ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id))
     cm_id.close()
     await cm_id.wait_closed()
     del cm_id
@@ -189,7 +190,7 @@ async def test_i02_an_event_of_a_canceled_reader_is_for_the_next(events: EventCh
     cm_id = ConnectionId(events)
     first, second = [await begun(events.get_event(LIMIT_S)) for _ in range(2)]
     event = ConnectionEvent(events, EventType.DISCONNECTED, 0, cm_id)
-    events._publish(event)
+    publish(events, event)
     first.cancel()  # it was told, and has not run
     async with asyncio.timeout(LIMIT_S):
         assert await second is event
@@ -220,7 +221,7 @@ async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(
     events._dispatch(*taken)
     async with asyncio.timeout(LIMIT_S):
         await client  # refused
-    assert not events._kept
+    assert not kept_of(events)
 
 
 async def test_i02_requests_of_a_closed_listener_are_refused(
@@ -229,8 +230,8 @@ async def test_i02_requests_of_a_closed_listener_are_refused(
     listener = listening(events, address)
     events._attach()
     clients = await asked(address, listener, 3)
-    await until(lambda: len(events._kept) == 3, LIMIT_S)
+    await until(lambda: len(kept_of(events)) == 3, LIMIT_S)
     listener.close()
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*clients)
-    assert not events._kept
+    assert not kept_of(events)

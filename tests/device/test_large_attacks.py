@@ -21,6 +21,7 @@ from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
 from tests.device.meeting import are_alive, meet
 from tests.device.oracle import until
+from tests.inside import exposer_of, fetcher_of, is_fetching, link_of
 from tests.native_ends import close_all, resolved
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
@@ -83,7 +84,7 @@ async def test_g01_what_is_announced_pins_nothing_by_itself(address: str) -> Non
         for number in range(8):
             await raw.send(announcement(number, 64 * MIB))
         await raw.flush()
-        await until(lambda: victim._fetcher is not None and len(victim._fetcher._fetches) == 8)
+        await until(lambda: is_fetching(victim) and len(fetcher_of(victim)._fetches) == 8)
         assert pinned() == before
         await victim.send(b"and nothing is held up")
 
@@ -103,7 +104,7 @@ async def test_g01_ten_attackers_pin_no_more_than_the_budget(
             aiordma.connect(address, listener.port, config=config)
         )
         server = await listener.accept()
-        stuck += [victim._link for _, victim in ends]
+        stuck += [link_of(victim) for _, victim in ends]
         receiving = [asyncio.create_task(victim.recv()) for _, victim in ends]
         before, most, sent = pinned(), 0, 0
         begun = time.monotonic()
@@ -143,8 +144,8 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
         receiving = []
         for size in [8 * MIB] * 8 + [64 * MIB] * 4:
             raw, victim = await stack.enter_async_context(attacker(address, listener))
-            assert victim._link.account._source == address
-            stuck.append(victim._link)
+            assert link_of(victim).account._source == address
+            stuck.append(link_of(victim))
             receiving.append(asyncio.create_task(victim.recv()))
             await raw.send(announcement(1, size))
         budget = listener._budget
@@ -153,7 +154,7 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
             aiordma.connect(address, listener.port, config=config)
         )
         server = await listener.accept()
-        server._link._account = Account(budget, "another source")
+        link_of(server)._account = Account(budget, "another source")
         begun = time.monotonic()
         async with asyncio.timeout(10):
             for size in (20_000, MIB):
@@ -177,7 +178,7 @@ async def test_g01_nothing_hangs_behind_a_read_that_does(address: str, stuck: li
         aiordma.listen(address, 0, config=config) as listener,
         attacker(address, listener) as (raw, victim),
     ):
-        stuck.append(victim._link)
+        stuck.append(link_of(victim))
         await raw.send(announcement(1, MIB))
 
         async def sends() -> None:
@@ -265,7 +266,7 @@ async def test_g01_what_is_kept_of_answers_is_counted(address: str) -> None:
                     with await client.recv() as answer:
                         assert answer == data
                     await asyncio.gather(sending, answering)
-        kept = [server._link.outgoing._kept for server in servers]
+        kept = [link_of(server).outgoing._kept for server in servers]
         assert 0 < sum(kept) <= MIB, kept
         assert sum(kept) <= listener._budget.ahead <= MIB
     assert PROCESS_BUDGET.ahead == 0
@@ -291,13 +292,13 @@ async def test_g01_clients_that_read_no_answers_pin_one_message_each(
         tasks = [asyncio.create_task(echo(server)) for _, server in ends]
         for client, _ in ends:
             await client.send(data)
-        await until(lambda: all(len(server._exposer) == 1 for _, server in ends))
+        await until(lambda: all(len(exposer_of(server)) == 1 for _, server in ends))
         at_once = pinned() - before
         more = [asyncio.create_task(client.send(data)) for client, _ in ends for _ in range(8)]
         ahead = min(8 * room_of(size), ConnectionConfig().receive_buffer_size)
-        await until(lambda: all(server._fetcher._held == ahead for _, server in ends))
+        await until(lambda: all(fetcher_of(server)._held == ahead for _, server in ends))
         print(f"{size} bytes: {at_once} pinned, {pinned() - before} later")
-        assert all(len(server._exposer) == 1 for _, server in ends)
+        assert all(len(exposer_of(server)) == 1 for _, server in ends)
         for client, _ in ends:
             for _ in range(9):
                 with await client.recv() as answer:

@@ -15,6 +15,7 @@ from aiordma._core import crc32c
 from aiordma.endpoint import rendezvous
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import are_alive, meet
+from tests.inside import link_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -100,7 +101,7 @@ def keys_of(victim: Connection, found: list[MemoryRegion]) -> list[RemoteRegion]
     return [
         RemoteRegion(region.addr, region.length, region.rkey, Access.REMOTE_WRITE)
         for region in found
-        if region.pd is victim._link.pd
+        if region.pd is link_of(victim).pd
     ]
 
 

@@ -25,6 +25,7 @@ from tests.device.ends import connected
 from tests.device.meeting import meet, part
 from tests.device.oracle import settle, until
 from tests.device.streaming import Note, noted, stream_pair
+from tests.inside import says_goodbye, sender_of
 from tests.native_ends import ALL
 
 Ends = tuple[Connection, Connection]
@@ -124,7 +125,7 @@ async def _refused(ends: Ends) -> None:
         calls: list[asyncio.Task[Any]] = [asyncio.create_task(send()) for _ in range(3)]
         calls += [asyncio.create_task(client.read(region, bytearray(4096))) for _ in range(50)]
         calls.append(asyncio.create_task(client.send(bytes(1_000_000))))
-        await until(lambda: client._sender._waiters != EMPTY)
+        await until(lambda: sender_of(client)._waiters != EMPTY)
         client.abort()
         done = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(it) for it in done} <= {int, type(None), aiordma.ResourceClosedError}
@@ -155,7 +156,7 @@ async def _hurried(ends: Ends) -> None:
 
         patch.setattr(Exposer, "drained", drained)
         closing = asyncio.create_task(client.close())
-        await until(lambda: client._goodbye._task is not None)
+        await until(lambda: says_goodbye(client))
         await asyncio.sleep(0)  # the task of END has its first step
         server.abort()
         await closing

@@ -17,6 +17,7 @@ from aiordma.verbs import comp_channel
 from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.ends import Ends
 from tests.device.oracle import until
+from tests.inside import channel_of, handle_of, poll_for_safety, port_of, pump_of, safety_of
 
 pytestmark = pytest.mark.device
 
@@ -32,8 +33,7 @@ async def counted() -> AsyncIterator[None]:
 @contextmanager
 def deaf(channel: CompletionChannel) -> Iterator[None]:
     """Events that come in this block are lost."""
-    pump = channel._pump
-    assert pump is not None
+    pump = pump_of(channel)
     pump.kick()  # what was there before is not
     pump.pause()
     try:
@@ -41,15 +41,10 @@ def deaf(channel: CompletionChannel) -> Iterator[None]:
         found = select.select([channel.fileno()], [], [], 10)[0]
         assert found, "no event has come"
         cq, context = ffi.new("struct ibv_cq **"), ffi.new("void **")
-        while not lib.ibv_get_cq_event(channel._require(), cq, context):
+        while not lib.ibv_get_cq_event(handle_of(channel), cq, context):
             lib.ibv_ack_cq_events(cq[0], 1)
     finally:
         pump.resume()
-
-
-def channel_of(connection: aiordma.Connection) -> CompletionChannel:
-    channel: CompletionChannel = connection._link._channel
-    return channel
 
 
 def watch_again(channel: CompletionChannel) -> None:
@@ -107,7 +102,7 @@ async def test_i03_of_a_stream(address: str) -> None:
     async with await aiordma.start_server(serve, address, 0) as server:
         _, writer = await aiordma.open_connection(address, server.port)
         its_reader, its_writer = await served.get()
-        channel: CompletionChannel = its_writer.transport._port._channel
+        channel = channel_of(port_of(its_writer.transport))
         before = channel.lost_events
         reading = asyncio.create_task(its_reader.readexactly(7))
         await asyncio.sleep(0)
@@ -140,15 +135,12 @@ async def test_i03_an_event_that_is_only_late_is_not_counted(ends: Ends) -> None
     region = ends.server.region(bytearray(64))
     receiving = asyncio.create_task(ends.server.qp.recv(region))
     await asyncio.sleep(0)
-    pump = channel._pump
-    assert pump is not None
+    pump = pump_of(channel)
     pump.pause()
     await ends.client.qp.send(ends.client.region(bytearray(b"late")))
-    assert channel._safety is not None
-    channel._safety.cancel()
-    channel._safety_poll()
+    poll_for_safety(channel)
     await receiving
     pump.resume()
-    judging = channel._safety
-    await until(lambda: channel._safety is not judging)
+    judging = safety_of(channel)
+    await until(lambda: safety_of(channel) is not judging)
     assert channel.lost_events == 0

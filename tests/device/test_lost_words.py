@@ -22,6 +22,7 @@ from aiordma.verbs.mr import INLINE_BYTES
 from tests.device.meeting import meet
 from tests.device.oracle import Connecting, collect, until
 from tests.device.test_two_processes import peer
+from tests.inside import link_of, sender_of
 
 pytestmark = pytest.mark.device
 
@@ -58,7 +59,7 @@ async def test_b04_close_abort_and_violation_read_differently(
         await asyncio.gather(client.wait_closed(), server.close())
 
         client, server = await meet(listener, address)
-        client._sender.control(FrameKind.DONE, 77)  # of an exchange that is not open
+        sender_of(client).control(FrameKind.DONE, 77)  # of an exchange that is not open
         with pytest.raises(aiordma.ProtocolError, match="exchange 77"):
             await server.recv()
         with pytest.raises(aiordma.ProtocolError, match="this side broke the protocol") as caught:
@@ -221,7 +222,7 @@ async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
             async def overtaken(function: Callable[[], Any], **options: Any) -> Any:
                 made = await call_blocking(function, **options) if when == "after" else None
                 registering.set()
-                await until(lambda: client._link.closed)
+                await until(lambda: link_of(client).closed)
                 return made if when == "after" else await call_blocking(function, **options)
 
             async def expose() -> None:

@@ -25,6 +25,7 @@ import pytest
 import aiordma
 from aiordma.verbs import SGE, MemoryRegion, RecvWR, WorkCompletion
 from tests.device.fan import Fan, fan
+from tests.inside import budget_of, promised, queue_of, receiver_of, share_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -129,7 +130,7 @@ async def test_two_hundred_queue_pairs_on_one_cq_and_one_srq(address: str) -> No
     cqe = 32_000
     async with fan(address, CONNECTIONS, max_wr=depth, cqe=cqe) as made:
         echo = Echo(made, slot, depth)
-        assert made.cq._promised == CONNECTIONS * 4 + depth
+        assert promised(made.cq) == CONNECTIONS * 4 + depth
         cost = (
             (status("VmPin") - pinned) // CONNECTIONS,
             (status("VmRSS") - resident) // CONNECTIONS,
@@ -143,7 +144,7 @@ async def test_two_hundred_queue_pairs_on_one_cq_and_one_srq(address: str) -> No
         assert echo.received == [messages] * CONNECTIONS
         # Every receive is either free or posted, and the count of the queue is the same.
         assert len(echo.free) + made.srq.outstanding == depth
-        assert made.cq._promised == CONNECTIONS * 4 + depth
+        assert promised(made.cq) == CONNECTIONS * 4 + depth
         assert not_ready() == before
         print(
             f"{CONNECTIONS} queue pairs, one CQ, one SRQ of {depth}: {cost[0]} bytes pinned, "
@@ -151,8 +152,8 @@ async def test_two_hundred_queue_pairs_on_one_cq_and_one_srq(address: str) -> No
         )
         for part in (echo.memory, echo.answers):
             part.close()
-    assert made.cq._promised == 0
-    assert made.client_cq._promised == 0
+    assert promised(made.cq) == 0
+    assert promised(made.client_cq) == 0
 
 
 # Connections
@@ -217,13 +218,13 @@ async def test_two_hundred_connections_on_one_cq_and_one_pool(address: str) -> N
     async with pairs(address, CONNECTIONS, MANY) as made:
         ends = [end for pair in made for end in pair]
         idle = (status("VmPin") - pinned) // len(ends), (status("VmRSS") - resident) // len(ends)
-        cqs, share = {end._link._cq for end in ends}, ends[0]._link._slots._share
+        cqs, share = {queue_of(end) for end in ends}, share_of(ends[0])
         assert share is not None
-        budget = share._budget
+        budget = budget_of(ends[0])
         assert len(cqs) == 1
-        promised = len(ends) * (MANY.sends + MANY.receives)
-        assert sum(cq._promised for cq in cqs) == promised
-        assert all(cq._promised <= cq.cqe for cq in cqs)
+        expected = len(ends) * (MANY.sends + MANY.receives)
+        assert sum(promised(cq) for cq in cqs) == expected
+        assert all(promised(cq) <= cq.cqe for cq in cqs)
         assert budget.used == len(ends) * MANY.guaranteed
         async with asyncio.timeout(90):
             sending = [send_all(end, f"{SEED}/{i}") for i, end in enumerate(ends)]
@@ -233,15 +234,15 @@ async def test_two_hundred_connections_on_one_cq_and_one_pool(address: str) -> N
         # The ends of a pair stand side by side.
         assert [got[i ^ 1] for i in range(len(ends))] == sent
         assert budget.used <= MANY.shared_slots
-        assert sum(cq._promised for cq in cqs) == promised
+        assert sum(promised(cq) for cq in cqs) == expected
         assert not_ready() == before
-        most = max(end._receiver.window.size for end in ends)
+        most = max(receiver_of(end).window.size for end in ends)
         print(
             f"{len(ends)} ends, {len(cqs)} CQ, {MANY.shared_slots} slots of {MANY.slot_size} "
             f"bytes: {idle[0]} bytes pinned and {idle[1]} resident each; windows up to {most}"
         )
     assert (budget.used, len(budget), budget.free) == (0, 0, MANY.shared_slots)
-    assert not any(cq._promised for cq in cqs)
+    assert not any(promised(cq) for cq in cqs)
 
 
 async def test_what_a_connection_costs_with_sharing_and_without(address: str) -> None:

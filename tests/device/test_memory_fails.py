@@ -20,6 +20,7 @@ from aiordma import Connection
 from aiordma.verbs import SGE
 from tests.device.oracle import until
 from tests.device.streaming import stream_pair
+from tests.inside import receiver_of, state_of
 
 pytestmark = pytest.mark.device
 
@@ -146,7 +147,7 @@ async def test_an_operation_is_done_or_was_not(pair: Pair) -> None:
             piece = SGE(region, 0, 8)
             try:
                 with refused(number):
-                    operation = client._state.write(remote, piece, 0)
+                    operation = state_of(client).write(remote, piece, 0)
             except MemoryError:
                 failures += 1
             else:
@@ -175,7 +176,7 @@ async def test_a_stream_writes_a_line_whole_or_not_at_all(address: str) -> None:
 
 def waiting(end: Connection) -> int:
     """Messages that have arrived and were not taken."""
-    return len(end._receiver.queue) + end._state.arrived
+    return len(receiver_of(end).queue) + state_of(end).arrived
 
 
 async def goes_on(client: Connection, server: Connection) -> None:

@@ -16,6 +16,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from tests.device.meeting import are_alive
 from tests.device.oracle import until
+from tests.inside import link_of
 
 pytestmark = pytest.mark.device
 
@@ -271,7 +272,7 @@ async def test_an_adapter_with_no_room_for_inline_data(
         aiordma.connect(address, listener.port) as client,
         await listener.accept() as server,
     ):
-        assert is_siw or client._link.state.inline_size < 1 << 20
+        assert is_siw or link_of(client).state.inline_size < 1 << 20
         await are_alive((client, server))
 
 

@@ -18,6 +18,7 @@ import aiordma
 from aiordma import Connection, RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import are_alive
+from tests.inside import link_of, state_of
 
 pytestmark = pytest.mark.device
 
@@ -223,10 +224,10 @@ async def test_what_has_ended_before_the_connection_has_succeeded(pair: Pair) ->
         writing = asyncio.create_task(client.write(region, source))
         await asyncio.sleep(0)
         client.abort()
-        state, deadline = client._state, time.monotonic() + 10
+        state, deadline = state_of(client), time.monotonic() + 10
         while state.operating and not state.done:  # the loop stands still
             assert time.monotonic() < deadline
-            client._link.sweep()
+            link_of(client).sweep()
         assert state.operating, "it was told already"
         assert await writing == 64
 

@@ -13,6 +13,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.cm import ConnectionId, EventChannel, EventType, Stage
 from aiordma.verbs import QPState
 from tests.device.oracle import until
+from tests.inside import handle_of
 from tests.native_ends import (
     LIMIT_S,
     End,
@@ -34,7 +35,7 @@ def has_left(request: ConnectionId) -> bool:
     """Whether the kernel knows of no client for the request any more."""
     attr, mask = ffi.new("struct ibv_qp_attr *"), ffi.new("int *")
     attr.qp_state = int(QPState.INIT)
-    return bool(lib.rdma_init_qp_attr(request._require(), attr, mask))
+    return bool(lib.rdma_init_qp_attr(handle_of(request), attr, mask))
 
 
 class Door:

@@ -15,6 +15,7 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
+from tests.inside import handle_of, link_of
 
 pytestmark = pytest.mark.device
 
@@ -55,12 +56,15 @@ async def test_a_forked_child_cannot_touch_the_connection(pair: Pair) -> None:
         try:
             message.release()
             refused = 0
-            for use in (lambda: client._link.qp._require(), lambda: client._link.context.name):
+            for use in (
+                lambda: handle_of(link_of(client).qp),
+                lambda: link_of(client).context.name,
+            ):
                 try:
                     use()
                 except aiordma.ForkedError:
                     refused += 1
-            ok = client._link.closed and client._link.under_way > 0 and refused == 2
+            ok = link_of(client).closed and link_of(client).under_way > 0 and refused == 2
             os._exit(0 if ok else 1)
         except BaseException:
             os._exit(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.device.test_sharing import CONFIG as POOL
 from tests.device.test_sharing import pairs, transfer
+from tests.inside import is_quiet, port_of, queue_of, state_of_queue
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -41,7 +42,7 @@ async def exchange(one: aiordma.Connection, other: aiordma.Connection, count: in
 
 def counts(connection: aiordma.Connection) -> tuple[int, int]:
     """Who wants something of its queue: to hear of all completions; to have it armed late."""
-    own = connection._link._cq._aio
+    own = state_of_queue(queue_of(connection))
     return int(own.listeners), int(own.arm_late)
 
 
@@ -76,7 +77,7 @@ async def test_those_of_a_pool_and_others_share_a_queue(address: str) -> None:
         pooled = await stack.enter_async_context(pairs(address, 2, POOL))
         own = await stack.enter_async_context(pairs(address, 2, QUEUE))
         ends = [end for pair in [*pooled, *own] for end in pair]
-        assert len({id(end._link._cq) for end in ends}) == 1
+        assert len({id(queue_of(end)) for end in ends}) == 1
         each = [exchange(one, other, 50) for one, other in [*pooled, *own]]
         await asyncio.gather(*each)
         await asyncio.gather(*(transfer(one, other, 200) for one, other in [*pooled, *own]))
@@ -163,7 +164,7 @@ async def test_who_waits_for_sends_is_woken_and_is_counted_off(
 ) -> None:
     async with pairs(address, 2, config) as made:
         (one, other), (two, second) = made
-        quiet = one._link._quiet
+        quiet = is_quiet(one)
         # Also while another begins, or ends, to wait: not once a second, when queues are looked at.
         for n in range(20):
             await one.send(bytes(100))
@@ -198,11 +199,11 @@ async def test_streams_and_messages_have_queues_of_their_own_each(address: str) 
     async with pairs(address, 1, POOL) as made, stream_pair(address) as (mine, theirs):
         one, other = made[0]
         await exchange(one, other, 3)
-        stream = cast("Any", mine[1].transport)._port
-        if one._link._quiet:
-            assert stream._cq is not one._link._cq
-            assert one._link._cq._aio.solicited
-        assert not stream._cq._aio.solicited
+        stream = port_of(mine[1].transport)
+        if is_quiet(one):
+            assert queue_of(stream) is not queue_of(one)
+            assert state_of_queue(queue_of(one)).solicited
+        assert not state_of_queue(queue_of(stream)).solicited
         for _ in range(5):
             async with asyncio.timeout(0.7):
                 mine[1].write(b"x" * 10)

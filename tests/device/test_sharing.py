@@ -12,9 +12,20 @@ import pytest
 import aiordma
 from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.endpoint.link import Link
-from aiordma.memory.budget import SlotBudget
-from aiordma.verbs import AsyncEvent, AsyncEventType, async_event
+from aiordma.verbs import AsyncEvent, AsyncEventType
 from tests.device.oracle import until
+from tests.inside import (
+    budget_of,
+    link_of,
+    promised,
+    queue_of,
+    receiver_of,
+    sender_of,
+    share_of,
+    slots_of,
+    tell,
+    token_of,
+)
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -40,14 +51,8 @@ async def pairs(
         yield made
 
 
-def budget_of(connection: aiordma.Connection) -> SlotBudget:
-    share = connection._link._slots._share
-    assert share is not None
-    return share._budget
-
-
 def window_of(connection: aiordma.Connection) -> int:
-    return connection._receiver.window.size
+    return receiver_of(connection).window.size
 
 
 async def transfer(sender: aiordma.Connection, receiver: aiordma.Connection, count: int) -> None:
@@ -73,7 +78,7 @@ async def starve(sender: aiordma.Connection, receiver: aiordma.Connection) -> No
 
     sending = asyncio.create_task(send_all())
     # All that it may send is sent, and has arrived.
-    await until(lambda: not sender._sender.credits and not receiver._receiver.window.unused)
+    await until(lambda: not sender_of(sender).credits and not receiver_of(receiver).window.unused)
     assert not sending.done()
     async with asyncio.timeout(20):
         for n in range(80):
@@ -86,21 +91,21 @@ async def starve(sender: aiordma.Connection, receiver: aiordma.Connection) -> No
 async def test_what_is_shared_and_what_is_not(address: str) -> None:
     async with pairs(address, 3) as made:
         ends = [end for pair in made for end in pair]
-        links = [end._link for end in ends]
-        assert len({id(link._cq) for link in links}) == 1
-        assert len({id(link._cq.channel) for link in links}) == 1
+        links = [link_of(end) for end in ends]
+        assert len({id(queue_of(link)) for link in links}) == 1
+        assert len({id(queue_of(link).channel) for link in links}) == 1
         assert len({id(budget_of(end)) for end in ends}) == 1
         # Memory and protection domain are each connection's own.
         assert len({id(link.pd) for link in links}) == len(links)
         assert len({region.lkey for link in links for region in link._slots.regions}) >= len(links)
-        budget, cq = budget_of(ends[0]), links[0]._cq
+        budget, cq = budget_of(ends[0]), queue_of(links[0])
         assert budget.used == len(ends) * CONFIG.guaranteed
-        assert cq._promised == len(ends) * (CONFIG.sends + CONFIG.receives)
-        assert cq.cqe >= cq._promised
+        assert promised(cq) == len(ends) * (CONFIG.sends + CONFIG.receives)
+        assert cq.cqe >= promised(cq)
         assert all(window_of(end) == MIN_WINDOW for end in ends)
         await transfer(*made[0], count=20)
     assert (budget.used, len(budget), budget.free) == (0, 0, 200)
-    assert cq._promised == 0
+    assert promised(cq) == 0
     await cq.wait_closed(10)
 
 
@@ -117,14 +122,14 @@ async def test_a_window_grows_while_there_is_room(
         for _ in range(3):
             await starve(one, other)
         assert window_of(other) >= MIN_WINDOW + 3 * 4
-        assert one._link.send.count > 2
+        assert link_of(one).send.count > 2
         assert budget.used > before
         assert budget.free >= 0
-        sizes = {region.length for region in other._link._slots.regions}
+        sizes = {region.length for region in slots_of(other).regions}
         assert len(sizes) >= 2  # base and chunks
         # The memory of all of it is registered, and no more.
-        registered = sum(region.length for region in other._link.recv.regions)
-        assert registered == other._link.recv.count * CONFIG.slot_size
+        registered = sum(region.length for region in link_of(other).recv.regions)
+        assert registered == link_of(other).recv.count * CONFIG.slot_size
 
 
 async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
@@ -139,7 +144,7 @@ async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:
         much = window_of(other)
         assert much >= 10
         # A third takes all that is left, and wants more; the first has more than its share.
-        share = made[2][0]._link._slots._share
+        share = share_of(made[2][0])
         assert share is not None
 
         def take_all() -> None:
@@ -169,10 +174,10 @@ async def test_a_greedy_connection_starves_nobody(address: str) -> None:
         flood = asyncio.create_task(send_for_ever(greedy))
         async with asyncio.timeout(20):
             # Nobody takes its messages: its window is full, and stays so.
-            await until(lambda: greedy._sender.credits == 0)
+            await until(lambda: sender_of(greedy).credits == 0)
             done, _ = await asyncio.wait([flood], timeout=0.5)
             assert not done
-            assert greedy._sender.credits == 0
+            assert sender_of(greedy).credits == 0
             others = [transfer(one, other, 50) for one, other in made[1:]]
             back = [transfer(other, one, 50) for one, other in made[1:]]
             await asyncio.gather(*others, *back)
@@ -260,11 +265,11 @@ async def test_a_completion_queue_that_fails_ends_all_its_connections(address: s
     # It cannot be overrun, so that the device's event is made up here.
     async with pairs(address, 2) as made:
         ends = [end for pair in made for end in pair]
-        cq = ends[0]._link._cq
+        cq = queue_of(ends[0])
         waiting = [asyncio.create_task(end.recv()) for end in ends]
         await asyncio.sleep(0)
         event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, cq.context)
-        async_event._tell_queue(cq._token, event)
+        tell(token_of(cq), event)
         async with asyncio.timeout(20):
             outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         causes = []
@@ -279,7 +284,7 @@ async def test_a_completion_queue_that_fails_ends_all_its_connections(address: s
             aiordma.connect(address, listener.port, config=CONFIG) as one,
             await listener.accept() as other,
         ):
-            assert one._link._cq is not cq
+            assert queue_of(one) is not cq
             await transfer(one, other, 10)
 
 
@@ -288,7 +293,7 @@ async def test_who_is_closed_by_a_finalizer_leaves_the_pool(address: str) -> Non
     async with pairs(address, 2) as made:
         (one, other), _ = made
         budget = budget_of(one)
-        await asyncio.to_thread(one._link.close)
+        await asyncio.to_thread(link_of(one).close)
         one.abort()
         other.abort()
         async with asyncio.timeout(20):

@@ -23,11 +23,11 @@ from aiordma.verbs import (
     QueuePair,
     RecvWR,
     SharedReceiveQueue,
-    async_event,
 )
 from aiordma.verbs.resource import Resource
 from tests.device.fan import Fan, fan
 from tests.device.oracle import adapter_objects, polled, until
+from tests.inside import forget_queue, promised, tell, token_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -139,25 +139,25 @@ async def test_what_does_not_fit(address: str) -> None:
 async def test_the_receives_count_once_in_each_completion_queue(address: str, is_siw: bool) -> None:
     async with fan(address, 3, max_wr=20) as made:
         # Three send queues of 4, and 20 receives, whoever takes them.
-        assert made.cq._promised == 3 * 4 + 20
-        assert made.cq.cqe >= made.cq._promised
+        assert promised(made.cq) == 3 * 4 + 20
+        assert made.cq.cqe >= promised(made.cq)
         with CompletionQueue(made.context, 8, made.channel) as small:
             attr = QPInitAttr(send_cq=made.cq, recv_cq=small, max_send_wr=4, srq=made.srq)
             if is_siw:  # cannot grow
                 with pytest.raises(ValueError, match="room for 8 completions, 20 could arrive"):
                     QueuePair(made.pd, attr)
-                assert made.cq._promised == 3 * 4 + 20
+                assert promised(made.cq) == 3 * 4 + 20
             else:
                 qp = QueuePair(made.pd, attr)
-                assert small._promised == 20
+                assert promised(small) == 20
                 assert small.cqe >= 20
                 qp.close()
                 await qp.wait_closed()
-            assert small._promised == 0
+            assert promised(small) == 0
         for qp in made.servers:
             qp.close()
             await qp.wait_closed()
-        assert made.cq._promised == 0
+        assert promised(made.cq) == 0
 
 
 # Low-water mark
@@ -170,7 +170,7 @@ async def test_low_water_comes_from_the_completions(address: str) -> None:
         assert await srq.low_water(1) == 10  # nothing is posted: at once
         srq.post_recv(receives(made, range(6)))
         # The event of the device is lost: the completions alone have to do.
-        async_event._queues.pop(srq._token)
+        forget_queue(srq)
         waiting = asyncio.create_task(srq.low_water(5))
         await send(made, 0, b"6 -> 5")
         await until(lambda: srq.outstanding == 5)
@@ -265,11 +265,11 @@ async def test_query_and_modify(address: str, is_siw: bool) -> None:
                 srq.query()
             with pytest.raises(aiordma.NotSupportedError, match="ibv_modify_srq"):
                 srq.modify(max_wr=40)
-            assert made.cq._promised == 4 + 10
+            assert promised(made.cq) == 4 + 10
             return
         assert srq.query().srq_limit == 3
         srq.modify(max_wr=40)
-        assert made.cq._promised == 4 + 40
+        assert promised(made.cq) == 4 + 40
         srq.post_recv(receives(made, range(8, 40)))
         assert srq.room.free == 0
         for i in range(40):
@@ -277,7 +277,7 @@ async def test_query_and_modify(address: str, is_siw: bool) -> None:
         completions = [completion for _ in range(3) for completion in made.cq.poll(16)]
         assert [completion.wr_id for completion in completions] == list(range(40))
         srq.modify(max_wr=10)
-        assert made.cq._promised == 4 + 10
+        assert promised(made.cq) == 4 + 10
 
 
 # The end
@@ -292,7 +292,7 @@ async def test_an_error_of_the_device_ends_every_wait(address: str, kind: AsyncE
         srq.post_recv(receives(made, range(3)))
         mark = asyncio.create_task(srq.low_water(2))
         await asyncio.sleep(0)
-        async_event._tell_queue(srq._token, AsyncEvent(kind, 0, 0, made.context))
+        tell(token_of(srq), AsyncEvent(kind, 0, 0, made.context))
         for waiting in (receive, mark):
             with pytest.raises(aiordma.QueueError, match="SRQ_ERR") as caught:
                 await waiting
@@ -335,7 +335,7 @@ async def test_closed_in_any_order() -> None:
                 parts[i].close()
             for part in parts:
                 await part.wait_closed(10)
-            assert cq._promised == 0
+            assert promised(cq) == 0
         assert adapter_objects() == before
 
 

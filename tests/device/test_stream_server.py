@@ -18,6 +18,7 @@ import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import collect, until
 from tests.device.streaming import Note
+from tests.inside import acceptor_of, active_of
 
 pytestmark = pytest.mark.device
 
@@ -120,7 +121,7 @@ async def test_h01_an_end_that_was_lost_to_ctrl_c_is_made_up_for(address: str) -
     config = StreamConfig(close_timeout_s=0.2)
     server = await aiordma.create_server(make, address, 0, config=config)
     _, client = await aiordma.create_connection(Note, address, server.port)
-    await until(lambda: server._active == 1)
+    await until(lambda: active_of(server) == 1)
     protocols[0].transport._over = True
     task = asyncio.create_task(server.serve_forever())
     await until(lambda: server._forever is not None)
@@ -130,7 +131,7 @@ async def test_h01_an_end_that_was_lost_to_ctrl_c_is_made_up_for(address: str) -
             await task
         await protocols[0].ended()
         await client.ended()
-    assert server._active == 0
+    assert active_of(server) == 0
 
 
 @pytest.mark.one_loop
@@ -214,7 +215,7 @@ async def test_wait_closed_waits_for_the_connections(address: str) -> None:
 async def test_abort_clients(address: str) -> None:
     async with await aiordma.create_server(Note, address, 0) as server:
         _, client = await aiordma.create_connection(Note, address, server.port)
-        await until(lambda: server._active == 1)
+        await until(lambda: active_of(server) == 1)
         server.abort_clients()
         assert await client.ended() is None
         assert client.calls == ["made", "eof", "lost"]
@@ -240,7 +241,7 @@ async def test_a_server_that_closes_in_the_middle_of_handshakes(address: str) ->
         asyncio.create_task(aiordma.create_connection(Note, address, server.port, config=config))
         for _ in range(6)
     ]
-    await until(lambda: bool(server._acceptor.handshakes))
+    await until(lambda: bool(acceptor_of(server).handshakes))
     server.close()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     server.abort_clients()
@@ -284,14 +285,14 @@ async def test_a_client_that_comes_and_goes_while_it_is_accepted(address: str) -
     async with await aiordma.create_server(Note, address, 0) as server:
         for _ in range(10):
             task = asyncio.create_task(aiordma.create_connection(Note, address, server.port))
-            await until(lambda: bool(server._acceptor.handshakes))
+            await until(lambda: bool(acceptor_of(server).handshakes))
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
         transport, protocol = await aiordma.create_connection(Note, address, server.port)
         transport.close()
         assert await protocol.ended() is None
-        await until(lambda: not server._acceptor.handshakes, 20)
+        await until(lambda: not acceptor_of(server).handshakes, 20)
         server.abort_clients()
 
 

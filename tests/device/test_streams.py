@@ -17,6 +17,7 @@ import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import Connecting, adapter_objects, collect, settle, until
 from tests.device.streaming import Note, noted, stream_pair
+from tests.inside import active_of
 
 pytestmark = pytest.mark.device
 
@@ -223,7 +224,7 @@ async def test_g09_silent_streams_end_after_a_bound(address: str) -> None:
         assert 1000 <= asyncio.get_running_loop().time() - begin < 1300
         await asyncio.sleep(3000)
         assert not alive.gone.done()
-        assert server._active == 1
+        assert active_of(server) == 1
         alive.transport.close()
         assert await alive.ended() is None
 

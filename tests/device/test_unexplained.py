@@ -11,6 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, RemoteRegion
+from tests.inside import link_of, state_of
 
 pytestmark = pytest.mark.device
 
@@ -38,7 +39,7 @@ async def pair(address: str) -> AsyncIterator[Pair]:
 
 def _break(connection: Connection) -> None:
     """As when the adapter gives up without a word: all is flushed, and no reason is there."""
-    connection._link.to_error()
+    link_of(connection).to_error()
 
 
 async def test_a_read_that_is_flushed_knows_why_the_connection_ended(pair: Pair) -> None:
@@ -54,7 +55,7 @@ async def test_a_read_that_is_flushed_knows_why_the_connection_ended(pair: Pair)
 
 async def _flushed(connection: Connection) -> None:
     """Wait until the flush of a message is seen; mostly the reason is not known by then."""
-    state, link = connection._state, connection._link
+    state, link = state_of(connection), link_of(connection)
     _break(connection)
     await connection.send(b"into the void")
     while connection._outcome.cause is None:
@@ -118,7 +119,7 @@ async def test_nothing_is_said_to_a_peer_that_has_left(pair: Pair) -> None:
     async with asyncio.timeout(20):
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
-        sent = pair.client._state.sent
+        sent = state_of(pair.client).sent
         pair.client._ending.peer_left()
         await closing
-        assert pair.client._state.sent == sent
+        assert state_of(pair.client).sent == sent

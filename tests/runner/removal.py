@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
 from aiordma.verbs import DeviceEvents
 from tests.device.closing import Hall
+from tests.inside import link_of
 
 ADDRESS = os.environ["AIORDMA_SOFTROCE_ADDR"]
 DEVICE = os.environ["AIORDMA_SOFTROCE_DEVICE"] + "0"
@@ -67,7 +68,7 @@ async def taken() -> None:
     everywhere = await aiordma.listen(None, 0)
     client = await aiordma.connect(ADDRESS, listener.port)
     server = await listener.accept()
-    context = client._link.context
+    context = link_of(client).context
     waiting = [
         outcome("client.recv", client.recv()),
         outcome("listener.accept", listener.accept()),
@@ -133,7 +134,7 @@ async def down() -> None:
         except aiordma.ConnectionLostError as exc:
             say(exc)
         await outcome("connect", connect(listener.port))
-        with DeviceEvents(client._link.context) as events:
+        with DeviceEvents(link_of(client).context) as events:
             run("ip", "link", "set", "dev", CARD, "up")
             while (await anext(events)).type.name != "PORT_ACTIVE":
                 pass

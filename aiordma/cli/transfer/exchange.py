@@ -114,7 +114,7 @@ class Exchange:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit_s: float
     ) -> None:
         self._reader = reader
-        self._writer = writer
+        self.writer = writer
         self.limit_s = limit_s
         self.asked = False
 
@@ -124,7 +124,7 @@ class Exchange:
         Raises:
             TransferError, OSError: The peer takes nothing, or is gone.
         """
-        self._writer.write(pack(message))
+        self.writer.write(pack(message))
         await self._drain()
 
     async def apologize(self, failure: TransferError) -> None:
@@ -180,8 +180,8 @@ class Exchange:
             if not data:
                 text = f"the file became shorter while it was read: {left} bytes are missing"
                 raise TransferError(Reason.SYSTEM, text)
-            self._writer.write(data_header(len(data)))
-            self._writer.write(data)
+            self.writer.write(data_header(len(data)))
+            self.writer.write(data)
             await self._drain()
             left -= len(data)
             progress(len(data))
@@ -232,7 +232,7 @@ class Exchange:
 
     async def _drain(self) -> None:
         async with _step(self.limit_s, "the peer takes nothing"):
-            await self._writer.drain()
+            await self.writer.drain()
 
     async def _frame(self, limit_s: float | None) -> tuple[FrameKind, bytes]:
         try:

@@ -169,7 +169,7 @@ async def test_put_is_refused_by_a_server_that_gives_only(service: Service, tmp_
 async def test_a_client_that_ends_in_the_middle(service: Service, tmp_path: Path) -> None:
     a_file(service.path / "x", 5)
     async with connected(service) as exchange:
-        writer = exchange._writer
+        writer = exchange.writer
         writer.write(pack(Put("x", 100_000)))
         await exchange.hear(Ready)
         writer.write(data_header(1000) + bytes(10))
@@ -303,7 +303,7 @@ async def test_more_than_four_gibibytes_can_be_announced(service: Service, tmp_p
         with pytest.raises(TransferError, match="enough"):
             await client.get(exchange, "x", incoming, enough, enough)
         incoming.discard()
-        exchange._writer.transport.abort()
+        exchange.writer.transport.abort()
     assert sizes == [(4 << 30) + 1]
 
 
@@ -313,9 +313,9 @@ BAR = (lambda _: None, lambda _: None)
 EVIL = "a\x1b[31m\x9b\x07\u202ename\u2028x"
 
 
-def a_service(path: Path, *, most_clients: int = 4, quota: Quota | None = None) -> serve._Service:
+def a_service(path: Path, *, most_clients: int = 4, quota: Quota | None = None) -> serve.Service:
     quota = quota or Quota(1 << 20, 100, 1 << 20)
-    return serve._Service(Folder(path), True, False, LIMIT_S, most_clients, quota)
+    return serve.Service(Folder(path), True, False, LIMIT_S, most_clients, quota)
 
 
 def test_g06_names_and_texts_are_shown_as_they_are(
@@ -326,10 +326,10 @@ def test_g06_names_and_texts_are_shown_as_they_are(
 
     async def main() -> None:
         service = a_service(tmp_path)
-        async with connected(service._client) as exchange:
+        async with connected(service.client) as exchange:
             with pytest.raises(TransferError) as refused:
                 await client.get(exchange, forged, local_incoming(tmp_path / "x"), *BAR)
-        service._folder.close()
+        service.folder.close()
         print_hint(f"aiordma cp: {refused.value}")
 
     run(main())
@@ -379,11 +379,11 @@ def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
 
     async def main() -> None:
         service = a_service(tmp_path / "served", quota=Quota(1000, 10, 700))
-        async with connected(service._client) as exchange:
+        async with connected(service.client) as exchange:
             await exchange.say(Put("half", 700))
             await exchange.hear(Ready)
         for name, fits in (("one", True), ("two", False)):
-            async with connected(service._client) as exchange:
+            async with connected(service.client) as exchange:
                 size = await in_thread(source.open)
                 if fits:
                     await client.put(exchange, source, size, name, BAR[1])
@@ -391,11 +391,11 @@ def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
                     with pytest.raises(TransferError, match="takes 400 bytes more"):
                         await client.put(exchange, source, size, name, BAR[1])
                 await in_thread(source.close)
-        async with connected(service._client) as exchange:
+        async with connected(service.client) as exchange:
             await exchange.say(Put("huge", (1 << 63) - 1))
             with pytest.raises(TransferError, match="more than a file may have here, 700"):
                 await exchange.hear(Ready)
-        service._folder.close()
+        service.folder.close()
 
     run(main())
     assert os.listdir(tmp_path / "served") == ["one"]
@@ -404,18 +404,18 @@ def test_g06_the_quota_is_kept_on_the_wire(run: Run, tmp_path: Path) -> None:
 def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
     async def main() -> None:
         service = a_service(tmp_path, most_clients=3)
-        async with connected(service._client), connected(service._client):
-            await until(lambda: len(service._clients) == 2)
-            async with connected(service._client) as late:
+        async with connected(service.client), connected(service.client):
+            await until(lambda: len(service.clients) == 2)
+            async with connected(service.client) as late:
                 with pytest.raises(TransferError, match="has 2 clients already of 127"):
                     await late.hear(Ready)
-            await until(lambda: len(service._clients) == 2)
-            assert not service._why_full("192.0.2.1"), "another source gets in"
-        await until(lambda: not service._clients)
-        async with connected(service._client) as next_:
+            await until(lambda: len(service.clients) == 2)
+            assert not service.why_full("192.0.2.1"), "another source gets in"
+        await until(lambda: not service.clients)
+        async with connected(service.client) as next_:
             with pytest.raises(TransferError, match="No such file"):
                 await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
-        service._folder.close()
+        service.folder.close()
 
     run(main())
 
@@ -427,12 +427,12 @@ def test_g02_a_client_that_asks_for_nothing_gives_way(
 
     async def main() -> None:
         service = a_service(tmp_path, most_clients=1)
-        async with connected(service._client):
-            await until(lambda: service._holders)
-            async with connected(service._client) as next_:
+        async with connected(service.client):
+            await until(lambda: service.holders)
+            async with connected(service.client) as next_:
                 with pytest.raises(TransferError, match="No such file"):
                     await client.get(next_, "none", local_incoming(tmp_path / "x"), *BAR)
-        service._folder.close()
+        service.folder.close()
 
     run(main())
 
@@ -442,14 +442,14 @@ def test_g02_refusals_by_serve_are_not_all_told(
 ) -> None:
     async def main() -> None:
         service = a_service(tmp_path, most_clients=1)
-        async with connected(service._client):
-            await until(lambda: service._holders)
+        async with connected(service.client):
+            await until(lambda: service.holders)
             for _ in range(9):
-                async with connected(service._client) as late:
+                async with connected(service.client) as late:
                     with pytest.raises(TransferError, match="has 1 clients already"):
                         await late.hear(Ready)
-        await until(lambda: not service._clients)
-        service._folder.close()
+        await until(lambda: not service.clients)
+        service.folder.close()
 
     run(main())
     lines = [line for line in capsys.readouterr().out.splitlines() if "refused" in line]

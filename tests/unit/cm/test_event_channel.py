@@ -15,6 +15,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.loop.workers import reaper
+from tests.inside import kept_of, publish
 
 from ..conftest import LIMIT_S, Run, settle
 
@@ -94,7 +95,7 @@ def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
         first, second = (asyncio.create_task(events.get_event()) for _ in range(2))
         await settle()
         event = event_of(events)
-        events._publish(event)
+        publish(events, event)
         first.cancel()  # it was granted the event, and has not run
         await settle(10)
         assert first.cancelled()
@@ -143,8 +144,8 @@ def test_i02_a_channel_that_is_full_goes_on(run: Run, calls: list[Any]) -> None:
         events._max_unread = 4
         made = [event_of(events) for _ in range(10)]
         for event in made:
-            events._publish(event)
-        assert len(events._kept) == 4, "what is not read is kept without a bound"
+            publish(events, event)
+        assert len(kept_of(events)) == 4, "what is not read is kept without a bound"
         assert events.dropped_events == 6
         assert cast("Pump", events._pump).reading, "what comes now is never read"
         assert [await events.get_event(0) for _ in range(4)] == made[6:]
@@ -165,7 +166,7 @@ def test_i02_a_request_for_a_listener_that_is_gone_is_refused(
         events._dispatch(int(EventType.CONNECT_REQUEST), 0, 0, 7, b"", None)
         assert await asyncio.to_thread(reaper.drain, LIMIT_S)
         assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
-        assert not events._kept
+        assert not kept_of(events)
         cast("Any", events)._ids = {}
         await close(events)
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aiordma.endpoint.message import Message, lent
+from tests.inside import exports_of, is_released
 
 
 class Slot:
@@ -263,11 +264,11 @@ def test_a00_a_message_that_the_library_holds_can_be_released() -> None:
     with memoryview(slot.message) as mine, mine[6:] as piece:
         loans = [lent(mine), lent(piece), lent(mine)]
     assert [bytes(loan) for loan in loans] == [b"hello world", b"world", b"hello world"]
-    assert slot.message._exports == 3
+    assert exports_of(slot.message) == 3
     with slot.message:
         pass
     assert slot.back == [True], "the memory is not to be used again as long as it is held"
-    assert slot.message._released
+    assert is_released(slot.message)
     with pytest.raises(ValueError, match="released"):
         memoryview(slot.message)
     held = memoryview(loans[1])
@@ -280,7 +281,7 @@ def test_a00_a_message_that_the_library_holds_can_be_released() -> None:
     del held
     slot.message.release()
     slot.memory.clear()  # the last loan has let go of it
-    assert slot.message._exports == 0
+    assert exports_of(slot.message) == 0
 
 
 def test_a00_a_view_of_the_program_keeps_a_lent_message() -> None:
@@ -314,4 +315,4 @@ def test_a00_other_buffers_are_not_lent() -> None:
         slot.message._lend(view)
     with pytest.raises(TypeError):
         slot.message._lend(3)  # type: ignore[arg-type]
-    assert slot.message._exports == 0
+    assert exports_of(slot.message) == 0

@@ -25,6 +25,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.message import Message
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
+from tests.inside import is_released
 
 from ..conftest import Run, settle
 from ..endpoint.fabric import FakeLink, Wire
@@ -190,7 +191,7 @@ def test_a00_every_order(seed: int) -> None:
         for _ in range(60):
             choice = rng.randrange(6)
             message = rng.choice(messages)
-            if choice <= 1 and message is not None and not message._released:
+            if choice <= 1 and message is not None and not is_released(message):
                 found.append(rng.choice(STEPS)(message))
             elif choice == 2 and found:
                 rng.choice(found)  # a cycle of two
@@ -203,7 +204,7 @@ def test_a00_every_order(seed: int) -> None:
             elif choice == 4 and message is not None:
                 found.append(kept(message.release))
             elif message is not None and rng.random() < 0.2:
-                if not message._released:
+                if not is_released(message):
                     found.append(failed_in_its_block(message))
                 messages[rng.randrange(len(messages))] = None
             del message
@@ -220,7 +221,7 @@ def test_a00_a_message_that_a_failed_block_let_go_is_not_seen_any_more() -> None
     with pytest.raises(KeyError), message:
         raise KeyError
     assert memory.back == [True], "still looked at"
-    assert message._released
+    assert is_released(message)
     with pytest.raises(ValueError, match="released"):
         memoryview(message)
     message.release()
@@ -406,7 +407,7 @@ def test_a00b_the_error_of_a_send_is_what_ends_the_block(run: Run, size: int) ->
 
         with pytest.raises(TimeoutError):
             await answer()
-        assert message._released
+        assert is_released(message)
         await broken(wire)
 
     run(main())

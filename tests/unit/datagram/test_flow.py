@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -23,16 +24,19 @@ class Paused:
         self.calls.append("resume")
 
 
-def made() -> tuple[FlowControl, Paused]:
-    protocol = Paused()
-    return FlowControl(asyncio.new_event_loop(), None, protocol), protocol
+@contextlib.contextmanager
+def made() -> Iterator[tuple[FlowControl, Paused]]:
+    loop, protocol = asyncio.new_event_loop(), Paused()
+    try:
+        yield FlowControl(loop, None, protocol), protocol
+    finally:
+        loop.close()
 
 
 @pytest.fixture
-def flow() -> Any:
-    control, protocol = made()
-    yield control, protocol
-    control._loop.close()
+def flow() -> Iterator[tuple[FlowControl, Paused]]:
+    with made() as pair:
+        yield pair
 
 
 def test_defaults(flow: tuple[FlowControl, Paused]) -> None:
@@ -77,8 +81,7 @@ def test_new_limits_count_at_once(flow: tuple[FlowControl, Paused]) -> None:
 
 @given(st.lists(st.integers(-50, 50)), st.integers(0, 100), st.integers(0, 100))
 def test_calls_alternate(changes: list[int], one: int, other: int) -> None:
-    control, protocol = made()
-    try:
+    with made() as (control, protocol):
         control.set_limits(max(one, other), min(one, other))
         for change in changes:
             if change >= 0:
@@ -92,5 +95,3 @@ def test_calls_alternate(changes: list[int], one: int, other: int) -> None:
         assert protocol.calls[::2] == ["pause"] * len(protocol.calls[::2])
         assert protocol.calls[1::2] == ["resume"] * len(protocol.calls[1::2])
         assert control.paused == bool(len(protocol.calls) % 2)
-    finally:
-        control._loop.close()

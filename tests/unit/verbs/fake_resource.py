@@ -30,6 +30,38 @@ class Fake(Resource):
         self.busy = False
         super().__init__(name, parents)
 
+    # What other objects of the library do to one.
+
+    @property
+    def children(self) -> int:
+        """How many use it."""
+        return self._children
+
+    def require(self) -> Any:
+        """Its handle, if it is open."""
+        return self._require()
+
+    def retain(self) -> None:
+        """One more uses it."""
+        self._retain()
+
+    def let_go(self, child: Resource | None = None) -> None:
+        """One uses it no more."""
+        self._let_go(child)
+
+    def hold(self, others: list[Resource]) -> None:
+        """It uses others from now on."""
+        self._hold(others)
+
+    def release(self, others: list[Resource]) -> None:
+        """It uses them no more."""
+        self._release(others)
+
+    @property
+    def gone(self) -> Any:
+        """The job that destroys it, once that has begun."""
+        return self._gone
+
     def _before_close(self) -> None:
         if self.busy:
             raise ResourceBusyError(16, "busy")

@@ -13,6 +13,7 @@ from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, Sink, route, shared_queues
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.wc import WCRecord
+from tests.inside import tell
 
 
 def record(wr_id: int) -> WCRecord:
@@ -82,9 +83,9 @@ def test_an_event_finds_its_queue_as_long_as_it_lives() -> None:
     for token, target in zip(tokens, (first, second), strict=True):
         async_event.enroll(token, target)  # type: ignore[arg-type]
     event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, None)  # type: ignore[arg-type]
-    async_event._tell_queue(tokens[1], event)
+    tell(tokens[1], event)
     assert (first.got, second.got) == ([], [AsyncEventType.CQ_ERR])
     del second
-    async_event._tell_queue(tokens[1], event)
-    async_event._tell_queue(0, event)
+    tell(tokens[1], event)
+    tell(0, event)
     assert first.got == []

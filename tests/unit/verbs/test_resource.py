@@ -82,10 +82,10 @@ def test_a_closed_resource_refuses_calls_and_children() -> None:
     child = Fake("child", parent)
     parent.close()
     assert Fake.log == []
-    for use in (parent._require, parent._retain):
+    for use in (parent.require, parent.retain):
         with pytest.raises(ResourceClosedError, match="the Fake is closed"):
             use()
-    assert child._require() == "child", "the child goes on"
+    assert child.require() == "child", "the child goes on"
     child.close()
     assert Fake.log == ["child", "parent"]
 
@@ -97,7 +97,7 @@ def test_a_failed_child_does_not_count() -> None:
         with pytest.raises(ResourceClosedError):
             Fake("child", *parents)
         gc.collect()
-        assert good._children == 0
+        assert good.children == 0
     # What C had made for it is destroyed all the same, and nobody is warned of it.
     assert Fake.log == ["closed", "child", "child"]
     good.close()
@@ -110,7 +110,7 @@ def test_a_busy_resource_stays_open() -> None:
     with pytest.raises(ResourceBusyError):
         resource.close()
     assert not resource.closed
-    assert resource._require() == "busy"
+    assert resource.require() == "busy"
     resource.busy = False
     resource.close()
     assert Fake.log == ["busy"]
@@ -249,19 +249,19 @@ def test_what_went_with_its_device_is_gone(run: Run, caplog: pytest.LogCaptureFi
 def test_the_end_can_be_asked_for_before_and_after(run: Run) -> None:
     async def main() -> None:
         early, late, refused = Fake("early"), Fake("late"), Stubborn("refused")
-        before = early._gone
+        before = early.gone
         assert not before.done
         for one in (early, late, refused):
             one.close()
         await early.wait_closed()
         await late.wait_closed()
         assert before.done
-        assert early._gone is before
-        assert late._gone.result() is None
+        assert early.gone is before
+        assert late.gone.result() is None
         with pytest.raises(OSError, match="busy"):
             await refused.wait_closed()
         with pytest.raises(OSError, match="busy"):
-            refused._gone.result()
+            refused.gone.result()
 
     run(main())
 
@@ -272,7 +272,7 @@ def test_what_was_made_from_it_is_dead_in_a_child_process_too() -> None:
     assert all(one.closed for one in made.values())
     for one in made.values():
         with pytest.raises(ForkedError):
-            one._require()
+            one.require()
         one.close()
     assert Fake.log == []
 
@@ -280,10 +280,10 @@ def test_what_was_made_from_it_is_dead_in_a_child_process_too() -> None:
 def test_who_is_no_child_is_not_counted_as_one() -> None:
     parent = Fake("context")
     child, other = Fake("pd", parent), Fake("pd", parent)
-    child._release([parent, parent])
+    child.release([parent, parent])
     with pytest.raises(KeyError):
-        parent._let_go(child)
-    assert parent._children == 1
+        parent.let_go(child)
+    assert parent.children == 1
     parent.close()
     assert Fake.log == []
     other.close()

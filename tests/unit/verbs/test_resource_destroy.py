@@ -29,7 +29,7 @@ def test_every_order_of_destroying_is_judged_as_c_does(run: Run) -> None:
                     made[name].destroy()
                 assert caught.value.errno == errno.EBUSY
                 assert f"{len(below)} Fake" in str(caught.value)
-                assert made[name]._require() == name, "it is open and can be used"
+                assert made[name].require() == name, "it is open and can be used"
             else:
                 made[name].destroy()
                 made[name].destroy()
@@ -55,7 +55,7 @@ def test_what_is_in_the_way_is_named(run: Run) -> None:
 
     parent = Fake("parent")
     children = [QueuePair("first", parent), QueuePair("second", parent), Fake("other", parent)]
-    parent._retain()
+    parent.retain()
     with pytest.raises(ResourceBusyError) as caught:
         parent.destroy()
     assert caught.value.errno == errno.EBUSY
@@ -67,7 +67,7 @@ def test_what_is_in_the_way_is_named(run: Run) -> None:
         child.destroy()
     with pytest.raises(ResourceBusyError, match=r"destroyed: 1 unfinished operation$"):
         parent.destroy()
-    parent._let_go()
+    parent.let_go()
     parent.destroy()
     assert Fake.log == ["first", "second", "other", "parent"]
 
@@ -143,10 +143,10 @@ def test_a_parent_named_twice_counts_once() -> None:
 
 def test_held_resources_outlive_their_holder() -> None:
     memory, user = Fake("memory"), Fake("user")
-    memory._retain()
+    memory.retain()
     memory.close()
-    user._hold([memory, memory])
-    memory._let_go()
+    user.hold([memory, memory])
+    memory.let_go()
     assert Fake.log == []
     with pytest.raises(ResourceBusyError, match="1 Fake made from it"):
         memory.destroy()
