@@ -284,8 +284,10 @@ def _names_of(tree: ast.AST) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
-        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            found.add(node.id if isinstance(node, ast.Name) else node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found |= set(_on_self(node))
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
             found |= set(_strings(node.value))
     return {name for name in found if _private(name)}

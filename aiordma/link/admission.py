@@ -347,8 +347,8 @@ class _Tally:
 
 
 _lock = fork.new_lock()
-_process = _Tally()  # bytes that the connections of all listeners pin
-fork.renew(_process.forget)
+PINNED = _Tally()  # bytes that the connections of all listeners pin
+fork.renew(PINNED.forget)
 
 
 class Ledger:
@@ -389,7 +389,7 @@ class Ledger:
         return (
             clients.why_full("max_connections", limits.max_connections, source, 1)
             or self._pinned.why_full("max_pinned_bytes", limits.pinned_bytes, source, size)
-            or _process.why_full(
+            or PINNED.why_full(
                 "max_process_pinned_bytes", limits.process_pinned_bytes, source, size
             )
         )
@@ -422,4 +422,4 @@ class Ledger:
     def _count(self, source: str, step: int, size: int) -> None:
         self._clients.count(source, step)
         self._pinned.count(source, size)
-        _process.count(source, size)
+        PINNED.count(source, size)

@@ -35,8 +35,8 @@ from aiordma.loop.wait_line import WaitLine
 __all__ = ["Course", "paced"]
 
 T = TypeVar("T")
-_AT_A_TIME = 8
-_STALLED_S = 2.0  # without the end of any: as many again may begin
+AT_A_TIME = 8
+STALLED_S = 2.0  # without the end of any: as many again may begin
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -81,7 +81,7 @@ class _Pace:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._room = _AT_A_TIME
+        self._room = AT_A_TIME
         self._timer: asyncio.TimerHandle | None = None
         self._line = WaitLine[None]()
         self.under_way = 0
@@ -99,7 +99,7 @@ class _Pace:
     def leave(self) -> None:
         """One is over."""
         self.under_way -= 1
-        self._room = _AT_A_TIME
+        self._room = AT_A_TIME
         self._admit()
         if self._timer is not None:
             self._timer.cancel()
@@ -112,7 +112,7 @@ class _Pace:
 
     def _watch(self) -> None:
         if self._line and self._timer is None:
-            self._timer = self._loop.call_later(_STALLED_S, self._stalled)
+            self._timer = self._loop.call_later(STALLED_S, self._stalled)
 
     def _stalled(self) -> None:
         self._timer = None

@@ -35,8 +35,6 @@ __all__ = [
 
 T = TypeVar("T")
 _log = logging.getLogger("aiordma")
-_RETRY_S = 0.1
-_RETRIES = 20
 
 
 #: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
@@ -69,15 +67,26 @@ class WorkerPool:
             loop tries again for two seconds, and then does the job itself, since `wait_closed()`
             has to end.  For jobs that give something back.
         idle_s: Seconds after which a thread that has nothing to do ends.
+        retry_s: Seconds until the loop tries again to start a thread.
+        retries: Tries after which it does the job itself.
     """
 
     def __init__(
-        self, name: str, limit: int, *, keep: bool = False, idle_s: float = _IDLE_S
+        self,
+        name: str,
+        limit: int,
+        *,
+        keep: bool = False,
+        idle_s: float = _IDLE_S,
+        retry_s: float = 0.1,
+        retries: int = 20,
     ) -> None:
         self._name = name
         self._limit = limit
         self._keep = keep
         self._idle_s = idle_s
+        self._retry_s = retry_s
+        self._most_retries = retries
         self._reset()
 
     def _reset(self) -> None:
@@ -148,7 +157,7 @@ class WorkerPool:
             self._run_kept()
         elif self._retrying is not loop:  # one that has ended tries no more
             self._retrying = loop
-            loop.call_later(_RETRY_S, self._retry)
+            loop.call_later(self._retry_s, self._retry)
 
     def _retry(self) -> None:
         self._retrying = None
@@ -162,9 +171,9 @@ class WorkerPool:
             with self._lock:
                 self._threads -= 1
             self._retries += 1
-            if self._retries == _RETRIES:
+            if self._retries == self._most_retries:
                 _log.warning("%s: the event loop does what a thread would: %s", self._name, exc)
-            if self._retries >= _RETRIES:
+            if self._retries >= self._most_retries:
                 self._run_one()
             self._retry_later()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,6 +25,28 @@ pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is n
 COUNT, SIZE = 4, 100
 
 
+class Table(SlotTable[Any]):
+    """Tells where an entry was added last."""
+
+    base = 0
+
+    def add(self, waiter: Any) -> int:
+        self.base = super().add(waiter)
+        return self.base
+
+
+class Timed:
+    """A loop whose time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.call_soon = asyncio.get_running_loop().call_soon
+        self.timers: list[Callable[[], None]] = []
+
+    def call_later(self, delay: float, function: Callable[[], None]) -> Any:
+        self.timers.append(function)
+        return SimpleNamespace(cancel=lambda: None)
+
+
 class Place:
     """A port whose adapter is the test."""
 
@@ -31,17 +54,21 @@ class Place:
         self.states: list[QPState] = []
         self.restarted: list[OSError] = []
         self.received: list[int] = []
-        port = self.port = DatagramPort.__new__(DatagramPort)
-        port.loop = asyncio.get_running_loop()
-        port.closed, port._cause, port._timer, port._base = False, None, None, 0
-        port.failure = None
-        port._channel = cast("Any", SimpleNamespace(table=SlotTable()))
-        port.cm_id = cast("Any", SimpleNamespace(_sink=None, _start_qp=lambda qp: None))
-        port.qp = cast("Any", SimpleNamespace(modify=self._modify))
-        port._cq = cast("Any", SimpleNamespace(manage=lambda: None))
-        port._qp_handle = ffi.NULL
-        port._recv = RecvSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
-        port._send = SendSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
+        self.table = Table()
+        self.recv = RecvSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
+        parts: list[Any] = [
+            SimpleNamespace(_sink=None, _start_qp=lambda qp: None),  # the connection id
+            None,
+            SimpleNamespace(table=self.table),  # the completion channel
+            None,
+            SimpleNamespace(manage=lambda: None),  # the completion queue
+            SimpleNamespace(modify=self._modify, _require=lambda: ffi.NULL),
+            self.recv,
+            SendSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE),
+        ]
+        port = self.port = DatagramPort(*parts)
+        self.loop = Timed()
+        port.loop = cast("Any", self.loop)
         port.start(
             lambda slot, record: self.received.append(slot),
             lambda: None,
@@ -53,9 +80,12 @@ class Place:
     def _modify(self, mask: Any, *, qp_state: QPState) -> None:
         self.states.append(qp_state)
 
+    def send(self, data: bytes, handle: FakeHandle) -> bool:
+        return self.port.post_send(data, cast("Any", handle), 5, 6)
+
     def completes(self, sub: int, status: WCStatus) -> None:
-        wr_id = self.port._base + (sub << SUB_SHIFT)
-        if (sink := self.port._channel.table.get(wr_id)) is not None:
+        wr_id = self.table.base + (sub << SUB_SHIFT)
+        if (sink := self.table.get(wr_id)) is not None:
             sink((wr_id, int(status), 0, 0, 0, 0, 17, 0, 0, 0, 0, 0, 0))
 
 
@@ -67,22 +97,22 @@ def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
     async def main() -> None:
         place, handle = Place(), FakeHandle()
         for _ in range(COUNT):
-            assert place.port.post_send(b"x", cast("Any", handle), 5, 6)
-        assert not place.port.post_send(b"x", cast("Any", handle), 5, 6), "all slots are taken"
+            assert place.send(b"x", handle)
+        assert not place.send(b"x", handle), "all slots are taken"
         place.completes(0, WCStatus.WR_FLUSH_ERR)
-        assert place.port._timer is not None
-        stale = place.port._base
-        place.port._restart()  # the time for the others is over
+        (restart,) = place.loop.timers
+        stale = place.table.base
+        restart()  # the time for the others is over
         await settle()
         assert place.states == [QPState.RESET]
         assert len(place.restarted) == 1
         assert place.port.sending == 0, "the slots of what the adapter forgot are lost"
         assert handle.users == 0, "and their handles pinned for ever"
-        assert len(place.port._recv) == COUNT
+        assert len(place.recv) == COUNT
         for _ in range(COUNT):
-            assert place.port.post_send(b"y", cast("Any", handle), 5, 6)
+            assert place.send(b"y", handle)
         # What completes late is of before, and nobody's.
-        assert place.port._channel.table.get(stale) is None
+        assert place.table.get(stale) is None
         place.completes(RECV, WCStatus.SUCCESS)
         assert place.received == [0]
 
@@ -92,13 +122,13 @@ def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
 def test_i05_all_that_came_back_begins_anew_without_waiting(run: Run, posted: list[Any]) -> None:
     async def main() -> None:
         place, handle = Place(), FakeHandle()
-        place.port.post_send(b"x", cast("Any", handle), 5, 6)
+        place.send(b"x", handle)
         place.completes(COUNT - 1, WCStatus.WR_FLUSH_ERR)
         for slot in range(COUNT):
             assert place.states == []
             place.completes(RECV | slot, WCStatus.WR_FLUSH_ERR)
         await settle()
         assert place.states == [QPState.RESET]
-        assert (place.port.sending, handle.users, len(place.port._recv)) == (0, 0, COUNT)
+        assert (place.port.sending, handle.users, len(place.recv)) == (0, 0, COUNT)
 
     run(main())

@@ -255,7 +255,7 @@ def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
 def test_g09_a_full_ledger_counts_nothing_more() -> None:
     limits = ListenerLimits(max_connections=2)
     ledger = Ledger(limits, 100)
-    before = admission._process.all
+    before = admission.PINNED.all
     undo = [ledger.take("a"), ledger.take("b")]
     with pytest.raises(RdmaError, match="max_connections") as full:
         ledger.take("c")
@@ -264,7 +264,7 @@ def test_g09_a_full_ledger_counts_nothing_more() -> None:
     assert ledger.connections == 2
     for each in undo:
         each()
-    assert (ledger.connections, admission._process.all) == (0, before)
+    assert (ledger.connections, admission.PINNED.all) == (0, before)
 
 
 def test_g02_of_refusals_by_a_limit_few_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +277,7 @@ def test_g02_of_refusals_by_a_limit_few_are_logged(caplog: pytest.LogCaptureFixt
 
 
 def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
-    limits = ListenerLimits(max_process_pinned_bytes=admission._process.all + 250)
+    limits = ListenerLimits(max_process_pinned_bytes=admission.PINNED.all + 250)
     one, other = Ledger(limits, 100), Ledger(limits, 100)
     undo = [one.take("a"), other.take("b")]
     assert "max_process_pinned_bytes" in one.why_full("a")
@@ -293,7 +293,7 @@ def test_g09_the_process_has_a_budget_of_all_listeners() -> None:
 def test_g09_a_source_leaves_room_for_others(limit: str) -> None:
     """One source after the other takes what it gets, and the next one gets in all the same."""
     of_process = limit == "max_process_pinned_bytes"
-    before = admission._process.all if of_process else 0
+    before = admission.PINNED.all if of_process else 0
     limits = ListenerLimits(**{limit: before + 640})
     ledgers = [Ledger(limits, 1) for _ in range(1 + of_process)]
     undo = []
@@ -308,7 +308,7 @@ def test_g09_a_source_leaves_room_for_others(limit: str) -> None:
     for give_back in undo:
         give_back()
     assert not any(ledger.why_full("a") for ledger in ledgers)
-    assert not admission._process.sources
+    assert not admission.PINNED.sources
 
 
 def test_g09_five_sources_do_not_take_all_connections() -> None:
@@ -326,26 +326,26 @@ def test_g09_five_sources_do_not_take_all_connections() -> None:
 
 def test_g09_a_client_of_unknown_address_is_counted_out_again() -> None:
     ledger = Ledger(ListenerLimits(), 100)
-    before = admission._process.all
+    before = admission.PINNED.all
     give_back = ledger.take(source_of(None))
     assert (ledger.connections, ledger.pinned) == (1, 100)
     give_back()
     give_back()
-    assert (ledger.connections, ledger.pinned, admission._process.all) == (0, 0, before)
+    assert (ledger.connections, ledger.pinned, admission.PINNED.all) == (0, 0, before)
 
 
 def test_g09_a_connection_of_other_settings_counts_what_it_pins() -> None:
     ledger = Ledger(ListenerLimits(max_pinned_bytes=1000), 100)
-    before = admission._process.all
+    before = admission.PINNED.all
     undo = [ledger.take("a", 700), ledger.take("b", 200)]
-    assert (ledger.pinned, admission._process.all) == (900, before + 900)
+    assert (ledger.pinned, admission.PINNED.all) == (900, before + 900)
     assert not ledger.why_full("c")
     assert "max_pinned_bytes" in ledger.why_full("c", 101)
     with pytest.raises(OSError, match="max_pinned_bytes"):
         ledger.take("c", 101)
     for give_back in undo:
         give_back()
-    assert (ledger.pinned, ledger.connections, admission._process.all) == (0, 0, before)
+    assert (ledger.pinned, ledger.connections, admission.PINNED.all) == (0, 0, before)
 
 
 @pytest.mark.parametrize(
@@ -433,45 +433,45 @@ async def test_c01_connects_to_one_address_take_turns() -> None:
     await turns()
     served = 0
     while served < 100:
-        assert len(server.waiting) == min(pacing._AT_A_TIME, 100 - served)
+        assert len(server.waiting) == min(pacing.AT_A_TIME, 100 - served)
         server.waiting[0].set_result("here")
         served += 1
         await turns()
     assert await asyncio.gather(*tasks) == ["here"] * 100
-    assert server.most == pacing._AT_A_TIME
+    assert server.most == pacing.AT_A_TIME
 
 
 async def test_c01_a_connect_that_is_canceled_gives_its_turn_away() -> None:
     server = Server()
-    tasks = [server.connect() for _ in range(pacing._AT_A_TIME + 3)]
+    tasks = [server.connect() for _ in range(pacing.AT_A_TIME + 3)]
     await turns()
     tasks[-3].cancel()  # waits
     tasks[0].cancel()
     tasks[1].cancel()
     await turns()
-    assert len(server.waiting) == pacing._AT_A_TIME
+    assert len(server.waiting) == pacing.AT_A_TIME
     tasks[2].cancel()
     tasks[-2].cancel()  # has just been given a turn, or is under way
     await turns()
     for answer in server.waiting:
         answer.set_result("here")
     done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert done.count("here") == pacing._AT_A_TIME + 3 - 5
+    assert done.count("here") == pacing.AT_A_TIME + 3 - 5
 
 
 async def test_c01_connects_that_do_not_end_hold_up_others_for_a_moment_only(
     clock: Clock,
 ) -> None:
     server = Server()
-    tasks = [server.connect() for _ in range(4 * pacing._AT_A_TIME)]
+    tasks = [server.connect() for _ in range(4 * pacing.AT_A_TIME)]
     await turns()
-    assert len(server.waiting) == pacing._AT_A_TIME
-    clock.pass_by(pacing._STALLED_S)
+    assert len(server.waiting) == pacing.AT_A_TIME
+    clock.pass_by(pacing.STALLED_S)
     await turns()
-    assert len(server.waiting) == 2 * pacing._AT_A_TIME
-    clock.pass_by(pacing._STALLED_S)
+    assert len(server.waiting) == 2 * pacing.AT_A_TIME
+    clock.pass_by(pacing.STALLED_S)
     await turns()
-    assert len(server.waiting) == 4 * pacing._AT_A_TIME
+    assert len(server.waiting) == 4 * pacing.AT_A_TIME
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -479,12 +479,12 @@ async def test_c01_connects_that_do_not_end_hold_up_others_for_a_moment_only(
 
 async def test_c01_the_wait_for_a_turn_is_not_taken_from_a_limit(clock: Clock) -> None:
     server = Server()
-    count = 3 * pacing._AT_A_TIME
+    count = 3 * pacing.AT_A_TIME
     patient = [server.connect(PatientLimit(10.0)) for _ in range(count)]
     strict = server.connect(Limit(10.0))
     await turns()
     while server.waiting:
-        assert len(server.waiting) <= pacing._AT_A_TIME
+        assert len(server.waiting) <= pacing.AT_A_TIME
         clock.pass_by(1.9)
         for answer in server.waiting[:2]:
             answer.set_result("here")

@@ -361,11 +361,9 @@ def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: li
 
 
 def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
-    run: Run, no_threads: list[bool], monkeypatch: pytest.MonkeyPatch
+    run: Run, no_threads: list[bool]
 ) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
-    monkeypatch.setattr(workers, "_RETRIES", 1 << 30)
+    pool = WorkerPool("test-reaper", 2, keep=True, retry_s=0.001, retries=1 << 30)
     order: list[int] = []
 
     async def main() -> None:
@@ -404,11 +402,9 @@ def test_g07_a_loop_that_ends_leaves_the_rest_to_drain(run: Run, no_threads: lis
 def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
     run: Run,
     no_threads: list[bool],
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True)
-    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
+    pool = WorkerPool("test-reaper", 2, keep=True, retry_s=0.001)
     here: list[int] = []
 
     async def main() -> None:
@@ -422,12 +418,8 @@ def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
     assert pool.drain(0)
 
 
-def test_g07_a_later_loop_tries_again(
-    run: Run, no_threads: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = WorkerPool("test-reaper", 1, keep=True)
-    monkeypatch.setattr(workers, "_RETRY_S", 0.001)
-    monkeypatch.setattr(workers, "_RETRIES", 1 << 30)
+def test_g07_a_later_loop_tries_again(run: Run, no_threads: list[bool]) -> None:
+    pool = WorkerPool("test-reaper", 1, keep=True, retry_s=0.001, retries=1 << 30)
 
     async def first() -> None:
         pool.submit(lambda: None)
