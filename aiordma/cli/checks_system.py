@@ -25,7 +25,7 @@ __all__ = [
     "python",
 ]
 
-_PROC = Path("/proc/self")
+PROC = Path("/proc/self")
 _LIBRARIES = ("libibverbs.so.1", "librdmacm.so.1")
 _INSTALL = (
     "install rdma-core's libraries: Debian/Ubuntu: apt install libibverbs1 librdmacm1 "
@@ -96,7 +96,7 @@ def libraries() -> Finding:
 
 def _mapped(soname: str) -> str:
     """The file that a loaded library comes from, links followed."""
-    for line in (_PROC / "maps").read_text().splitlines():
+    for line in (PROC / "maps").read_text().splitlines():
         path = line.partition("/")[2]
         if path.rpartition("/")[2].startswith(soname):
             return os.path.realpath(f"/{path}")
@@ -109,7 +109,7 @@ def locked_memory() -> Finding:
     seen = f"RLIMIT_MEMLOCK is {_size(soft)} (can be raised to {_size(hard)})"
     if soft == resource.RLIM_INFINITY:
         return ok("RLIMIT_MEMLOCK is unlimited")
-    if _may_lock():
+    if may_lock():
         return ok(f"{seen}, but this process has CAP_IPC_LOCK and is not limited")
     each = plan_of(DEFAULTS).pinned
     fit = soft // each
@@ -127,11 +127,11 @@ def _size(number: int) -> str:
     return f"{number / (1 << 20):.4g} MiB" if large else f"{number / 1024:.4g} KiB"
 
 
-def _may_lock() -> bool:
+def may_lock() -> bool:
     """Whether the limit does not hold: the kernel asks for the capability outside containers."""
     try:
-        status = (_PROC / "status").read_text()
-        uid_map = (_PROC / "uid_map").read_text().split()
+        status = (PROC / "status").read_text()
+        uid_map = (PROC / "uid_map").read_text().split()
         effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     except OSError:
         return False

@@ -12,7 +12,6 @@ from typing import TextIO
 __all__ = ["LineWriter"]
 
 _MOST_LINES = 1000
-_END_S = 1.0
 
 
 class LineWriter:
@@ -58,9 +57,13 @@ class LineWriter:
                 self._lost += 1
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Wait until the output has taken everything, a second at most."""
-        until = time.monotonic() + _END_S
+    def __len__(self) -> int:
+        """Lines that were not written yet."""
+        return len(self._lines)
+
+    def close(self, within_s: float = 1.0) -> None:
+        """Wait until the output has taken everything, `within_s` seconds at most."""
+        until = time.monotonic() + within_s
         with self._changed:
             while (self._busy or self._lines) and (left := until - time.monotonic()) > 0:
                 self._changed.wait(left)

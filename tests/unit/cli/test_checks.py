@@ -136,7 +136,7 @@ def test_locked_memory(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], status: Status
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(checks_system, "_may_lock", lambda: False)
+    monkeypatch.setattr(checks_system, "may_lock", lambda: False)
     found = checks_system.locked_memory()
     assert found.status is status
     assert ("ulimit -l unlimited" in found.advice) is (status is not Status.OK)
@@ -145,7 +145,7 @@ def test_locked_memory(
 @pytest.mark.parametrize("room", [0, 1, 3, 31, 32])
 def test_b03_how_many_connections_fit(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     each = plan_of(ConnectionConfig()).pinned
-    monkeypatch.setattr(checks_system, "_may_lock", lambda: False)
+    monkeypatch.setattr(checks_system, "may_lock", lambda: False)
     for limit in (room * each, (room + 1) * each - 1):
         if not limit:
             continue
@@ -161,7 +161,7 @@ def test_b03_how_many_connections_fit(monkeypatch: pytest.MonkeyPatch, room: int
 
 
 def test_b03_the_size_follows_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks_system, "_may_lock", lambda: False)
+    monkeypatch.setattr(checks_system, "may_lock", lambda: False)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
     monkeypatch.setattr(checks_system, "DEFAULTS", ConnectionConfig(recv_depth=4, send_depth=4,
                                                                     slot_size=1024))  # fmt: skip
@@ -211,8 +211,8 @@ def test_who_is_exempt_from_the_limit(
 ) -> None:
     (tmp_path / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
     (tmp_path / "uid_map").write_text(f"   {uid_map}\n")
-    monkeypatch.setattr(checks_system, "_PROC", tmp_path)
-    assert checks_system._may_lock() is exempt
+    monkeypatch.setattr(checks_system, "PROC", tmp_path)
+    assert checks_system.may_lock() is exempt
 
 
 def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

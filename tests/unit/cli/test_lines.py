@@ -12,7 +12,6 @@ from typing import TextIO
 
 import pytest
 
-from aiordma.cli import lines
 from aiordma.cli.lines import LineWriter
 
 LIMIT_S = 20
@@ -32,15 +31,14 @@ def pipe() -> Iterator[tuple[TextIO, TextIO]]:
 
 
 def test_g02_an_output_that_is_not_read_loses_lines_and_says_so(
-    pipe: tuple[TextIO, TextIO], monkeypatch: pytest.MonkeyPatch
+    pipe: tuple[TextIO, TextIO],
 ) -> None:
-    monkeypatch.setattr(lines, "_END_S", 0.05)
     reading, writing = pipe
     writer = LineWriter(writing, tell)
     begun = time.monotonic()
     for number in range(20_000):
         writer.put(f"line {number}")
-    writer.close()
+    writer.close(0.05)
     assert time.monotonic() - begun < LIMIT_S, "it has waited for the output"
     number = lost = 0
     while number < 20_000:
@@ -56,8 +54,7 @@ def test_g02_an_output_that_is_not_read_loses_lines_and_says_so(
     # From now on it is read.
     writer.put("and \u00e9 more")
     assert reading.readline() == "and \\xe9 more\n"
-    monkeypatch.setattr(lines, "_END_S", LIMIT_S)
-    writer.close()
+    writer.close(LIMIT_S)
 
 
 def test_an_output_that_is_closed_is_no_error(pipe: tuple[TextIO, TextIO]) -> None:
@@ -67,14 +64,14 @@ def test_an_output_that_is_closed_is_no_error(pipe: tuple[TextIO, TextIO]) -> No
     for _ in range(3):
         writer.put("x")
         writer.close()
-        assert not writer._lines
+        assert not len(writer)
 
 
 def test_no_output_is_no_error() -> None:
     writer = LineWriter(None, tell)
     writer.put("x")
     writer.close()
-    assert not writer._lines
+    assert not len(writer)
 
 
 def test_a_process_ends_while_its_output_is_not_read() -> None:
