@@ -158,7 +158,8 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
 #: The files that drive C the most, with memory that comes and goes.
 _MUCH_C = (
     "core/test_message_state", "endpoint/test_operations", "core/test_message_waiting",
-    "core/test_stream_state", "core/test_wakeup", "core/test_wakeup_tasks", "core/test_drain",
+    "core/test_message_protocol", "core/test_stream_state", "core/test_wakeup",
+    "core/test_wakeup_tasks", "core/test_drain",
     "core/test_readable", "verbs/test_resource", "core/test_message_cycles", "core/test_crc32c",
     "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
     "verbs/test_slab", "core/test_core_types", "core/test_message",

@@ -18,9 +18,28 @@ SUB_RECV: Final[int]
 SUB_READ: Final[int]
 SUB_OPERATE: Final[int]
 EVENT_ARRIVED: Final[int]
-WANT_SENT: Final[int]
 EVENT_OPERATED: Final[int]
+EVENT_ROOM: Final[int]
+EVENT_SENT: Final[int]
+EVENT_FRAMES: Final[int]
+EVENT_FAILED: Final[int]
 EVENT_IDLE: Final[int]
+FRAME_SIZE: Final[int]
+FRAME_HAS_IMM: Final[int]
+FRAME_CREDIT: Final[int]
+FRAME_DATA: Final[int]
+FRAME_RENDEZVOUS: Final[int]
+FRAME_DONE: Final[int]
+FRAME_PING: Final[int]
+FRAME_PONG: Final[int]
+FRAME_END: Final[int]
+FRAME_ABORT: Final[int]
+WRONG_SHORT: Final[int]
+WRONG_LENGTH: Final[int]
+WRONG_CREDIT: Final[int]
+WRONG_KIND: Final[int]
+WRONG_WRITE: Final[int]
+WRONG_DONE: Final[int]
 STREAM_DATA: Final[int]
 STREAM_ROOM: Final[int]
 STREAM_FAILED: Final[int]
@@ -28,9 +47,9 @@ STREAM_IDLE: Final[int]
 STREAM_RECV: Final[int]
 STREAM_MESSAGE: Final[int]
 STREAM_CONTROLS: Final[int]
-LARGEST_REQUEST: Final[int]
 STREAM_CONTROL_SIZE: Final[int]
 STREAM_PROBE: Final[int]
+LARGEST_REQUEST: Final[int]
 
 @final
 class Loan:
@@ -109,7 +128,7 @@ class Parked(Wakeup):
     """What a task that waits for a message is parked on."""
 
 class _Keeper(Protocol):
-    # Of a connection that receives also on_news() and on_due().
+    # Of a connection that receives also on_arrival().
     def slot_view(self, slot: int, length: int, /) -> memoryview: ...
     def slot_back(self, slot: int, exported: Message | None, kept: bool, /) -> None: ...
     def _posted_again(self, slot: int, code: int, /) -> None: ...
@@ -127,24 +146,31 @@ class MessageState:
         receives: int,
         send_depth: int,
         arrivals: int,
-        control: int,
+        controls: int,
+        exchanges: int,
+        reads: int,
         raw: bool,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
     def __await__(self) -> Generator[Any, None, Any]: ...
     receiver: _Keeper | None
+    handler: Callable[[int], object] | None
     room: Callable[[], object]
     sge: type
     remote: type
     pd: object
     may_read: bool
     events: int
-    passed: int
-    want: int
+    waiting: bool
+    dead: bool
+    discarding: bool
+    asking: bool
+    python: bool
     blocked: bool
     closed: bool
     flushing: bool
-    heard: int
+    flush_at: int
+    heard: bool
     eager_size: int
     credits: int
     sent: int
@@ -154,7 +180,6 @@ class MessageState:
     granted: int
     receives: int
     held: int
-    rare: int
     over: bool
     attended: bool
     operations_wanted: bool
@@ -172,9 +197,27 @@ class MessageState:
     @property
     def raw(self) -> bool: ...
     @property
+    def said(self) -> int: ...
+    @property
+    def peer_reason(self) -> int: ...
+    @property
+    def error(self) -> int: ...
+    @property
+    def wrong(self) -> tuple[int, int, int]: ...
+    @property
     def inline_size(self) -> int: ...
     @property
     def n_free(self) -> int: ...
+    @property
+    def n_control_free(self) -> int: ...
+    @property
+    def n_freed(self) -> int: ...
+    @property
+    def n_marks(self) -> int: ...
+    @property
+    def large(self) -> int: ...
+    @property
+    def unsaid(self) -> int: ...
     @property
     def control(self) -> int: ...
     @property
@@ -202,10 +245,12 @@ class MessageState:
     def bind(
         self,
         qp: int,
+        id: int,
         send_flags: int,
         inline_size: int,
         send: _Slots,
         recv: _Slots,
+        control: tuple[int, int, int],
         crowded: int,
         /,
     ) -> None: ...
@@ -214,13 +259,20 @@ class MessageState:
     ) -> None: ...
     def size(self, window: int, /) -> None: ...
     def send(self, data: object, /) -> int: ...
-    def send_buffer(self, data: object, /) -> int: ...
-    def message(self, slot: int, length: int, imm: int | None, /) -> Message: ...
-    def peek(self) -> tuple[int, int, int | None] | None: ...
-    def skip(self) -> None: ...
-    def post_send(
-        self, slot: int, addr: int, length: int, lkey: int, imm: int | None, /
+    def send_buffer(self, data: object, imm: int | None, /) -> int: ...
+    def send_from(
+        self, slot: int, kind: int, data: object, argument: int, imm: int | None, /
     ) -> int: ...
+    def reserve(self) -> int | None: ...
+    def say(self, kind: int, argument: int = 0, flags: int = 0, /) -> int: ...
+    def credit(self) -> int: ...
+    def message(self, slot: int, length: int, imm: int | None, /) -> Message: ...
+    def peek(self) -> tuple[int | None, int, int | None] | None: ...
+    def skip(self) -> None: ...
+    def cut(self, count: int, /) -> None: ...
+    def next_large(self, receives: int, /) -> tuple[int, int | None, bytes, int] | None: ...
+    def next_done(self) -> tuple[int, int] | None: ...
+    def take_reads(self) -> list[int]: ...
     def post_read(
         self, number: int, addr: int, length: int, lkey: int, remote_addr: int, rkey: int, /
     ) -> int: ...
@@ -228,7 +280,7 @@ class MessageState:
     def back(self, slot: int, /) -> int: ...
     def back_now(self, slot: int, /) -> int: ...
     def take_freed(self) -> list[int]: ...
-    def take_slot(self) -> int: ...
+    def take_unposted(self) -> list[int]: ...
     def give_slot(self, slot: int, /) -> None: ...
     def withdraw_slot(self, slot: int, /) -> bool: ...
     def allow_operations(self, depth: int, /) -> None: ...

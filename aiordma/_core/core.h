@@ -53,7 +53,7 @@ typedef struct {
     unsigned char opcode;
 } Operation;
 
-/* message_state.c: what a task that waits for a message is parked on */
+/* wakeup.c: what a task that waits for a message is parked on */
 struct message_state;
 
 typedef struct {
@@ -69,8 +69,9 @@ typedef struct message_state {
     unsigned long thread;
     PyObject *receiver; /* told of what is not plain; it keeps the memory of the slots alive */
     Parked *parked;
-    PyObject *room; /* called when an operation has ended and a task waits for room */
-    PyObject *sge;  /* two classes, of which operation.c reads the attributes */
+    PyObject *handler; /* called with the events that Python sees to */
+    PyObject *room;    /* called when an operation has ended and a task waits for room */
+    PyObject *sge;     /* two classes, of which operation.c reads the attributes */
     PyObject *remote;
     PyObject *pd;
     PyObject *known; /* the last RemoteRegion that was used, which never changes, and its numbers */
@@ -181,18 +182,29 @@ int aio_add_checksum(PyObject *module);
 PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
 
 extern PyTypeObject *aio_message_state_type, *aio_message_type, *aio_stream_state_type,
-    *aio_wakeup_type, *aio_registration_type, *aio_operation_type;
+    *aio_wakeup_type, *aio_parked_type, *aio_registration_type, *aio_operation_type;
+
+/* message_state.c, for Parked: the message of an arrival, or NULL; and to tell the peer of credits.
+ */
+PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival);
+void aio_give_credit(struct aio_message_state *m);
+
+/* operation.c: methods of MessageState */
+PyObject *aio_operate(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operation_read(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operation_write(PyObject *self, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_operation_ended(PyObject *self, PyObject *args);
+PyObject *aio_operations_allow(PyObject *self, PyObject *depth);
+PyObject *aio_operation_take_number(PyObject *self, PyObject *unused);
+PyObject *aio_operation_give_number(PyObject *self, PyObject *number);
+PyObject *aio_operations_forget_done(PyObject *self, PyObject *unused);
 
 /* operation.c, for message_state.c */
-PyObject *aio_post_operation(MessageState *self, PyObject *const *args, Py_ssize_t count);
-PyObject *aio_transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
-                       enum ibv_wr_opcode opcode);
-PyObject *aio_end_operation(MessageState *self, PyObject *args);
 int aio_operations_done(MessageState *self);
 void aio_free_operations(MessageState *self);
 
 /* For drain.c: what has happened to a connection, to a stream.  0, or -1. */
-int aio_message_events(MessageState *self, uint32_t events);
+int aio_message_events(MessageState *self, uint32_t events, int late);
 int aio_stream_events(StreamState *self, uint32_t events);
 
 int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop */

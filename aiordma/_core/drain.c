@@ -352,7 +352,7 @@ static int take(Drain *self, const struct ibv_wc *wc)
         return 0;
     before = state->events;
     if (state->passed || !state->take(state, wc)) {
-        state->passed++;
+        state->passed += state->ordered;
         return 0;
     }
     if (state->events && !before)
@@ -573,7 +573,7 @@ static int tell(Drain *self, uint32_t told)
         return 0;
     Py_INCREF(owner); /* it may remove itself */
     if (Py_IS_TYPE(owner, aio_message_state_type)) {
-        rc = aio_message_events((MessageState *)owner, events);
+        rc = aio_message_events((MessageState *)owner, events, 0);
     } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
         rc = aio_stream_events((StreamState *)owner, events);
     } else {

@@ -1,22 +1,21 @@
 /*
- * The messages of a connection: what most of them need, without Python.
+ * The message protocol: frames in, frames out, credits and slots.  docs/wire.md specifies it.
  *
- * endpoint/{sender,receiver,window}.py have the protocol, all of it.  This file has its plain cases
- * once more, on the same state (struct aio_message_state, which both sides change): a data message
- * that comes in good order, a send that has succeeded, a message for which there is room, a receive
- * that is posted again.  Whatever is not plain is refused before anything was changed, and Python
- * does it.  tests/unit/core/test_message_state.py drives both with the same input and compares.
- *
- * Operations, which are the READs, WRITEs and atomics of the program, have no protocol: here they
- * are posted, and their ends noted.
+ * Owns nothing: it works on a struct aio_message_state, whose owner is a MessageState.  A
+ * completion goes in (`take_completion`, which the drain calls), the state changes,
+ * events come out; what the state asks for is posted at once: receives again, CREDIT, PONG and the
+ * other frames without data.  Python keeps what takes long or waits: tasks, policy, memory, words.
  *
  * Every send asks for a completion, which costs little as long as it wakes no task: the queue is
- * armed for solicited completions, which the peer's messages are, and a send is not.
+ * armed for solicited completions, which the peer's frames are, and a send is not.
+ *
+ * Functions return 0 or libibverbs' positive errno, unless they say something else.
  */
-
 #include "protocol.h"
 
-static uint32_t aio_read32(const uint8_t *at)
+/* Bytes of the wire. */
+
+static uint32_t read32(const uint8_t *at)
 {
     uint32_t value;
 
@@ -24,196 +23,104 @@ static uint32_t aio_read32(const uint8_t *at)
     return ntohl(value);
 }
 
-static void aio_write32(uint8_t *at, uint32_t value)
+static void write32(uint8_t *at, uint32_t value)
 {
     value = htonl(value);
     memcpy(at, &value, sizeof(value));
 }
 
-static uint32_t aio_slots_key(const struct aio_slots *slots, uint32_t slot)
+static uint64_t read64(const uint8_t *at)
+{
+    return (uint64_t)read32(at) << 32 | read32(at + 4);
+}
+
+static void write_header(uint8_t *at, enum aio_frame_kind kind, uint8_t flags, uint32_t credits,
+                         uint32_t imm, uint64_t argument)
+{
+    at[0] = (uint8_t)kind;
+    at[1] = flags;
+    at[2] = (uint8_t)(credits >> 8);
+    at[3] = (uint8_t)credits;
+    write32(at + 4, imm);
+    write32(at + 8, (uint32_t)(argument >> 32));
+    write32(at + 12, (uint32_t)argument);
+}
+
+/* Slots. */
+
+static uint32_t slot_key(const struct aio_slots *slots, uint32_t slot)
 {
     return slot < slots->base ? slots->key : slots->keys[(slot - slots->base) / slots->step];
 }
 
-static uint64_t aio_slots_addr(const struct aio_slots *slots, uint32_t slot)
+static uint64_t slot_addr(const struct aio_slots *slots, uint32_t slot)
 {
     return slots->addr + (uint64_t)slot * slots->stride;
 }
 
 /* Whether no free slot has to leave, for others of the pool; Python sees to those. */
-static int aio_slots_stay(const struct aio_message_state *m, const struct aio_slots *slots)
+static int slots_stay(const struct aio_message_state *m, const struct aio_slots *slots)
 {
     return !slots->more || !(slots->leaving || *m->crowded);
 }
 
-/* Receives for data whose credit the peer does not have yet. */
-static int64_t aio_message_owed(const struct aio_message_state *m)
+/* Credits. */
+
+/*
+ * Receives for data whose credit the peer does not have yet.
+ *
+ * At any time the adapter has a receive for each credit that the peer has, for each that it is
+ * owed, and for `control` frames without credit.  So what is owed need not be counted: it is what
+ * is posted beyond the other two.
+ */
+static int64_t owed(const struct aio_message_state *m)
 {
     return m->posted - m->control - m->unused;
 }
 
-/* Credits that the peer is owed and that go with the frame that is about to be sent. */
-static uint32_t aio_message_take_owed(struct aio_message_state *m)
+/* Forget the CREDIT frames that are known to be processed: the peer has spent what came later. */
+static void forget_marks(struct aio_message_state *m)
 {
-    int64_t owed = aio_message_owed(m);
+    int64_t spent = m->granted - m->unused;
 
-    if (owed <= 0)
-        return 0;
-    if (owed > 0xFFFF)
-        owed = 0xFFFF;
-    m->granted += owed;
-    m->unused += owed;
-    return (uint32_t)owed;
+    while (m->n_marks && spent > m->marks[0]) {
+        m->n_marks--;
+        memmove(&m->marks[0], &m->marks[1], m->n_marks * sizeof(m->marks[0]));
+    }
 }
 
 /*
- * Send a message from a free slot.  0; -1: Python has to do it, nothing has changed; else a
- * positive errno.
+ * Whether a CREDIT frame may be sent: half of the window is owed.  Where that is one credit, as at
+ * the beginning of a pool's window, it would be a frame for each message: then it waits until the
+ * peer has none left.
  */
-int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length)
+static int credit_is_due(struct aio_message_state *m)
 {
-    uint32_t slot, size;
-    uint64_t addr;
-    uint8_t *at;
-
-    if (!m->qp || m->blocked || m->credits <= 0 || !m->n_free || length > m->eager_size)
-        return -1;
-    slot = m->free[--m->n_free];
-    m->credits--;
-    addr = aio_slots_addr(&m->send, slot);
-    at = (uint8_t *)(uintptr_t)addr;
-    size = (uint32_t)length;
-    if (!m->raw) {
-        uint32_t owed = aio_message_take_owed(m);
-
-        at[0] = AIO_FRAME_DATA;
-        at[1] = 0;
-        at[2] = (uint8_t)(owed >> 8);
-        at[3] = (uint8_t)owed;
-        aio_write32(at + 4, 0);
-        aio_write32(at + 8, 0);
-        aio_write32(at + 12, size);
-        at += AIO_FRAME_SIZE;
-        size += AIO_FRAME_SIZE;
-    }
-    memcpy(at, data, length);
-    m->sent++;
-    m->messages_sent++;
-    m->bytes_sent += length;
-    return aio_message_post(m, slot, addr, size, aio_slots_key(&m->send, slot), 0, 0);
-}
-
-static int aio_message_take_sent(struct aio_message_state *m, uint32_t slot)
-{
-    /* Python complains of a slot that completes twice; a forked child may bring that about. */
-    if (m->want & AIO_WANT_SENT || slot >= m->data_slots || m->n_free >= m->data_slots ||
-        !aio_slots_stay(m, &m->send))
+    if (m->raw || owed(m) < m->due || (m->due <= 1 && m->unused > 0))
         return 0;
-    m->free[m->n_free++] = (uint16_t)slot;
-    m->completed++;
-    return 1;
+    forget_marks(m);
+    return m->n_marks < AIO_CREDIT_FRAMES;
 }
 
-static void aio_message_arrived(struct aio_message_state *m, uint32_t slot, uint32_t length,
-                                int has_imm, uint32_t imm)
+/* Credits that go with the frame that is about to be sent. */
+static uint32_t take_owed(struct aio_message_state *m, int alone)
 {
-    m->arrivals[m->tail++ & m->arrival_mask] =
-        (struct aio_arrival){.length = length, .imm = imm, .slot = slot, .has_imm = has_imm};
-    m->posted--;
-    m->receives--;
-    m->heard = 1;
-    if (m->want & AIO_EVENT_ARRIVED)
-        m->base.events |= AIO_EVENT_ARRIVED;
+    int64_t credits = owed(m);
+
+    if (credits <= 0)
+        return 0;
+    if (credits > 0xFFFF)
+        credits = 0xFFFF;
+    if (alone && m->n_marks < AIO_CREDIT_FRAMES)
+        m->marks[m->n_marks++] = m->granted;
+    m->granted += credits;
+    m->unused += credits;
+    return (uint32_t)credits;
 }
 
-static int aio_message_take_frame(struct aio_message_state *m, uint32_t slot,
-                                  const struct ibv_wc *wc)
-{
-    const uint8_t *at = (const uint8_t *)(uintptr_t)aio_slots_addr(&m->recv, slot);
-    uint32_t returned, body;
+/* Posting. */
 
-    if (wc->byte_len < AIO_FRAME_SIZE || at[0] != AIO_FRAME_DATA || m->unused <= 0)
-        return 0;
-    returned = (uint32_t)at[2] << 8 | at[3];
-    body = wc->byte_len - AIO_FRAME_SIZE;
-    if (aio_read32(at + 8) || aio_read32(at + 12) != body || (returned && m->blocked))
-        return 0;
-    m->credits += returned;
-    m->unused--;
-    aio_message_arrived(m, slot, body, at[1] & AIO_FRAME_HAS_IMM, aio_read32(at + 4));
-    return 1;
-}
-
-/* At the end everything that is posted comes back, and nobody wants to hear of each. */
-static int aio_message_take_flushed(struct aio_message_state *m, uint32_t sub,
-                                    const struct ibv_wc *wc)
-{
-    if (!m->flushing || wc->status != IBV_WC_WR_FLUSH_ERR)
-        return 0;
-    if (sub & AIO_SUB_RECV)
-        m->receives--;
-    else if (sub < AIO_SUB_READ)
-        m->completed++;
-    else
-        return 0;
-    if (m->receives + (int64_t)(m->sent - m->completed) + m->operating <= 0)
-        m->base.events |= AIO_EVENT_IDLE;
-    return 1;
-}
-
-static int aio_message_take(struct aio_state *state, const struct ibv_wc *wc)
-{
-    struct aio_message_state *m = (struct aio_message_state *)state;
-    uint32_t sub = AIO_SUB(wc->wr_id);
-
-    if (m->closed)
-        return 0;
-    if (wc->status != IBV_WC_SUCCESS)
-        return aio_message_take_flushed(m, sub, wc);
-    if (!(sub & AIO_SUB_RECV)) {
-        if (sub < AIO_SUB_READ)
-            return aio_message_take_sent(m, sub);
-        if (sub < AIO_SUB_OPERATE)
-            return 0;
-        m->operations_done[m->done_tail++ & m->done_mask] = (uint16_t)(sub - AIO_SUB_OPERATE);
-        m->base.events |= AIO_EVENT_OPERATED;
-        return 1;
-    }
-    if (wc->opcode != IBV_WC_RECV || m->tail - m->head > m->arrival_mask)
-        return 0;
-    if (!m->raw)
-        return aio_message_take_frame(m, sub & ~AIO_SUB_RECV, wc);
-    aio_message_arrived(m, sub & ~AIO_SUB_RECV, wc->byte_len, (wc->wc_flags & IBV_WC_WITH_IMM) != 0,
-                        ntohl(wc->imm_data));
-    return 1;
-}
-
-/* Fit what follows from the data messages for which there are receive slots. */
-void aio_message_size(struct aio_message_state *m, int64_t window)
-{
-    m->half = (uint32_t)(window / 2);
-    m->due = window > 1 ? (window + 1) / 2 : 1;
-    m->chain = window < 16 ? 1 : window > 8 * AIO_CHAIN ? AIO_CHAIN : (uint32_t)(window / 8);
-}
-
-/* The arrays and the sizes that are configuration's are there already. */
-void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives)
-{
-    m->base.take = aio_message_take;
-    for (uint32_t i = 0; i < sends; i++)
-        m->free[i] = (uint16_t)i;
-    m->n_free = sends;
-    m->posted = receives;
-    m->unused = m->granted = (int64_t)receives - m->control;
-    aio_message_size(m, m->unused);
-}
-
-/*
- * Post what a send slot holds.  0 or a positive errno.
- *
- * The adapter's immediate goes with messages of connections without frames.
- */
-int aio_message_post(struct aio_message_state *m, uint32_t slot, uint64_t addr, uint32_t length,
+static int post_slot(struct aio_message_state *m, uint32_t slot, uint64_t addr, uint32_t length,
                      uint32_t key, int has_imm, uint32_t imm)
 {
     struct ibv_sge sge = {.addr = addr, .length = length, .lkey = key};
@@ -227,10 +134,224 @@ int aio_message_post(struct aio_message_state *m, uint32_t slot, uint64_t addr, 
     };
     struct ibv_send_wr *bad = NULL;
 
+    m->sent++;
     return ibv_post_send(m->qp, &wr, &bad);
 }
 
-/* RDMA READ a piece of a large message.  0 or a positive errno. */
+/* Post one frame without data from a free slot. */
+static int post_control(struct aio_message_state *m, enum aio_frame_kind kind, uint8_t flags,
+                        uint64_t argument)
+{
+    uint32_t slot = m->control_free[--m->n_control_free];
+    uint64_t addr = m->control_addr + (uint64_t)slot * m->control_stride;
+
+    write_header((uint8_t *)(uintptr_t)addr, kind, flags, take_owed(m, kind == AIO_FRAME_CREDIT), 0,
+                 argument);
+    return post_slot(m, m->data_slots + slot, addr, AIO_FRAME_SIZE, m->control_key, 0, 0);
+}
+
+static int is_queued(const struct aio_dones *dones)
+{
+    return dones->head != dones->tail;
+}
+
+/* Whether frames without data wait for a slot. */
+static int is_unsaid(const struct aio_message_state *m)
+{
+    return m->to_say || is_queued(&m->dones_to_say);
+}
+
+/* The frames of which at most one waits, in the order in which they go. */
+static const enum aio_frame_kind single_frames[] = {
+    AIO_FRAME_PONG, AIO_FRAME_PING, AIO_FRAME_CREDIT, AIO_FRAME_END, AIO_FRAME_ABORT};
+
+/* Send frames without data, as long as there are slots for them. */
+static int pump(struct aio_message_state *m)
+{
+    int code = 0;
+
+    while (!code && m->n_control_free && !m->dead && m->qp && !m->closed) {
+        if (is_queued(&m->dones_to_say)) {
+            const struct aio_done *done =
+                &m->dones_to_say.items[m->dones_to_say.head++ & m->dones_to_say.mask];
+
+            code = post_control(m, AIO_FRAME_DONE, done->flags, done->number);
+        } else if (m->to_say) {
+            const enum aio_frame_kind *next = single_frames;
+
+            while (!(m->to_say & 1 << *next))
+                next++;
+            m->to_say &= (uint8_t)~(1 << *next);
+            code = post_control(m, *next, 0, *next == AIO_FRAME_ABORT ? m->abort_reason : 0);
+        } else if (credit_is_due(m)) {
+            code = post_control(m, AIO_FRAME_CREDIT, 0, 0);
+        } else {
+            break;
+        }
+    }
+    return code;
+}
+
+/* Post receive slots of one registration; without `slots` the first `count`. */
+int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count,
+                        uint32_t key)
+{
+    struct ibv_sge sge[AIO_RECV_CHAIN];
+    struct ibv_recv_wr wr[AIO_RECV_CHAIN], *bad = NULL;
+    int code = 0;
+
+    for (uint32_t first = 0; first < count && !code; first += AIO_RECV_CHAIN) {
+        uint32_t n = count - first < AIO_RECV_CHAIN ? count - first : AIO_RECV_CHAIN;
+
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t slot = slots ? slots[first + i] : first + i;
+
+            sge[i].addr = slot_addr(&m->recv, slot);
+            sge[i].length = m->recv.stride;
+            sge[i].lkey = key;
+            wr[i].wr_id = m->base.id | (uint64_t)(AIO_SUB_RECV | slot) << AIO_SUB_SHIFT;
+            wr[i].sg_list = &sge[i];
+            wr[i].num_sge = 1;
+            wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
+        }
+        code = ibv_post_recv(m->qp, wr, &bad);
+    }
+    m->receives += count;
+    return code;
+}
+
+/* Post the receive slots that are free, those of one registration in one chain. */
+static int post_back(struct aio_message_state *m)
+{
+    uint32_t n = m->n_back, end;
+    int code = 0;
+
+    for (uint32_t i = 0; i < n && !code; i = end) {
+        uint32_t key = slot_key(&m->recv, m->back[i]);
+
+        for (end = i + 1; end < n && slot_key(&m->recv, m->back[end]) == key; end++)
+            ;
+        code = aio_message_receive(m, m->back + i, end - i, key);
+    }
+    m->posted += n;
+    m->n_back = 0;
+    return code;
+}
+
+/* A receive slot is free; it is posted again as soon as so many are.  0 or an errno. */
+static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t together)
+{
+    int code;
+
+    m->back[m->n_back++] = (uint16_t)slot;
+    /* Not those that make half of the window with what is owed: they may be the last to come. */
+    if (m->n_back < together && (m->raw || owed(m) + m->n_back < m->due))
+        return 0;
+    code = post_back(m);
+    return code ? code : pump(m);
+}
+
+/*
+ * The slot of a data message is free.  -1 if Python has to post it: the slot may have to leave, or
+ * the window of a pool to change, which may grow when the peer has no credit left.  Else 0 or an
+ * errno.
+ */
+int aio_message_back(struct aio_message_state *m, uint32_t slot)
+{
+    const struct aio_slots *slots = &m->recv;
+
+    if (!m->qp || m->closed ||
+        !(m->unused > 0 ? slots_stay(m, slots) : slots->full && !slots->leaving))
+        return -1;
+    return give_slot(m, slot, m->chain);
+}
+
+/*
+ * That of a frame that costs no credit: the peer counts on it, so that it is posted at once.  -1 if
+ * it may leave instead, as no promise needs it.
+ */
+int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
+{
+    if (!m->qp || m->closed || (m->recv.more && m->recv.leaving && owed(m) >= 0))
+        return -1;
+    return give_slot(m, slot, 1);
+}
+
+/*
+ * The program waits, or had its chance to answer: have the peer told of credits that no frame took
+ * along.
+ */
+int aio_message_give_credit(struct aio_message_state *m)
+{
+    int code = 0;
+
+    if (m->raw || m->closed || !m->qp)
+        return 0;
+    if (m->n_back && owed(m) + m->n_back >= m->due)
+        code = post_back(m);
+    return code ? code : pump(m);
+}
+
+/* Say something without data, as soon as there is a slot for it. */
+int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
+                    uint8_t flags)
+{
+    struct aio_dones *dones = &m->dones_to_say;
+
+    if (kind == AIO_FRAME_DONE) {
+        /* At most as many as exchanges are open, for which there is room. */
+        if (dones->tail - dones->head > dones->mask)
+            return ENOBUFS;
+        dones->items[dones->tail++ & dones->mask] =
+            (struct aio_done){.number = argument, .flags = flags};
+    } else {
+        if (kind == AIO_FRAME_ABORT)
+            m->abort_reason = argument;
+        m->to_say |= (uint8_t)(1 << kind);
+    }
+    return pump(m);
+}
+
+/* Sending. */
+
+/*
+ * Send what begins with a header, and its bytes, from a send slot whose credit was taken.
+ *
+ * A DATA frame has the length of its bytes as its argument.
+ */
+int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
+                          const void *data, uint64_t length, uint64_t argument, int has_imm,
+                          uint32_t imm)
+{
+    uint64_t addr = slot_addr(&m->send, slot);
+    uint8_t *at = (uint8_t *)(uintptr_t)addr;
+    uint32_t size = (uint32_t)length;
+
+    if (!m->raw) {
+        write_header(at, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, take_owed(m, 0), has_imm ? imm : 0,
+                     argument);
+        at += AIO_FRAME_SIZE;
+        size += AIO_FRAME_SIZE;
+    }
+    memcpy(at, data, length);
+    return post_slot(m, slot, addr, size, slot_key(&m->send, slot), m->raw && has_imm, imm);
+}
+
+/* Send a message that goes through a slot.  -1: there is no room, or others wait; nothing changed.
+ */
+int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
+                     uint32_t imm)
+{
+    if (!m->qp || m->blocked || m->credits <= 0 || !m->n_free || length > m->eager_size)
+        return -1;
+    m->credits--;
+    m->messages_sent++;
+    m->bytes_sent += length;
+    return aio_message_send_from(m, m->free[--m->n_free], AIO_FRAME_DATA, data, length, length,
+                                 has_imm, imm);
+}
+
+/* RDMA READ a piece of a large message. */
 int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr, uint32_t length,
                      uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
 {
@@ -248,7 +369,7 @@ int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr
     return ibv_post_send(m->qp, &wr, &bad);
 }
 
-/* Post an operation.  0 or a positive errno. */
+/* Post an operation of the program. */
 int aio_message_operate(struct aio_message_state *m, const struct aio_operation *operation)
 {
     struct ibv_sge sge = {
@@ -282,111 +403,264 @@ int aio_message_operate(struct aio_message_state *m, const struct aio_operation 
     return code;
 }
 
-/*
- * The next message that has arrived: its slot, its length from bit 16 on, and bit 48 if it has an
- * immediate, which is then in m->imm.  -1 if there is none; from then on an arrival is news.
- */
-int64_t aio_message_next(struct aio_message_state *m)
-{
-    const struct aio_arrival *arrival;
+/* Completions. */
 
-    if (m->head == m->tail) {
-        m->want |= AIO_EVENT_ARRIVED;
-        return -1;
+/* A post has failed in a drain. */
+static void fail(struct aio_message_state *m, int code)
+{
+    if (code > 0 && !m->error) {
+        m->error = code;
+        m->base.events |= AIO_EVENT_FAILED;
     }
-    arrival = &m->arrivals[m->head++ & m->arrival_mask];
-    m->imm = arrival->imm;
-    m->messages_received++;
-    m->bytes_received += arrival->length;
-    return (int64_t)arrival->has_imm << 48 | (int64_t)arrival->length << 16 | arrival->slot;
 }
 
-/*
- * Post receive slots of one registration; without `slots` the first `count`.  0 or a positive
- * errno.
- */
-int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count,
-                        uint32_t key)
+/* The peer broke the protocol; nothing that comes from now on means anything. */
+static void violate(struct aio_message_state *m, enum aio_violation violation, uint64_t first,
+                    uint64_t second)
 {
-    struct ibv_sge sge[AIO_RECV_CHAIN];
-    struct ibv_recv_wr wr[AIO_RECV_CHAIN], *bad = NULL;
-    int code = 0;
+    m->violation = (uint8_t)violation;
+    m->wrong[0] = first;
+    m->wrong[1] = second;
+    m->base.events |= AIO_EVENT_FAILED;
+}
 
-    for (uint32_t first = 0; first < count && !code; first += AIO_RECV_CHAIN) {
-        uint32_t n = count - first < AIO_RECV_CHAIN ? count - first : AIO_RECV_CHAIN;
+static void note(struct aio_message_state *m, enum aio_frame_kind kind)
+{
+    m->said |= (uint8_t)(1 << kind);
+    m->base.events |= AIO_EVENT_FRAMES;
+}
 
-        for (uint32_t i = 0; i < n; i++) {
-            uint32_t slot = slots ? slots[first + i] : first + i;
-
-            sge[i].addr = aio_slots_addr(&m->recv, slot);
-            sge[i].length = m->recv.stride;
-            sge[i].lkey = key;
-            wr[i].wr_id = m->base.id | (uint64_t)(AIO_SUB_RECV | slot) << AIO_SUB_SHIFT;
-            wr[i].sg_list = &sge[i];
-            wr[i].num_sge = 1;
-            wr[i].next = i + 1 < n ? &wr[i + 1] : NULL;
-        }
-        code = ibv_post_recv(m->qp, wr, &bad);
+static void arrived(struct aio_message_state *m, const struct aio_arrival *arrival)
+{
+    if (m->tail - m->head > m->arrival_mask) { /* more messages than there are receives */
+        violate(m, AIO_WRONG_CREDIT, 0, 0);
+        return;
     }
-    m->receives += count;
-    return code;
+    m->arrivals[m->tail++ & m->arrival_mask] = *arrival;
+    m->heard = 1;
+    /* Behind a large message that is being fetched there is nothing to take yet. */
+    if (m->waiting && !m->large)
+        m->base.events |= AIO_EVENT_ARRIVED;
 }
 
-/* Post the receive slots that are free, those of one registration in one chain. */
-static int aio_message_post_back(struct aio_message_state *m)
+static void take_done(struct aio_message_state *m, uint64_t number, uint8_t flags)
 {
-    const struct aio_slots *slots = &m->recv;
-    uint32_t n = m->n_back, end;
-    int code = 0;
+    struct aio_dones *dones = &m->dones;
 
-    for (uint32_t i = 0; i < n && !code; i = end) {
-        uint32_t key = aio_slots_key(slots, m->back[i]);
-
-        for (end = i + 1; end < n && aio_slots_key(slots, m->back[end]) == key; end++)
-            ;
-        code = aio_message_receive(m, m->back + i, end - i, key);
+    if (dones->tail - dones->head > dones->mask) {
+        violate(m, AIO_WRONG_DONE, number, 0);
+        return;
     }
-    m->posted += n;
-    m->n_back = 0;
-    return code;
+    dones->items[dones->tail++ & dones->mask] = (struct aio_done){.number = number, .flags = flags};
+    m->heard = 1;
+    note(m, AIO_FRAME_DONE);
 }
 
-/* Whether a CREDIT frame may be worth sending; see endpoint/window.py. */
-static int aio_message_due(const struct aio_message_state *m)
+/* A frame without credit, whose slot is posted again at once. */
+static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flags,
+                         uint64_t argument)
 {
-    return !m->raw && aio_message_owed(m) >= m->due && (m->due > 1 || m->unused <= 0);
+    switch (kind) {
+    case AIO_FRAME_CREDIT:
+        break;
+    case AIO_FRAME_DONE:
+        take_done(m, argument, flags);
+        break;
+    case AIO_FRAME_PING:
+        /* Where this side asks, too, only the answer shows that it is heard. */
+        if (!m->asking)
+            m->heard = 1;
+        m->to_say |= 1 << AIO_FRAME_PONG;
+        break;
+    case AIO_FRAME_PONG:
+        if (m->asking)
+            m->heard = 1;
+        m->asking = 0;
+        break;
+    case AIO_FRAME_ABORT:
+        if (!(m->said & 1 << AIO_FRAME_ABORT))
+            m->peer_reason = argument;
+        note(m, AIO_FRAME_ABORT);
+        break;
+    case AIO_FRAME_END:
+        note(m, AIO_FRAME_END);
+        break;
+    default:
+        violate(m, AIO_WRONG_KIND, kind, 0);
+        return;
+    }
+    if (!(m->said & 1 << AIO_FRAME_CREDIT))
+        note(m, AIO_FRAME_CREDIT);
 }
 
-/* A receive slot is free; it is posted again as soon as so many are. */
-static int aio_message_give(struct aio_message_state *m, uint32_t slot, uint32_t together)
+static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t length)
 {
-    const struct aio_slots *slots = &m->recv;
+    const uint8_t *at = (const uint8_t *)(uintptr_t)slot_addr(&m->recv, slot);
+    struct aio_arrival arrival = {.length = length - AIO_FRAME_SIZE, .slot = (uint16_t)slot};
+    uint64_t argument;
+    uint32_t returned;
     int code;
 
-    /* Python fits the window of a pool: it may grow when the peer has no credit left. */
-    if (!m->qp || m->closed ||
-        !(m->unused > 0 ? aio_slots_stay(m, slots) : slots->full && !slots->leaving))
-        return -1;
-    m->back[m->n_back++] = (uint16_t)slot;
-    /* Not those that make half of the window with what is owed: they may be the last to come. */
-    if (m->n_back < together && (m->raw || aio_message_owed(m) + m->n_back < m->due))
-        return 0;
-    code = aio_message_post_back(m);
-    return code ? 2 + code : aio_message_due(m);
+    if (length < AIO_FRAME_SIZE) {
+        violate(m, AIO_WRONG_SHORT, length, 0);
+        return;
+    }
+    returned = (uint32_t)at[2] << 8 | at[3];
+    argument = read64(at + 8);
+    if (returned) {
+        m->credits += returned;
+        if (m->blocked)
+            m->base.events |= AIO_EVENT_ROOM;
+    }
+    if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
+        arrival.has_imm = at[1] & AIO_FRAME_HAS_IMM;
+        arrival.imm = read32(at + 4);
+        arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
+        if (m->unused <= 0) {
+            violate(m, AIO_WRONG_CREDIT, 0, 0);
+            return;
+        }
+        m->unused--;
+        if (!arrival.large && argument != arrival.length) {
+            violate(m, AIO_WRONG_LENGTH, argument, arrival.length);
+            return;
+        }
+        if (!m->discarding) {
+            m->large += arrival.large;
+            arrived(m, &arrival);
+            if (arrival.large)
+                note(m, AIO_FRAME_RENDEZVOUS);
+            return;
+        }
+    } else {
+        take_control(m, at[0], at[1], argument);
+        if (m->violation)
+            return;
+    }
+    code = aio_message_back_now(m, slot);
+    if (code < 0 && m->qp && !m->closed) {
+        m->freed[m->n_freed++] = (uint16_t)slot;
+        m->base.events |= AIO_EVENT_FRAMES;
+    }
+    fail(m, code ? code : pump(m));
+    if (is_unsaid(m))
+        m->base.events |= AIO_EVENT_SENT; /* Python has completed sends wake the loop */
+}
+
+static void take_receive(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)
+{
+    m->posted--;
+    m->receives--;
+    if (m->violation)
+        return;
+    if (m->raw) {
+        /* The bytes of a write with an immediate are elsewhere, and the slot is empty. */
+        struct aio_arrival arrival = {
+            .length = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM ? 0 : wc->byte_len,
+            .slot = (uint16_t)slot,
+            .has_imm = (wc->wc_flags & IBV_WC_WITH_IMM) != 0,
+            .imm = ntohl(wc->imm_data),
+        };
+
+        arrived(m, &arrival);
+    } else if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+        violate(m, AIO_WRONG_WRITE, 0, 0);
+    } else {
+        take_frame(m, slot, wc->byte_len);
+    }
 }
 
 /*
- * The slot of a data message is free.  It is posted again with others, a few at a time; a credit is
- * owed once it is posted.  Returns 0, 1 if enough is owed for a CREDIT frame, -1 if Python has to
- * do it, or 2 + errno.
+ * 0 if Python has to see to the slot: some of a pool are leaving; or it completes twice, which a
+ * forked child may bring about.
  */
-int aio_message_back(struct aio_message_state *m, uint32_t slot)
+static int take_sent(struct aio_message_state *m, uint32_t slot)
 {
-    return aio_message_give(m, slot, m->chain);
+    if (slot >= m->data_slots) {
+        if (m->n_control_free >= m->controls || slot - m->data_slots >= m->controls)
+            return 0;
+        m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);
+        if (is_unsaid(m))
+            m->base.events |= AIO_EVENT_SENT; /* perhaps the last of them goes now */
+        fail(m, pump(m));
+    } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {
+        m->free[m->n_free++] = (uint16_t)slot;
+        if (m->blocked)
+            m->base.events |= AIO_EVENT_ROOM;
+    } else {
+        return 0;
+    }
+    m->completed++;
+    if (m->flush_at && m->completed >= m->flush_at) {
+        m->flush_at = 0;
+        m->base.events |= AIO_EVENT_SENT;
+    }
+    return 1;
 }
 
-/* That of a message that costs no credit: the peer counts on it, so that it is posted at once. */
-int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
+/* At the end everything that is posted comes back, and is only counted. */
+static int take_flushed(struct aio_message_state *m, uint32_t sub, const struct ibv_wc *wc)
 {
-    return aio_message_give(m, slot, 1);
+    if (!m->flushing || wc->status != IBV_WC_WR_FLUSH_ERR)
+        return 0;
+    if (sub & AIO_SUB_RECV)
+        m->receives--;
+    else if (sub < AIO_SUB_READ)
+        m->completed++;
+    else
+        return 0;
+    if (m->receives + (int64_t)(m->sent - m->completed) + m->operating <= 0)
+        m->base.events |= AIO_EVENT_IDLE;
+    return 1;
+}
+
+/* What the drain calls: 1 if the completion was taken, 0 if it is for Python. */
+static int take_completion(struct aio_state *state, const struct ibv_wc *wc)
+{
+    struct aio_message_state *m = (struct aio_message_state *)state;
+    uint32_t sub = AIO_SUB(wc->wr_id);
+
+    if (m->closed)
+        return 0;
+    if (wc->status != IBV_WC_SUCCESS)
+        return take_flushed(m, sub, wc);
+    if (sub & AIO_SUB_RECV)
+        take_receive(m, sub & ~AIO_SUB_RECV, wc);
+    else if (sub < AIO_SUB_READ)
+        return take_sent(m, sub);
+    else if (sub < AIO_SUB_OPERATE) {
+        if (m->n_reads_done < m->most_reads)
+            m->reads_done[m->n_reads_done++] = (uint16_t)(sub - AIO_SUB_READ);
+        m->base.events |= AIO_EVENT_FRAMES;
+    } else {
+        m->operations_done[m->done_tail++ & m->done_mask] = (uint16_t)(sub - AIO_SUB_OPERATE);
+        m->base.events |= AIO_EVENT_OPERATED;
+    }
+    return 1;
+}
+
+/* Making. */
+
+/* Fit what follows from the data messages for which there are receive slots. */
+void aio_message_size(struct aio_message_state *m, int64_t window)
+{
+    m->half = (uint32_t)(window / 2);
+    m->due = window > 1 ? (window + 1) / 2 : 1;
+    m->chain = window < 16 ? 1 : window > 8 * AIO_CHAIN ? AIO_CHAIN : (uint32_t)(window / 8);
+}
+
+/* The arrays and the sizes that are configuration's are there already. */
+void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives,
+                      uint32_t controls)
+{
+    m->base.take = take_completion;
+    for (uint32_t i = 0; i < sends; i++)
+        m->free[i] = (uint16_t)i;
+    m->n_free = sends;
+    for (uint32_t i = 0; i < controls; i++)
+        m->control_free[i] = (uint16_t)i;
+    m->n_control_free = m->controls = controls;
+    m->posted = receives;
+    m->unused = m->granted = (int64_t)receives - m->control;
+    aio_message_size(m, m->unused);
 }

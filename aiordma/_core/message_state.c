@@ -9,8 +9,7 @@
 
 PyTypeObject *aio_message_state_type;
 
-static PyTypeObject *parked_type;
-static PyObject *name_on_news, *name_on_due, *name_is_running;
+static PyObject *name_on_arrival, *name_is_running;
 
 /* Room for `count` items, zeros; NULL with an exception. */
 static void *room_for(size_t count, size_t size)
@@ -22,37 +21,50 @@ static void *room_for(size_t count, size_t size)
     return memory;
 }
 
+static int make_dones(struct aio_dones *dones, unsigned int count)
+{
+    dones->mask = aio_power(count) - 1;
+    dones->items = room_for(dones->mask + 1, sizeof(*dones->items));
+    return dones->items ? 0 : -1;
+}
+
 static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     MessageState *self = (MessageState *)object;
     struct aio_message_state *m = &self->state;
-    static char *names[] = {"loop",     "sends",   "receives", "send_depth",
-                            "arrivals", "control", "raw",      NULL};
-    unsigned int sends, receives, send_depth, arrivals, control;
+    static char *names[] = {"loop",     "sends",     "receives", "send_depth", "arrivals",
+                            "controls", "exchanges", "reads",    "raw",        NULL};
+    unsigned int sends, receives, send_depth, arrivals, controls, exchanges;
     PyObject *loop;
     int raw;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIIIIIp", names, &loop, &sends, &receives,
-                                     &send_depth, &arrivals, &control, &raw))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIIIIIIIp", names, &loop, &sends, &receives,
+                                     &send_depth, &arrivals, &controls, &exchanges, &m->most_reads,
+                                     &raw))
         return -1;
-    if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) || control > receives) {
+    if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) ||
+        controls + exchanges > receives || send_depth + controls >= AIO_SUB_READ ||
+        exchanges > 0xFFFF) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
         return -1;
     }
     m->free = room_for(send_depth, sizeof(*m->free));
-    m->arrivals = m->free ? room_for(arrivals, sizeof(*m->arrivals)) : NULL;
-    self->parked = m->arrivals
-                       ? (Parked *)PyObject_CallFunctionObjArgs((PyObject *)parked_type, loop, NULL)
-                       : NULL;
+    m->control_free = m->free ? room_for(controls, sizeof(*m->control_free)) : NULL;
+    m->arrivals = m->control_free ? room_for(arrivals, sizeof(*m->arrivals)) : NULL;
+    m->reads_done = m->arrivals ? room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
+    if (!m->reads_done || make_dones(&m->dones, exchanges) ||
+        make_dones(&m->dones_to_say, exchanges))
+        return -1;
+    self->parked = (Parked *)PyObject_CallFunctionObjArgs((PyObject *)aio_parked_type, loop, NULL);
     if (!self->parked)
         return -1;
     self->parked->owner = self;
     self->thread = PyThread_get_thread_ident();
     m->data_slots = send_depth;
     m->arrival_mask = arrivals - 1;
-    m->control = control;
+    m->control = (int64_t)controls + exchanges;
     m->raw = (uint8_t)raw;
-    aio_message_init(m, sends, receives);
+    aio_message_init(m, sends, receives, controls);
     return 0;
 }
 
@@ -68,6 +80,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->receiver);
     Py_VISIT((PyObject *)self->parked);
+    Py_VISIT(self->handler);
     Py_VISIT(self->room);
     Py_VISIT(self->sge);
     Py_VISIT(self->remote);
@@ -83,6 +96,7 @@ static int state_clear(PyObject *object)
     /* Not the receiver: a message that is finalized later gives its slot to it. */
     MessageState *self = (MessageState *)object;
 
+    Py_CLEAR(self->handler);
     Py_CLEAR(self->room);
     Py_CLEAR(self->sge);
     Py_CLEAR(self->remote);
@@ -105,6 +119,11 @@ static void state_dealloc(PyObject *object)
     replace((PyObject **)&self->parked, NULL);
     state_clear(object);
     PyMem_Free(self->state.free);
+    PyMem_Free(self->state.control_free);
+    PyMem_Free(self->state.freed);
+    PyMem_Free(self->state.reads_done);
+    PyMem_Free(self->state.dones.items);
+    PyMem_Free(self->state.dones_to_say.items);
     PyMem_Free(self->state.arrivals);
     PyMem_Free(self->state.operations_free);
     PyMem_Free(self->state.operations_done);
@@ -112,6 +131,11 @@ static void state_dealloc(PyObject *object)
     PyMem_Free(self->state.recv.keys);
     release(object);
     Py_DECREF(type);
+}
+
+static PyObject *imm_object(const struct aio_arrival *arrival)
+{
+    return arrival->has_imm ? PyLong_FromUnsignedLong(arrival->imm) : Py_NewRef(Py_None);
 }
 
 /* A message in a slot; `imm` is stolen. */
@@ -129,6 +153,11 @@ static PyObject *make_message(MessageState *self, uint32_t slot, Py_ssize_t leng
     message->slot = slot;
     message->in_slot = 1;
     return (PyObject *)message;
+}
+
+PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival)
+{
+    return make_message(self, arrival->slot, (Py_ssize_t)arrival->length, imm_object(arrival));
 }
 
 static PyObject *state_message(PyObject *object, PyObject *args)
@@ -169,36 +198,19 @@ int aio_is_elsewhere(const MessageState *self)
     return elsewhere;
 }
 
-/* Whether the peer has to be told of a single credit now; see endpoint/window.py. */
-static int put_off(const struct aio_message_state *m)
+/* Whether a single credit waits for the program to answer; see credit_is_due in message.c. */
+static int is_put_off(const struct aio_message_state *m)
 {
     return m->due <= 1 && m->unused <= 0 && m->posted > m->control && !m->raw;
 }
 
-/* The next message; None if there is none; False if Python has to look; NULL with an exception. */
-static PyObject *take(MessageState *self, int again)
+/* Have the peer told of credits; a failure is an event for Python. */
+void aio_give_credit(struct aio_message_state *m)
 {
-    struct aio_message_state *m = &self->state;
-    const struct aio_arrival *first;
-    PyObject *message, *imm;
+    int code = aio_message_give_credit(m);
 
-    /* A task that was resumed is where it was when it began to wait. */
-    if (m->rare || m->held >= m->half || (!again && aio_is_elsewhere(self)))
-        Py_RETURN_FALSE;
-    if (m->head == m->tail) {
-        aio_message_next(m); /* from now on an arrival is news */
-        Py_RETURN_NONE;
-    }
-    /* Made before it is taken: without memory for it the message stays where it is. */
-    first = &m->arrivals[m->head & m->arrival_mask];
-    imm = first->has_imm ? PyLong_FromUnsignedLong(first->imm) : Py_NewRef(Py_None);
-    message = make_message(self, first->slot, (Py_ssize_t)first->length, imm);
-    if (!message)
-        return NULL;
-    aio_message_next(m);
-    ((Message *)message)->kept = 1;
-    m->held++;
-    return message;
+    if (code && !m->error)
+        m->error = code;
 }
 
 /* `await owner` gives the next message, or None if Python has to see to it. */
@@ -207,7 +219,7 @@ static PyObject *state_await(PyObject *object)
     MessageState *self = (MessageState *)object;
     PyObject *nothing, *iterator;
 
-    if (self->parked->wakeup.state == AIO_IDLE && !self->state.rare) {
+    if (self->parked->wakeup.state == AIO_IDLE && !self->state.python) {
         self->parked->taking = 1;
         return Py_NewRef((PyObject *)self->parked);
     }
@@ -217,101 +229,20 @@ static PyObject *state_await(PyObject *object)
     return iterator;
 }
 
-static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **result)
+/* An immediate: 1 with the number, 0 of None, -1 with an exception. */
+static int imm_of(PyObject *object, uint32_t *imm)
 {
-    Parked *self = (Parked *)object;
-    int again = self->wakeup.state != AIO_IDLE;
-    MessageState *owner;
+    unsigned long number;
 
-    (void)value;
-    if (!self->taking || !self->owner || (again && self->wakeup.error)) {
-        *result = aio_wakeup_next(object);
-        if (*result)
-            return PYGEN_NEXT;
-        self->taking = 0;
-        if (PyErr_Occurred())
-            return PYGEN_ERROR;
-        *result = Py_NewRef(Py_None);
-        return PYGEN_RETURN;
-    }
-    if (again)
-        aio_wakeup_forget(&self->wakeup);
-    owner = (MessageState *)Py_NewRef((PyObject *)self->owner); /* the collector may come to run */
-    *result = take(owner, again);
-    Py_DECREF((PyObject *)owner);
-    if (*result == Py_None && !again) {
-        Py_DECREF(*result);
-        *result = aio_wakeup_next(object);
-        return PYGEN_NEXT;
-    }
-    self->taking = 0;
-    if (!*result)
-        return PYGEN_ERROR;
-    if (*result == Py_False)
-        replace(result, Py_NewRef(Py_None));
-    return PYGEN_RETURN;
+    *imm = 0;
+    if (object == Py_None)
+        return 0;
+    number = PyLong_AsUnsignedLong(object);
+    if (number == (unsigned long)-1 && PyErr_Occurred())
+        return -1;
+    *imm = (uint32_t)number;
+    return 1;
 }
-
-/* There was no memory to hand the message over: put it back to where it was taken from. */
-static void untake(Message *message)
-{
-    struct aio_message_state *m = &((MessageState *)message->keeper)->state;
-
-    m->head--;
-    m->messages_received--;
-    m->bytes_received -= (uint64_t)message->length;
-    m->held--;
-    replace(&message->keeper, NULL); /* it gives no slot back */
-}
-
-/*
- * For a caller that iterates, as the interpreter does from 3.12 on, and before while it is traced.
- * The tp_iternext of Wakeup would park without looking for a message that has arrived already, and
- * nothing would resume the task.
- */
-static PyObject *parked_next(PyObject *object)
-{
-    PyObject *result = NULL;
-
-    switch (parked_send(object, NULL, &result)) {
-    case PYGEN_NEXT:
-        return result;
-    case PYGEN_RETURN:
-        PyErr_SetObject(PyExc_StopIteration, result);
-        if (!PyErr_ExceptionMatches(PyExc_StopIteration) && Py_IS_TYPE(result, aio_message_type))
-            untake((Message *)result);
-        Py_DECREF(result);
-        break;
-    default:
-        break;
-    }
-    return NULL;
-}
-
-/* Awaited by itself it is a Wakeup and nothing else. */
-static PyObject *parked_await(PyObject *object)
-{
-    PyObject *awaited = aio_wakeup_await(object);
-
-    if (awaited)
-        ((Parked *)object)->taking = 0;
-    return awaited;
-}
-
-static PyType_Slot parked_slots[] = {
-    {Py_am_await, parked_await},
-    {Py_am_send, parked_send},
-    {Py_tp_iternext, parked_next},
-    {Py_tp_doc, "What a task that waits for a message is parked on."},
-    {0, NULL},
-};
-
-static PyType_Spec parked_spec = {
-    .name = "aiordma._core.Parked",
-    .basicsize = sizeof(Parked),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = parked_slots,
-};
 
 /*
  * send(data): 0, -1 if Python has to do it, or an errno.  `send_buffer` is for a caller that has
@@ -324,24 +255,86 @@ static PyObject *state_send(PyObject *object, PyObject *data)
     if (!PyBytes_CheckExact(data) || aio_is_elsewhere(self))
         return PyLong_FromLong(-1);
     return PyLong_FromLong(
-        aio_message_send(&self->state, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data)));
+        aio_message_send(&self->state, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data), 0, 0));
 }
 
-static PyObject *state_send_buffer(PyObject *object, PyObject *data)
+static PyObject *state_send_buffer(PyObject *object, PyObject *args)
 {
-    Py_buffer seen;
-    int code;
+    PyObject *number;
+    Py_buffer data;
+    uint32_t imm;
+    int has_imm, code = 0;
 
-    if (PyObject_GetBuffer(data, &seen, PyBUF_SIMPLE))
+    if (!PyArg_ParseTuple(args, "y*O", &data, &number))
         return NULL;
-    code = aio_message_send(&((MessageState *)object)->state, seen.buf, (uint64_t)seen.len);
-    PyBuffer_Release(&seen);
-    return PyLong_FromLong(code);
+    has_imm = imm_of(number, &imm);
+    if (has_imm >= 0)
+        code = aio_message_send(&((MessageState *)object)->state, data.buf, (uint64_t)data.len,
+                                has_imm, imm);
+    PyBuffer_Release(&data);
+    return has_imm < 0 ? NULL : PyLong_FromLong(code);
+}
+
+/* send_from(slot, kind, data, argument, imm): from a slot that was reserved; 0 or an errno. */
+static PyObject *state_send_from(PyObject *object, PyObject *args)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long long argument;
+    unsigned int slot, kind;
+    PyObject *number;
+    Py_buffer data;
+    uint32_t imm;
+    int has_imm, code = 0;
+
+    if (!PyArg_ParseTuple(args, "IIy*KO", &slot, &kind, &data, &argument, &number))
+        return NULL;
+    has_imm = imm_of(number, &imm);
+    if (has_imm >= 0 && ((uint64_t)data.len > m->eager_size || slot >= m->data_slots || !m->qp)) {
+        PyErr_SetString(PyExc_ValueError, "no such slot, or more bytes than fit into it");
+        has_imm = -1;
+    }
+    if (has_imm >= 0 && !m->closed)
+        code = aio_message_send_from(m, slot, (enum aio_frame_kind)kind, data.buf,
+                                     (uint64_t)data.len, argument, has_imm, imm);
+    PyBuffer_Release(&data);
+    return has_imm < 0 ? NULL : PyLong_FromLong(code);
+}
+
+static PyObject *state_reserve(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    if (!m->n_free || m->credits <= 0)
+        Py_RETURN_NONE;
+    m->credits--;
+    return PyLong_FromLong(m->free[--m->n_free]);
+}
+
+static PyObject *state_say(PyObject *object, PyObject *args)
+{
+    unsigned long long argument = 0;
+    unsigned int kind, flags = 0;
+
+    if (!PyArg_ParseTuple(args, "I|KI", &kind, &argument, &flags))
+        return NULL;
+    if (kind > AIO_FRAME_ABORT || kind == AIO_FRAME_DATA || kind == AIO_FRAME_RENDEZVOUS) {
+        PyErr_SetString(PyExc_ValueError, "no frame without data");
+        return NULL;
+    }
+    return PyLong_FromLong(aio_message_say(&((MessageState *)object)->state,
+                                           (enum aio_frame_kind)kind, argument, (uint8_t)flags));
+}
+
+static PyObject *state_credit(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromLong(aio_message_give_credit(&((MessageState *)object)->state));
 }
 
 /*
- * A task that was resumed raised SystemExit or KeyboardInterrupt, which end the loop.  Programs run
- * it again to end their tasks, and the rest is for them.
+ * A task that was resumed, or the handler, raised: SystemExit and KeyboardInterrupt end the loop.
+ * Programs run it again to end their tasks, and the rest is for them.
  */
 static void later(MessageState *self, uint32_t events)
 {
@@ -354,10 +347,34 @@ static void later(MessageState *self, uint32_t events)
     PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use here */
 }
 
-static int give_events(MessageState *self, uint32_t events)
+#define FOR_HANDLER                                                                                \
+    (AIO_EVENT_ROOM | AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
+
+/* Tell Python of events; 0, or -1. */
+static int handle(MessageState *self, uint32_t events)
 {
+    PyObject *handler = self->handler, *bits, *done;
+
+    if (!handler || handler == Py_None)
+        return 0;
+    Py_INCREF(handler); /* it may be taken away */
+    bits = PyLong_FromUnsignedLong(events);
+    done = bits ? PyObject_CallFunctionObjArgs(handler, bits, NULL) : NULL;
+    Py_DECREF(handler);
+    Py_XDECREF(bits);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* `late`: the handler has raised already, and is not called for ever. */
+static int give_events(MessageState *self, uint32_t events, int late)
+{
+    if (events & FOR_HANDLER && handle(self, events & FOR_HANDLER)) {
+        later(self, late ? events & ~(uint32_t)FOR_HANDLER : events);
+        return -1;
+    }
     if (events & AIO_EVENT_OPERATED && aio_operations_done(self)) {
-        later(self, events);
+        later(self, events & (AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED));
         return -1;
     }
     if (events & AIO_EVENT_ARRIVED) {
@@ -367,26 +384,30 @@ static int give_events(MessageState *self, uint32_t events)
             later(self, AIO_EVENT_ARRIVED);
             return -1;
         }
-        /* Nothing that the program has sent in answer took the credit along. */
-        if (!woken || put_off(&self->state)) {
-            PyObject *told = PyObject_CallMethodObjArgs(self->receiver,
-                                                        woken ? name_on_due : name_on_news, NULL);
+        if (!woken) {
+            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, name_on_arrival, NULL);
 
             Py_XDECREF(told);
             return told ? 0 : -1;
+        }
+        /* Nothing that the program has sent in answer took the credit along. */
+        if (is_put_off(&self->state)) {
+            aio_give_credit(&self->state);
+            if (self->state.error)
+                return handle(self, AIO_EVENT_FAILED);
         }
     }
     return 0;
 }
 
 /* Messages have arrived, operations have ended; nothing else of the program is running. */
-int aio_message_events(MessageState *self, uint32_t events)
+int aio_message_events(MessageState *self, uint32_t events, int late)
 {
     int rc;
 
     if (aio_turn.thread == self->thread)
         aio_turn.loop = self->parked->wakeup.loop;
-    rc = give_events(self, events);
+    rc = give_events(self, events, late);
     aio_turn.loop = NULL;
     return rc;
 }
@@ -399,29 +420,10 @@ static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_TypeError, "MessageState takes no keywords");
         return NULL;
     }
-    if (!PyArg_ParseTuple(args, "I", &events) || aio_message_events((MessageState *)object, events))
+    if (!PyArg_ParseTuple(args, "I", &events) ||
+        aio_message_events((MessageState *)object, events, 1))
         return NULL;
     Py_RETURN_NONE;
-}
-
-static PyObject *state_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
-{
-    return aio_post_operation((MessageState *)object, args, count);
-}
-
-static PyObject *state_read(PyObject *object, PyObject *const *args, Py_ssize_t count)
-{
-    return aio_transfer((MessageState *)object, args, count, IBV_WR_RDMA_READ);
-}
-
-static PyObject *state_write(PyObject *object, PyObject *const *args, Py_ssize_t count)
-{
-    return aio_transfer((MessageState *)object, args, count, IBV_WR_RDMA_WRITE);
-}
-
-static PyObject *state_ended(PyObject *object, PyObject *args)
-{
-    return aio_end_operation((MessageState *)object, args);
 }
 
 /* The adapter's side */
@@ -431,9 +433,11 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     struct aio_message_state *m = &((MessageState *)object)->state;
     unsigned long long qp, crowded;
 
-    if (!PyArg_ParseTuple(args, "KII(KIII)(KIII)K", &qp, &m->send_flags, &m->inline_size,
-                          &m->send.addr, &m->send.stride, &m->send.key, &m->send.base,
-                          &m->recv.addr, &m->recv.stride, &m->recv.key, &m->recv.base, &crowded))
+    if (!PyArg_ParseTuple(args, "KKII(KIII)(KIII)(KII)K", &qp, &m->base.id, &m->send_flags,
+                          &m->inline_size, &m->send.addr, &m->send.stride, &m->send.key,
+                          &m->send.base, &m->recv.addr, &m->recv.stride, &m->recv.key,
+                          &m->recv.base, &m->control_addr, &m->control_stride, &m->control_key,
+                          &crowded))
         return NULL;
     m->qp = (struct ibv_qp *)(uintptr_t)qp;
     m->crowded = (const uint8_t *)(uintptr_t)crowded;
@@ -474,6 +478,11 @@ static PyObject *state_fit(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "pIO!pp", &receives, &step, &PyList_Type, &keys, &leaving, &full))
         return NULL;
     slots = receives ? &m->recv : &m->send;
+    if (!m->freed) {
+        m->freed = room_for(m->arrival_mask + 1, sizeof(*m->freed));
+        if (!m->freed)
+            return NULL;
+    }
     if (fit(slots, keys))
         return NULL;
     slots->step = step;
@@ -490,24 +499,6 @@ static PyObject *state_size(PyObject *object, PyObject *window)
         return NULL;
     aio_message_size(&((MessageState *)object)->state, size);
     Py_RETURN_NONE;
-}
-
-static PyObject *state_post_send(PyObject *object, PyObject *args)
-{
-    unsigned long long addr;
-    unsigned int slot, length, key;
-    PyObject *imm;
-    unsigned long number = 0;
-
-    if (!PyArg_ParseTuple(args, "IKIIO", &slot, &addr, &length, &key, &imm))
-        return NULL;
-    if (imm != Py_None) {
-        number = PyLong_AsUnsignedLong(imm);
-        if (PyErr_Occurred())
-            return NULL;
-    }
-    return PyLong_FromLong(aio_message_post(&((MessageState *)object)->state, slot, addr, length,
-                                            key, imm != Py_None, (uint32_t)number));
 }
 
 static PyObject *state_post_read(PyObject *object, PyObject *args)
@@ -584,19 +575,34 @@ static PyObject *list_of(const uint16_t *numbers, uint32_t count)
     return list;
 }
 
+static PyObject *taken(const uint16_t *numbers, uint32_t *count)
+{
+    PyObject *list = list_of(numbers, *count);
+
+    if (list)
+        *count = 0;
+    return list;
+}
+
+static PyObject *state_take_unposted(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    return taken(m->back, &m->n_back);
+}
+
 static PyObject *state_take_freed(PyObject *object, PyObject *unused)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
-    PyObject *list = list_of(m->back, m->n_back);
 
     (void)unused;
-    if (list)
-        m->n_back = 0;
-    return list;
+    return taken(m->freed, &m->n_freed);
 }
 
 /* Arrivals */
 
+/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
 static PyObject *state_peek(PyObject *object, PyObject *unused)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
@@ -607,8 +613,11 @@ static PyObject *state_peek(PyObject *object, PyObject *unused)
     if (m->head == m->tail)
         Py_RETURN_NONE;
     first = &m->arrivals[m->head & m->arrival_mask];
-    imm = first->has_imm ? PyLong_FromUnsignedLong(first->imm) : Py_NewRef(Py_None);
-    return imm ? Py_BuildValue("(IIN)", first->slot, first->length, imm) : NULL;
+    imm = imm_object(first);
+    if (!imm)
+        return NULL;
+    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
+                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
 }
 
 static PyObject *state_skip(PyObject *object, PyObject *unused)
@@ -616,24 +625,115 @@ static PyObject *state_skip(PyObject *object, PyObject *unused)
     struct aio_message_state *m = &((MessageState *)object)->state;
 
     (void)unused;
-    if (m->head != m->tail)
-        m->head++;
+    if (m->head != m->tail) {
+        m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
+        if ((int32_t)(m->announced - m->head) < 0)
+            m->announced = m->head;
+    }
     Py_RETURN_NONE;
 }
 
-/* Send slots that are free */
+/* cut(count): drop the large messages but the oldest so many, and all that came behind them. */
+static PyObject *state_cut(PyObject *object, PyObject *value)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long count = PyLong_AsUnsignedLong(value);
+    uint32_t end = m->head, kept = 0;
 
-static PyObject *state_take_slot(PyObject *object, PyObject *unused)
+    if (PyErr_Occurred())
+        return NULL;
+    for (; end != m->tail; end++) {
+        if (m->arrivals[end & m->arrival_mask].large && kept++ == count)
+            break;
+    }
+    if (end != m->tail)
+        m->large = (uint32_t)count;
+    m->tail = end;
+    if ((int32_t)(m->announced - end) > 0)
+        m->announced = end;
+    Py_RETURN_NONE;
+}
+
+/*
+ * Each receive that is posted may bring a message, and a large one gives its slot back before the
+ * program has taken it: room for both.
+ */
+static int make_room(struct aio_message_state *m, uint32_t receives)
+{
+    uint32_t before = m->arrival_mask + 1, after = aio_power(receives + m->large);
+    struct aio_arrival *larger;
+
+    if (after <= before)
+        return 0;
+    larger = room_for(after, sizeof(*larger));
+    if (!larger)
+        return -1;
+    for (uint32_t at = m->head; at != m->tail; at++)
+        larger[at & (after - 1)] = m->arrivals[at & (before - 1)];
+    PyMem_Free(m->arrivals);
+    m->arrivals = larger;
+    m->arrival_mask = after - 1;
+    return 0;
+}
+
+/*
+ * next_large(receives): (length, immediate, body) of the oldest announcement that Python has not
+ * seen, and the slot that it lay in; None if there is none.  `receives`: slots that there may be.
+ */
+static PyObject *state_next_large(PyObject *object, PyObject *receives)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long most = PyLong_AsUnsignedLong(receives);
+    struct aio_arrival *arrival;
+    const uint8_t *frame;
+    PyObject *imm, *result;
+    uint64_t length = 0;
+
+    if (PyErr_Occurred() || make_room(m, (uint32_t)most))
+        return NULL;
+    if ((int32_t)(m->announced - m->head) < 0)
+        m->announced = m->head;
+    while (m->announced != m->tail && m->arrivals[m->announced & m->arrival_mask].large != 1)
+        m->announced++;
+    if (m->announced == m->tail)
+        Py_RETURN_NONE;
+    arrival = &m->arrivals[m->announced & m->arrival_mask];
+    frame = (const uint8_t *)(uintptr_t)(m->recv.addr + (uint64_t)arrival->slot * m->recv.stride);
+    for (int i = 8; i < AIO_FRAME_SIZE; i++)
+        length = length << 8 | frame[i];
+    imm = imm_object(arrival);
+    result =
+        imm ? Py_BuildValue(
+                  "(KNy#I)", (unsigned long long)length, imm, (const char *)frame + AIO_FRAME_SIZE,
+                  (Py_ssize_t)(arrival->length < AIO_HEAD_SIZE ? arrival->length : AIO_HEAD_SIZE),
+                  arrival->slot)
+            : NULL;
+    if (result)
+        arrival->large = 2;
+    return result;
+}
+
+static PyObject *state_take_reads(PyObject *object, PyObject *unused)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
     (void)unused;
-    if (!m->n_free) {
-        PyErr_SetString(PyExc_IndexError, "no slot is free");
-        return NULL;
-    }
-    return PyLong_FromLong(m->free[--m->n_free]);
+    return taken(m->reads_done, &m->n_reads_done);
 }
+
+static PyObject *state_next_done(PyObject *object, PyObject *unused)
+{
+    struct aio_dones *dones = &((MessageState *)object)->state.dones;
+    const struct aio_done *done;
+
+    (void)unused;
+    if (dones->head == dones->tail)
+        Py_RETURN_NONE;
+    done = &dones->items[dones->head++ & dones->mask];
+    return Py_BuildValue("(KI)", (unsigned long long)done->number, done->flags);
+}
+
+/* Send slots that are free */
 
 static PyObject *state_give_slot(PyObject *object, PyObject *slot)
 {
@@ -659,8 +759,7 @@ static PyObject *state_withdraw_slot(PyObject *object, PyObject *slot)
         return NULL;
     for (uint32_t i = 0; i < m->n_free; i++) {
         if (m->free[i] == number) {
-            memmove(&m->free[i], &m->free[i + 1], (m->n_free - i - 1) * sizeof(*m->free));
-            m->n_free--;
+            memmove(&m->free[i], &m->free[i + 1], (--m->n_free - i) * sizeof(*m->free));
             Py_RETURN_TRUE;
         }
     }
@@ -675,77 +774,12 @@ static PyObject *state_get_free(PyObject *object, void *unused)
     return list_of(m->free, m->n_free);
 }
 
-/* Numbers of operations */
-
-static PyObject *state_allow_operations(PyObject *object, PyObject *depth)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long count = PyLong_AsUnsignedLong(depth);
-    uint16_t *numbers, *done;
-
-    if (PyErr_Occurred())
-        return NULL;
-    if (m->n_operations || !count || count > AIO_MOST_OPERATIONS) {
-        PyErr_SetString(PyExc_ValueError, "no such depth, or it is set already");
-        return NULL;
-    }
-    numbers = room_for(count, sizeof(*numbers));
-    done = numbers ? room_for(aio_power((uint32_t)count), sizeof(*done)) : NULL;
-    if (!done) {
-        PyMem_Free(numbers);
-        return NULL;
-    }
-    for (uint32_t i = 0; i < count; i++)
-        numbers[i] = (uint16_t)i;
-    m->operations_free = numbers;
-    m->operations_done = done;
-    m->done_mask = aio_power((uint32_t)count) - 1;
-    m->n_operations = m->n_operations_free = (uint32_t)count;
-    Py_RETURN_NONE;
-}
-
-static PyObject *state_take_number(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    if (!m->n_operations_free) {
-        PyErr_SetString(PyExc_IndexError, "no operation is free");
-        return NULL;
-    }
-    return PyLong_FromLong(m->operations_free[--m->n_operations_free]);
-}
-
-static PyObject *state_give_number(PyObject *object, PyObject *value)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long number = PyLong_AsUnsignedLong(value);
-
-    if (PyErr_Occurred())
-        return NULL;
-    if (number >= m->n_operations || m->n_operations_free >= m->n_operations) {
-        PyErr_SetString(PyExc_ValueError, "no such operation");
-        return NULL;
-    }
-    m->operations_free[m->n_operations_free++] = (uint16_t)number;
-    Py_RETURN_NONE;
-}
-
 static PyObject *state_get_operations_free(PyObject *object, void *unused)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
     (void)unused;
     return list_of(m->operations_free, m->n_operations_free);
-}
-
-static PyObject *state_forget_done(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    m->done_head = m->done_tail;
-    Py_RETURN_NONE;
 }
 
 static PyObject *state_get_under_way(PyObject *object, void *unused)
@@ -758,7 +792,7 @@ static PyObject *state_get_under_way(PyObject *object, void *unused)
 
 static PyObject *state_get_done(PyObject *object, void *unused)
 {
-    struct aio_message_state *m = &((MessageState *)object)->state;
+    const struct aio_message_state *m = &((MessageState *)object)->state;
 
     (void)unused;
     return PyLong_FromUnsignedLong(m->done_tail - m->done_head);
@@ -772,43 +806,80 @@ static PyObject *state_get_arrived(PyObject *object, void *unused)
     return PyLong_FromUnsignedLong(m->tail - m->head);
 }
 
+static PyObject *state_get_unsaid(PyObject *object, void *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    return PyLong_FromLong(__builtin_popcount(m->to_say) +
+                           (long)(m->dones_to_say.tail - m->dones_to_say.head));
+}
+
+static PyObject *state_get_wrong(PyObject *object, void *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    return Py_BuildValue("(IKK)", m->violation, (unsigned long long)m->wrong[0],
+                         (unsigned long long)m->wrong[1]);
+}
+
 static PyMethodDef state_methods[] = {
     {"send", state_send, METH_O,
      "Send bytes from a free slot: 0, -1 if Python has to do it, or an errno."},
-    {"send_buffer", state_send_buffer, METH_O, "The same of a buffer, in the connection's loop."},
+    {"send_buffer", state_send_buffer, METH_VARARGS,
+     "The same of a buffer and an immediate or None, in the connection's loop."},
+    {"send_from", state_send_from, METH_VARARGS,
+     "Send from a slot that was reserved: slot, kind, data, argument, immediate; 0 or an errno."},
+    {"reserve", state_reserve, METH_NOARGS, "A send slot and a credit: the slot; or None."},
+    {"say", state_say, METH_VARARGS,
+     "Send a frame without data, when there is a slot: kind, argument, flags; 0 or an errno."},
+    {"credit", state_credit, METH_NOARGS,
+     "The program waits: send the credits that are due; 0 or an errno."},
     {"message", state_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
     {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
     {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
+    {"cut", state_cut, METH_O,
+     "Drop the large messages but the oldest so many, and what came behind."},
+    {"next_large", state_next_large, METH_O,
+     "The next announcement: length, immediate, body, slot; or None.  With how many receives there "
+     "may be."},
+    {"take_reads", state_take_reads, METH_NOARGS,
+     "The numbers of READs of large messages that have completed."},
+    {"next_done", state_next_done, METH_NOARGS, "The next DONE: number, flags; or None."},
     {"bind", state_bind, METH_VARARGS,
-     "Name the adapter's side: queue pair, flags of sends, inline bytes, (address, stride, key, "
-     "count) of the send slots and of the receive slots, address of the pool's flag."},
+     "Name the adapter's side: queue pair, id of its requests, flags of sends, inline bytes, "
+     "(address, stride, key, count) of the send slots and of the receive slots, (address, stride, "
+     "key) of the control slots, address of the pool's flag."},
     {"fit", state_fit, METH_VARARGS,
      "Slots of a pool have come or gone: receives?, slots of a registration, keys, leaving, full."},
     {"size", state_size, METH_O, "Fit what follows from the window."},
-    {"post_send", state_post_send, METH_VARARGS,
-     "Post a send slot: number, address, length, key, immediate; 0 or an errno."},
     {"post_read", state_post_read, METH_VARARGS,
      "Post a READ of a large message: number, address, length, lkey, remote address, rkey."},
     {"post_receives", state_post_receives, METH_VARARGS,
      "Post receive slots of one key: a list, or how many from the first on; 0 or an errno."},
     {"back", state_back, METH_O, "The slot of a data message is free; as aio_message_back."},
     {"back_now", state_back_now, METH_O, "That of a frame without credit; as aio_message_back."},
-    {"take_freed", state_take_freed, METH_NOARGS,
+    {"take_unposted", state_take_unposted, METH_NOARGS,
      "Receive slots that C would have posted later, together with others."},
-    {"take_slot", state_take_slot, METH_NOARGS, "Take a free send slot."},
+    {"take_freed", state_take_freed, METH_NOARGS,
+     "Receive slots of frames without data, of a pool of which some slots are leaving."},
     {"give_slot", state_give_slot, METH_O, "A send slot is free."},
     {"withdraw_slot", state_withdraw_slot, METH_O, "Take this send slot; whether it was free."},
-    {"allow_operations", state_allow_operations, METH_O,
+    {"allow_operations", aio_operations_allow, METH_O,
      "Make room for so many operations to be under way."},
-    {"take_number", state_take_number, METH_NOARGS, "Take the number of an operation."},
-    {"give_number", state_give_number, METH_O, "The number of an operation is free."},
-    {"forget_done", state_forget_done, METH_NOARGS, "Ended operations are not reported any more."},
-    {"operate", (PyCFunction)(void (*)(void))state_operate, METH_FASTCALL,
+    {"take_number", aio_operation_take_number, METH_NOARGS, "Take the number of an operation."},
+    {"give_number", aio_operation_give_number, METH_O, "The number of an operation is free."},
+    {"forget_done", aio_operations_forget_done, METH_NOARGS,
+     "Ended operations are not reported any more."},
+    {"operate", (PyCFunction)(void (*)(void))aio_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
-    {"read", (PyCFunction)(void (*)(void))state_read, METH_FASTCALL,
+    {"read", (PyCFunction)(void (*)(void))aio_operation_read, METH_FASTCALL,
      "READ into registered memory, if that is plain; see operation.c."},
-    {"write", (PyCFunction)(void (*)(void))state_write, METH_FASTCALL, "WRITE in the same way."},
-    {"ended", state_ended, METH_VARARGS, "An operation has ended: its number, error or None."},
+    {"write", (PyCFunction)(void (*)(void))aio_operation_write, METH_FASTCALL,
+     "WRITE in the same way."},
+    {"ended", aio_operation_ended, METH_VARARGS,
+     "An operation has ended: its number, error or None."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -817,6 +888,8 @@ static PyMethodDef state_methods[] = {
 static PyMemberDef state_members[] = {
     {"receiver", T_OBJECT, offsetof(MessageState, receiver), 0,
      "Told of what is not plain; it keeps the memory of the slots alive."},
+    {"handler", T_OBJECT, offsetof(MessageState, handler), 0,
+     "Called with the events but for arrivals and the ends of operations."},
     {"parked", T_OBJECT, offsetof(MessageState, parked), READONLY,
      "What a task that waits for a message is parked on."},
     {"room", T_OBJECT_EX, offsetof(MessageState, room), 0,
@@ -826,15 +899,24 @@ static PyMemberDef state_members[] = {
     {"pd", T_OBJECT_EX, offsetof(MessageState, pd), 0, "The connection's protection domain."},
     {"may_read", T_BOOL, offsetof(MessageState, may_read), 0, "Whether READs are possible at all."},
     {"events", T_UINT, offsetof(MessageState, state.base.events), 0, "Not reported yet."},
-    {"passed", T_UINT, offsetof(MessageState, state.base.passed), 0,
-     "Completions that were given to Python, and that it has not seen yet."},
     {"id", T_ULONGLONG, offsetof(MessageState, state.base.id), READONLY, "Of its requests."},
-    FIELD(want, T_UINT, 0),
+    FIELD(waiting, T_BOOL, 0),
+    FIELD(dead, T_BOOL, 0),
+    FIELD(discarding, T_BOOL, 0),
+    FIELD(flush_at, T_ULONGLONG, 0),
+    FIELD(asking, T_BOOL, 0),
+    FIELD(said, T_UBYTE, READONLY),
+    FIELD(peer_reason, T_ULONGLONG, READONLY),
+    FIELD(error, T_INT, READONLY),
+    FIELD(n_control_free, T_UINT, READONLY),
+    FIELD(n_freed, T_UINT, READONLY),
+    FIELD(large, T_UINT, READONLY),
+    FIELD(n_marks, T_UINT, READONLY),
     FIELD(blocked, T_BOOL, 0),
     FIELD(raw, T_BOOL, READONLY),
     FIELD(closed, T_BOOL, 0),
     FIELD(flushing, T_BOOL, 0),
-    FIELD(heard, T_UINT, 0),
+    FIELD(heard, T_BOOL, 0),
     FIELD(eager_size, T_ULONGLONG, 0),
     FIELD(credits, T_LONGLONG, 0),
     FIELD(inline_size, T_UINT, READONLY),
@@ -850,7 +932,7 @@ static PyMemberDef state_members[] = {
     FIELD(n_back, T_UINT, READONLY),
     FIELD(chain, T_UINT, READONLY),
     FIELD(held, T_UINT, 0),
-    FIELD(rare, T_UINT, 0),
+    FIELD(python, T_BOOL, 0),
     FIELD(over, T_BOOL, 0),
     FIELD(attended, T_BOOL, 0),
     FIELD(operations_wanted, T_BOOL, 0),
@@ -873,6 +955,8 @@ static PyGetSetDef state_getset[] = {
     {"done", state_get_done, NULL, "Operations that have ended and were not reported.", NULL},
     {"under_way", state_get_under_way, NULL, "Sends, receives and operations of the adapter.",
      NULL},
+    {"unsaid", state_get_unsaid, NULL, "Frames without data that wait for a slot.", NULL},
+    {"wrong", state_get_wrong, NULL, "A violation of the peer, and two numbers about it.", NULL},
     {"arrived", state_get_arrived, NULL, "Messages in the ring.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -900,12 +984,10 @@ static PyType_Spec state_spec = {
 
 int aio_add_message_state(PyObject *module)
 {
-    name_on_news = PyUnicode_InternFromString("on_news");
-    name_on_due = PyUnicode_InternFromString("on_due");
+    name_on_arrival = PyUnicode_InternFromString("on_arrival");
     name_is_running = PyUnicode_InternFromString("is_running");
-    if (!name_on_news || !name_on_due || !name_is_running)
+    if (!name_on_arrival || !name_is_running)
         return -1;
-    parked_type = aio_add_type(module, &parked_spec, aio_wakeup_type);
-    aio_message_state_type = parked_type ? aio_add_type(module, &state_spec, NULL) : NULL;
+    aio_message_state_type = aio_add_type(module, &state_spec, NULL);
     return aio_message_state_type ? 0 : -1;
 }

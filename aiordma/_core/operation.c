@@ -13,7 +13,7 @@
  * An object is used again for its number unless the program still has it: an operation may end
  * before it is waited for.
  *
- * aio_transfer posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has
+ * `transfer` posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has
  * all the rules, and the words for what is wrong.  Here is what is asked of the plain case, of one
  * request; whatever does not pass is left to Python, which refuses it or does it in its own way.
  */
@@ -270,8 +270,9 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
 }
 
 /* operate(number, opcode, address, length, remote address, rkey, compare_add, swap, region) */
-PyObject *aio_post_operation(MessageState *self, PyObject *const *args, Py_ssize_t count)
+PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
+    MessageState *self = (MessageState *)object;
     struct aio_operation request;
     PyObject *registration, *result;
     long number;
@@ -392,8 +393,9 @@ static void end_use(Operation *operation, PyObject **region)
  * ended(number, error): one that did not end by way of C, with its error or None.  Its region,
  * whose use the caller ends; None if it is not under way.
  */
-PyObject *aio_end_operation(MessageState *self, PyObject *args)
+PyObject *aio_operation_ended(PyObject *object, PyObject *args)
 {
+    MessageState *self = (MessageState *)object;
     Operation *operation;
     PyObject *error, *region;
     unsigned int number;
@@ -576,8 +578,8 @@ static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
  *
  * What the adapter's library refuses Python posts once more, and says what it was.
  */
-PyObject *aio_transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
-                       enum ibv_wr_opcode opcode)
+static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
+                          enum ibv_wr_opcode opcode)
 {
     PyObject *piece, *result;
 
@@ -603,6 +605,82 @@ PyObject *aio_transfer(MessageState *self, PyObject *const *args, Py_ssize_t cou
         return result;
     Py_XDECREF(result);
     PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
+PyObject *aio_operation_read(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    return transfer((MessageState *)object, args, count, IBV_WR_RDMA_READ);
+}
+
+PyObject *aio_operation_write(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    return transfer((MessageState *)object, args, count, IBV_WR_RDMA_WRITE);
+}
+
+/* Numbers of operations */
+
+PyObject *aio_operations_allow(PyObject *object, PyObject *depth)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long count = PyLong_AsUnsignedLong(depth);
+    uint16_t *numbers, *done;
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (m->n_operations || !count || count > AIO_MOST_OPERATIONS) {
+        PyErr_SetString(PyExc_ValueError, "no such depth, or it is set already");
+        return NULL;
+    }
+    numbers = PyMem_Calloc(count, sizeof(*numbers));
+    done = PyMem_Calloc(aio_power((uint32_t)count), sizeof(*done));
+    if (!numbers || !done) {
+        PyMem_Free(numbers);
+        PyMem_Free(done);
+        return PyErr_NoMemory();
+    }
+    for (uint32_t i = 0; i < count; i++)
+        numbers[i] = (uint16_t)i;
+    m->operations_free = numbers;
+    m->operations_done = done;
+    m->done_mask = aio_power((uint32_t)count) - 1;
+    m->n_operations = m->n_operations_free = (uint32_t)count;
+    Py_RETURN_NONE;
+}
+
+PyObject *aio_operation_take_number(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    if (!m->n_operations_free) {
+        PyErr_SetString(PyExc_IndexError, "no operation is free");
+        return NULL;
+    }
+    return PyLong_FromLong(m->operations_free[--m->n_operations_free]);
+}
+
+PyObject *aio_operation_give_number(PyObject *object, PyObject *value)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long number = PyLong_AsUnsignedLong(value);
+
+    if (PyErr_Occurred())
+        return NULL;
+    if (number >= m->n_operations || m->n_operations_free >= m->n_operations) {
+        PyErr_SetString(PyExc_ValueError, "no such operation");
+        return NULL;
+    }
+    m->operations_free[m->n_operations_free++] = (uint16_t)number;
+    Py_RETURN_NONE;
+}
+
+PyObject *aio_operations_forget_done(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    m->done_head = m->done_tail;
     Py_RETURN_NONE;
 }
 

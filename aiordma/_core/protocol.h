@@ -31,16 +31,43 @@
 #define AIO_SUB_READ    0x4000 /* of a large message, and its number */
 #define AIO_SUB_OPERATE 0x5000 /* of the program: READ, WRITE or atomic, and its number */
 
-/* What an owner of a state is told of after a drain; the first also says what Python waits for. */
-#define AIO_EVENT_ARRIVED  1
-#define AIO_WANT_SENT      2
-#define AIO_EVENT_OPERATED 4
-#define AIO_EVENT_IDLE     8 /* while it is flushing: the adapter has nothing any more */
+/* What an owner of a MessageState is told of after a drain: 8 bits. */
+#define AIO_EVENT_ARRIVED  1  /* a message, and a task waits for one */
+#define AIO_EVENT_OPERATED 2  /* operations have ended */
+#define AIO_EVENT_ROOM     4  /* credits or a slot have come, and sends wait for them */
+#define AIO_EVENT_SENT     8  /* what a flush waits for has reached the peer's adapter */
+#define AIO_EVENT_FRAMES   16 /* see aio_message_state.said, and the frames that wait for Python */
+#define AIO_EVENT_FAILED   32 /* the peer broke the protocol, or a post has failed */
+#define AIO_EVENT_IDLE     64 /* while it is flushing: the adapter has nothing any more */
 
-/* The header of a frame; endpoint/wire.py and docs/wire.md. */
+/* The header of a frame; docs/wire.md is the specification. */
 #define AIO_FRAME_SIZE    16
-#define AIO_FRAME_DATA    1
 #define AIO_FRAME_HAS_IMM 1
+
+enum aio_frame_kind {
+    AIO_FRAME_CREDIT,
+    AIO_FRAME_DATA,
+    AIO_FRAME_RENDEZVOUS,
+    AIO_FRAME_DONE,
+    AIO_FRAME_PING,
+    AIO_FRAME_PONG,
+    AIO_FRAME_END,
+    AIO_FRAME_ABORT,
+};
+
+#define AIO_CREDIT_FRAMES 2  /* that may be unprocessed at a time */
+#define AIO_HEAD_SIZE     32 /* bytes of the body of a RENDEZVOUS frame that Python sees */
+
+/* How the peer broke the protocol; aio_message_state.wrong has two numbers for the words. */
+enum aio_violation {
+    AIO_WRONG_NOTHING,
+    AIO_WRONG_SHORT,  /* a frame shorter than its header: its bytes */
+    AIO_WRONG_LENGTH, /* of a DATA frame: announced, came */
+    AIO_WRONG_CREDIT, /* a message without credit */
+    AIO_WRONG_KIND,   /* of frame: the kind */
+    AIO_WRONG_WRITE,  /* a write with an immediate */
+    AIO_WRONG_DONE,   /* more answers than exchanges can be open: the number */
+};
 
 /* The events of a stream; the last while it is flushing. */
 enum {
@@ -68,20 +95,38 @@ enum {
  * What takes completions while a queue is polled; the beginning of the two states below.
  *
  * `take` takes a completion, or refuses it and has changed nothing: then the completion goes to
- * Python, and so do all behind it, until Python has counted `passed` down, once for each.
+ * Python.  Where the state is `ordered`, so do all behind it, until Python has counted `passed`
+ * down, once for each.
  */
 struct aio_state {
     int (*take)(struct aio_state *state, const struct ibv_wc *wc);
     uint64_t id;     /* its wr_id, without the sub-index */
     uint32_t events; /* what its owner is to be told of */
+    uint8_t ordered;
     uint32_t passed; /* completions that Python has been given and has not seen yet */
 };
 
+/* A message that has arrived, in the order of arrival. */
 struct aio_arrival {
-    uint32_t length;
+    uint32_t length; /* bytes of the message; of a large one, of the frame's body */
     uint32_t imm;
     uint16_t slot;
-    uint16_t has_imm;
+    uint8_t has_imm;
+    uint8_t large; /* it was announced: 1, and its frame lies in `slot`; 2, and Python has that */
+};
+
+/* A DONE frame that waits: to be seen by Python, or to be sent. */
+struct aio_done {
+    uint64_t number;
+    uint8_t flags;
+};
+
+/* A queue of those; `mask` + 1 places. */
+struct aio_dones {
+    struct aio_done *items;
+    uint32_t mask;
+    uint32_t head;
+    uint32_t tail;
 };
 
 struct aio_slots {
@@ -96,59 +141,106 @@ struct aio_slots {
     uint8_t full;    /* there are as many as there may be */
 };
 
+/*
+ * The messages of one connection, in both directions, and its operations.
+ *
+ * States: between `bind` and `closed` it may post.  `blocked`: sends wait their turn in Python, or
+ * are refused.  `over`: no operation may be posted any more.  `dead`: no frame is sent any more.
+ * `flushing`: what comes back unsent or unfilled is only counted.
+ */
 struct aio_message_state {
     struct aio_state base;
     struct ibv_qp *qp;
-    uint32_t want;   /* EVENT_ARRIVED: a task waits; WANT_SENT: Python sees completed sends */
-    uint8_t blocked; /* sends wait for room, or are refused: Python sends */
-    uint8_t raw;
+    uint8_t raw; /* without frames: a foreign peer */
     uint8_t closed;
-    uint8_t flushing; /* the end: what comes back unsent or unfilled is only counted */
-    uint32_t heard;
+    uint8_t flushing;
+    uint8_t dead;
+    uint8_t waiting;    /* a task waits for a message */
+    uint8_t discarding; /* what arrives is given back at once */
+    uint8_t python;     /* receiving has something else to see to: Python does it */
+    uint8_t heard;      /* a sign of life of the peer since Python has cleared it */
+    uint8_t asking;     /* a PING is not answered */
 
+    /* Slots. */
     struct aio_slots send;
     struct aio_slots recv;
     const uint8_t *crowded; /* others wait for slots of the pool; set if slots come and go */
-    uint64_t eager_size;
-    int64_t credits;
-    uint16_t *free;
+    uint16_t *freed; /* receive slots that Python gives back, as some of a pool are leaving */
+    uint32_t n_freed;
+
+    /* Sending. */
+    uint8_t blocked;
+    uint64_t eager_size; /* bytes of the largest message that goes through slots */
+    int64_t credits;     /* messages for which the peer has posted receives */
+    uint16_t *free;      /* send slots for data */
     uint32_t n_free;
-    uint32_t data_slots; /* those from this number on carry messages without data */
-    uint64_t sent;       /* messages, with those without data */
+    uint32_t data_slots; /* those from this number on are for frames without data */
+    uint64_t control_addr;
+    uint32_t control_stride;
+    uint32_t control_key;
+    uint32_t controls; /* slots for frames without data */
+    uint16_t *control_free;
+    uint32_t n_control_free;
+    uint64_t sent; /* frames, or messages of a raw connection */
     uint64_t completed;
+    uint64_t flush_at; /* `completed` that a flush waits for; 0: none */
     uint32_t send_flags;
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
 
-    int64_t posted; /* the three numbers of endpoint/window.py */
-    int64_t unused;
-    int64_t granted;
-    int64_t control;
-    int64_t due;
-    int64_t receives; /* work requests of the receive queue under way */
+    /* Frames without data that wait for a slot: each at most once, but for DONE. */
+    uint8_t to_say; /* bits, 1 << enum aio_frame_kind */
+    uint64_t abort_reason;
+    struct aio_dones dones_to_say;
+
+    /* Receiving. */
+    int64_t posted;   /* receives that the adapter has */
+    int64_t receives; /* the same, and those that were flushed */
+    int64_t unused;   /* credits that the peer has */
+    int64_t granted;  /* that it was given since the beginning */
+    int64_t control;  /* receives kept for frames without credit */
+    int64_t due;      /* credits that are owed when they go in a frame of their own */
+    int64_t
+        marks[AIO_CREDIT_FRAMES]; /* of CREDIT frames that may be unprocessed: `granted` before */
+    uint32_t n_marks;
     struct aio_arrival *arrivals;
     uint32_t arrival_mask;
     uint32_t head;
     uint32_t tail;
-    uint32_t imm;
-    uint16_t back[8];
+    uint32_t announced;       /* large messages before this one are known to Python */
+    uint32_t large;           /* large messages in the ring */
+    uint16_t back[AIO_CHAIN]; /* receive slots that are posted together, a little later */
     uint32_t n_back;
-    uint32_t chain;
-    uint32_t held; /* messages that the program has */
-    uint32_t half; /* as many as it may have without copies, at least */
-    uint32_t rare; /* receiving has something else to see to: Python does it */
+    uint32_t chain; /* so many */
+    uint32_t held;  /* messages that the program has */
+    uint32_t half;  /* as many as it may have without copies, at least */
 
-    uint8_t over;              /* no operation may be posted any more */
+    /* What the peer has said: bits, 1 << enum aio_frame_kind; CREDIT: its first frame. */
+    uint8_t said;
+    uint64_t peer_reason; /* of its ABORT */
+    struct aio_dones dones;
+    uint8_t violation; /* enum aio_violation */
+    uint64_t wrong[2];
+    int error; /* errno of a post that failed in a drain */
+
+    /* RDMA READs of large messages. */
+    uint16_t *reads_done; /* their numbers, until Python has seen them */
+    uint32_t n_reads_done;
+    uint32_t most_reads;
+
+    /* Operations of the program. */
+    uint8_t over;
     uint8_t attended;          /* their completions wake the loop */
     uint8_t operations_wanted; /* a task waits for a number: others wait behind it */
     uint32_t n_operations;     /* READs, WRITEs and atomics that may be under way; 0: none yet */
     uint16_t *operations_free;
     uint32_t n_operations_free;
     uint32_t operating;        /* under way */
-    uint16_t *operations_done; /* ring of those whose end is news */
+    uint16_t *operations_done; /* ring of those whose end is not reported yet */
     uint32_t done_mask;
     uint32_t done_head;
     uint32_t done_tail;
 
+    /* Counters, as ConnectionStats has them. */
     uint64_t messages_sent;
     uint64_t bytes_sent;
     uint64_t messages_received;
@@ -263,13 +355,18 @@ struct aio_stream_state {
 
 /* message.c */
 void aio_message_size(struct aio_message_state *m, int64_t window);
-void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives);
-int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length);
-int64_t aio_message_next(struct aio_message_state *m);
+void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives,
+                      uint32_t controls);
+int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
+                     uint32_t imm);
+int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
+                          const void *data, uint64_t length, uint64_t argument, int has_imm,
+                          uint32_t imm);
+int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
+                    uint8_t flags);
+int aio_message_give_credit(struct aio_message_state *m);
 int aio_message_back(struct aio_message_state *m, uint32_t slot);
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot);
-int aio_message_post(struct aio_message_state *m, uint32_t slot, uint64_t addr, uint32_t length,
-                     uint32_t key, int has_imm, uint32_t imm);
 int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr, uint32_t length,
                      uint32_t lkey, uint64_t remote_addr, uint32_t rkey);
 int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count,

@@ -516,4 +516,5 @@ static int aio_stream_take(struct aio_state *state, const struct ibv_wc *wc)
 void aio_stream_init(struct aio_stream_state *s)
 {
     s->base.take = aio_stream_take;
+    s->base.ordered = 1;
 }

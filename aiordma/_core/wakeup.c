@@ -17,10 +17,12 @@
  *
  * An Operation (operation.c) ends once, perhaps before a task waits: then it is DONE, and to wait
  * for it takes no time.
+ *
+ * Parked is a Wakeup whose wait ends with the next message of a MessageState.
  */
 #include "core.h"
 
-PyTypeObject *aio_wakeup_type;
+PyTypeObject *aio_wakeup_type, *aio_parked_type;
 
 /*
  * A future of asyncio's that has ended.  A task that is told of one, and of nothing else, takes the
@@ -353,6 +355,134 @@ static PyType_Spec wakeup_spec = {
     .slots = wakeup_slots,
 };
 
+/* Parked */
+
+/* The next message; None if there is none; False if Python has to look; NULL with an exception. */
+static PyObject *take(MessageState *self, int again)
+{
+    struct aio_message_state *m = &self->state;
+    const struct aio_arrival *first;
+    PyObject *message;
+
+    /* A task that was resumed is where it was when it began to wait. */
+    if (m->python || m->held >= m->half || (!again && aio_is_elsewhere(self)))
+        Py_RETURN_FALSE;
+    if (m->head == m->tail) {
+        m->waiting = 1;
+        aio_give_credit(m);
+        return Py_NewRef(m->error ? Py_False : Py_None);
+    }
+    /* Made before it is taken: without memory for it the message stays where it is. */
+    first = &m->arrivals[m->head & m->arrival_mask];
+    if (first->large)
+        Py_RETURN_FALSE;
+    message = aio_message_of(self, first);
+    if (!message)
+        return NULL;
+    m->head++;
+    m->messages_received++;
+    m->bytes_received += ((Message *)message)->length;
+    ((Message *)message)->kept = 1;
+    m->held++;
+    return message;
+}
+
+/* There was no memory to hand the message over: put it back to where it was taken from. */
+static void untake(Message *message)
+{
+    struct aio_message_state *m = &((MessageState *)message->keeper)->state;
+
+    m->head--;
+    m->messages_received--;
+    m->bytes_received -= (uint64_t)message->length;
+    m->held--;
+    replace(&message->keeper, NULL); /* it gives no slot back */
+}
+
+static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **result)
+{
+    Parked *self = (Parked *)object;
+    int again = self->wakeup.state != AIO_IDLE;
+    MessageState *owner;
+
+    (void)value;
+    if (!self->taking || !self->owner || (again && self->wakeup.error)) {
+        *result = aio_wakeup_next(object);
+        if (*result)
+            return PYGEN_NEXT;
+        self->taking = 0;
+        if (PyErr_Occurred())
+            return PYGEN_ERROR;
+        *result = Py_NewRef(Py_None);
+        return PYGEN_RETURN;
+    }
+    if (again)
+        aio_wakeup_forget(&self->wakeup);
+    owner = (MessageState *)Py_NewRef((PyObject *)self->owner); /* the collector may come to run */
+    *result = take(owner, again);
+    Py_DECREF((PyObject *)owner);
+    if (*result == Py_None && !again) {
+        Py_DECREF(*result);
+        *result = aio_wakeup_next(object);
+        return PYGEN_NEXT;
+    }
+    self->taking = 0;
+    if (!*result)
+        return PYGEN_ERROR;
+    if (*result == Py_False)
+        replace(result, Py_NewRef(Py_None));
+    return PYGEN_RETURN;
+}
+
+/*
+ * For a caller that iterates, as the interpreter does from 3.12 on, and before while it is traced.
+ * The tp_iternext of Wakeup would park without looking for a message that has arrived already, and
+ * nothing would resume the task.
+ */
+static PyObject *parked_next(PyObject *object)
+{
+    PyObject *result = NULL;
+
+    switch (parked_send(object, NULL, &result)) {
+    case PYGEN_NEXT:
+        return result;
+    case PYGEN_RETURN:
+        PyErr_SetObject(PyExc_StopIteration, result);
+        if (!PyErr_ExceptionMatches(PyExc_StopIteration) && Py_IS_TYPE(result, aio_message_type))
+            untake((Message *)result);
+        Py_DECREF(result);
+        break;
+    default:
+        break;
+    }
+    return NULL;
+}
+
+/* Awaited by itself it is a Wakeup and nothing else. */
+static PyObject *parked_await(PyObject *object)
+{
+    PyObject *awaited = aio_wakeup_await(object);
+
+    if (awaited)
+        ((Parked *)object)->taking = 0;
+    return awaited;
+}
+
+static PyType_Slot parked_slots[] = {
+    {Py_am_await, parked_await},
+    {Py_am_send, parked_send},
+    {Py_tp_iternext, parked_next},
+    {Py_tp_doc, "What a task that waits for a message is parked on."},
+    {0, NULL},
+};
+
+static PyType_Spec parked_spec = {
+    .name = "aiordma._core.Parked",
+    .basicsize = sizeof(Parked),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = parked_slots,
+};
+
 /* asyncio.Future() asks its loop whether to debug, and nothing else. */
 static PyObject *make_ended(void)
 {
@@ -400,5 +530,6 @@ int aio_add_wakeup(PyObject *module)
     if (!ended || !cancelled_error || !name_run || !name_call_soon || !kw_context)
         return -1;
     aio_wakeup_type = aio_add_type(module, &wakeup_spec, NULL);
-    return aio_wakeup_type ? 0 : -1;
+    aio_parked_type = aio_wakeup_type ? aio_add_type(module, &parked_spec, aio_wakeup_type) : NULL;
+    return aio_parked_type ? 0 : -1;
 }

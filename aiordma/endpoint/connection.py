@@ -23,7 +23,6 @@ from aiordma.errors import (
     MessageTooLargeError,
     NotSupportedError,
     ResourceClosedError,
-    os_error,
     plain_error,
 )
 from aiordma.loop.limit import Limit
@@ -81,7 +80,7 @@ class Connection(ConnectionCore):
             if not code:
                 return
             if code > 0:
-                self._link.fail(os_error(code, "ibv_post_send"))
+                self._link.check(code)
                 return
         else:
             imm = fitting("imm", imm, 32)
@@ -99,26 +98,25 @@ class Connection(ConnectionCore):
             elif payload.ndim != 1 or payload.format != "B":
                 payload = payload.cast("B")
             size = payload.nbytes
-            if size <= self._sender.eager_size:
-                if imm is None:
-                    code = self._state.send_buffer(payload)
-                    if code >= 0:
-                        if code:
-                            self._link.fail(os_error(code, "ibv_post_send"))
-                        return
+            if size <= self._state.eager_size:
+                code = self._state.send_buffer(payload, imm)
+                if code >= 0:
+                    if code:
+                        self._link.check(code)
+                    return
                 try:
                     await self._sender.data(payload, imm)
                 except TimeoutError as exc:
                     raise self._stalled() from exc
-            else:
-                self._outcome.require_open()
-                if size > self._peer_max:
-                    raise self._too_large(size)
-                try:
-                    with Limit(self.config.stall_timeout_s), self._outcome.explaining():
-                        await self._exposer.send(payload, imm)
-                except TimeoutError as exc:
-                    raise self._stalled() from exc
+                return
+            self._outcome.require_open()
+            if size > self._peer_max:
+                raise self._too_large(size)
+            try:
+                with Limit(self.config.stall_timeout_s), self._outcome.explaining():
+                    await self._exposer.send(payload, imm)
+            except TimeoutError as exc:
+                raise self._stalled() from exc
         except BaseException:
             # The exception keeps this frame, and is not to keep the caller's buffer exported.
             payload.release()
@@ -387,8 +385,8 @@ class Connection(ConnectionCore):
             outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
             self._exposer.window.fail(outcome.failure)
-            self._receiver.fail(outcome.failure)
             self._receiver.drop_all()
+            self._receiver.fail(outcome.failure)
         self._begin_end()
         try:
             await self.wait_closed()

@@ -20,6 +20,13 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from aiordma._core import (
+    EVENT_FAILED,
+    EVENT_FRAMES,
+    EVENT_IDLE,
+    EVENT_ROOM,
+    EVENT_SENT,
+)
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
@@ -37,6 +44,7 @@ from aiordma.endpoint.outcome import (
     ended_error,
     left_error,
     vanished_error,
+    violation,
 )
 from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.receiver import Receiver
@@ -91,18 +99,15 @@ class ConnectionCore:
         self.private_data = b""
         self._link = link
         self._loop = link.loop
-        self._receiver = Receiver(
-            link, config, self._on_control, self._on_credit, self._send_credit, self._on_taken
-        )
+        self._receiver = Receiver(link, config)
         self._state = link.state
         self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
-        self._sender = Sender(link, config, self._receiver.window)
+        self._sender = Sender(link, config)
         self._exposer = Exposer(link, self._sender, config.rendezvous_window)
         self._fetcher: Fetcher | None = None  # made for the first large message
         self._reads = 0  # that the peer serves at a time
         self._checked = False  # whether the peer's large messages have checksums
         self._keepalive: Keepalive | None = None
-        self._asked = False  # a PING is not answered
         self._peer_max = config.slot_size if config.raw else 0
         self._established: asyncio.Future[None] | None = None
         self._outcome = Outcome()
@@ -120,10 +125,8 @@ class ConnectionCore:
         link.on_unexplained = self._sender.hold
         link.last_word = self._last_word
         link.cm_id._sink = self._on_cm_event
-        link.start(
-            self._receiver.on_frame, self._sender.on_sent, self._on_read, self._on_link_failed,
-            self._on_ended, self._state,
-        )  # fmt: skip
+        self._state.handler = self._on_events
+        link.start(self._sender.on_sent, self._on_read, self._on_link_failed, self._on_ended)
 
     @property
     def _operations(self) -> Operations:
@@ -178,18 +181,20 @@ class ConnectionCore:
         self._ends = ends
         link.before_close = lambda: self._names
         if hello is None:
-            self._sender.credits = _UNLIMITED
+            self._state.credits = _UNLIMITED
+            self._state.eager_size = config.slot_size
             return
         self.private_data = hello.user_data
         self._peer_max = hello.max_message_kib * 1024
         eager = min(config.slot_size, hello.slot_size) - FRAME_SIZE
-        self._sender.eager_size = min(eager, self._peer_max)
+        self._state.eager_size = min(eager, self._peer_max)
         window = min(config.rendezvous_window, hello.rendezvous_window)
         self._exposer.resize(window)
         self._exposer.sums = hello.asks_checksums
         self._checked = hello.knows_checksums and link.check_large
         self._reads = min(config.initiator_depth, reads)
-        self._sender.grant(hello.recv_depth)
+        self._state.credits += hello.recv_depth
+        self._sender.room()
 
     def _greet(self) -> None:
         """The connecting side sends first, as iWARP demands; the other waits for it."""
@@ -206,12 +211,12 @@ class ConnectionCore:
             background.deliver_at_end(self._loop, self)
 
     def _was_heard(self) -> bool:
-        heard, self._receiver.heard = self._receiver.heard, False
+        heard, self._state.heard = self._state.heard, False
         return heard
 
     def _on_interval(self, *, silent: bool) -> None:
-        if silent and not self._asked and not self.config.raw:
-            self._asked = True
+        if silent and not self._state.asking and not self.config.raw:
+            self._state.asking = True
             self._sender.control(FrameKind.PING)
 
     def _give_up(self, cause: BaseException) -> None:
@@ -235,42 +240,67 @@ class ConnectionCore:
 
     # From the parts
 
-    def _on_control(
-        self, kind: int, flags: int, argument: int, body: memoryview, imm: int | None
-    ) -> None:
-        if self._outcome.cause is not None:
+    def _on_events(self, events: int) -> None:
+        """What C has taken and leaves to Python, at the end of a drain."""
+        if events & EVENT_FRAMES:
+            self._on_frames()
+        if events & EVENT_ROOM:
+            self._sender.room()
+        if events & EVENT_SENT:
+            self._sender.sent()
+        if events & EVENT_FAILED:
+            self._link.check(self._state.error)
             # While ABORT is on its way: an answer to what is given up already is no violation.
-            return
-        if kind == FrameKind.RENDEZVOUS and not self.config.raw:
-            self._announce(argument, body, imm)
-        elif kind == FrameKind.DONE:
-            self._exposer.on_done(argument, flags)
-        elif kind == FrameKind.PING:
-            if not self._asked:
-                self._receiver.heard = True
-            self._sender.pong()
-        elif kind == FrameKind.PONG:
-            if self._asked:
-                self._receiver.heard = True
-            self._asked = False
-        elif kind == FrameKind.END:
+            if (wrong := self._state.wrong)[0] and self._outcome.cause is None:
+                self._link.fail(violation(*wrong))
+        if events & EVENT_IDLE:
+            self._link.came_back()
+        if self._state.unsaid:
+            self._sender.attend()
+
+    def _sweep(self) -> None:
+        """Take what the adapter has completed, now: the events of a sweep are told later."""
+        self._link.sweep()
+        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
+
+    def _on_frames(self) -> None:
+        state, window = self._state, self._receiver.window
+        if self._established is not None and state.said:
+            self._greeted_by_peer()
+        self._link.on_reads()
+        for slot in state.take_freed():
+            window.back(slot)
+        while (large := state.next_large(self.config.receives)) is not None:
+            length, imm, body, slot = large
+            try:
+                if self._outcome.cause is None:
+                    self._announce(length, body, imm)
+            finally:
+                code = state.back_now(slot)
+                if code < 0:
+                    window.back(slot)
+                else:
+                    self._link.check(code)
+        while (done := state.next_done()) is not None:
+            if self._outcome.cause is None:
+                self._exposer.on_done(*done)
+        if self._outcome.cause is None and state.said & 1 << FrameKind.END:
             self._receiver.end(ended_error)
-        elif kind == FrameKind.ABORT:
-            error = aborted_error(argument)
-            if argument and self._alive:  # once, however many come
+        if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
+            error = aborted_error(state.peer_reason)
+            if state.peer_reason:
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
-        elif kind != FrameKind.CREDIT:
-            self._link.fail(
-                ProtocolError(errno.EPROTO, f"the peer broke the protocol: message kind {kind}")
-            )
-        if self._established is not None:
-            self._link.cm_id.notify_established()
-            self._watch()
-            if not self._established.done():
-                self._established.set_result(None)
 
-    def _announce(self, length: int, body: memoryview, imm: int | None) -> None:
+    def _greeted_by_peer(self) -> None:
+        """The first frame of the client has come."""
+        assert self._established is not None
+        self._link.cm_id.notify_established()
+        self._watch()
+        if not self._established.done():
+            self._established.set_result(None)
+
+    def _announce(self, length: int, body: bytes, imm: int | None) -> None:
         if not self._reads:
             # It would never begin, and all that is posted behind it would wait.
             text = "the peer announced a large message and serves no RDMA reads"
@@ -285,18 +315,9 @@ class ConnectionCore:
             self._fetcher = Fetcher(
                 link, self._sender, self._receiver, config, self._reads, checked=self._checked
             )
+            self._receiver.fetcher = self._fetcher
         if self._fetcher is not None:
             self._fetcher.announce(length, body, imm)
-
-    def _on_credit(self, credits: int) -> None:
-        self._sender.grant(credits)
-
-    def _send_credit(self) -> None:
-        self._sender.credit()
-
-    def _on_taken(self, size: int) -> None:
-        if self._fetcher is not None:
-            self._fetcher.taken()
 
     def _on_ended(self, number: int, record: WCRecord) -> None:
         self._operations.on_ended(number, record)
@@ -312,8 +333,7 @@ class ConnectionCore:
             return True
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
-        # What arrived before the disconnection is delivered before it.
-        self._link.sweep()
+        self._sweep()  # what arrived before the disconnection counts before it
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
@@ -396,6 +416,7 @@ class ConnectionCore:
         for region in self._memory:
             region.close()
         self._memory.clear()
+        self._state.handler = None
         self._receiver.part()
         if self._fetcher is not None:
             self._fetcher.stop()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
@@ -72,8 +72,8 @@ class Link(AdapterSide):
     """
 
     __slots__ = (
-        "_account", "_data_slots", "_elastic", "_listeners", "_on_ended", "_on_frame",
-        "_on_news", "_on_read", "_on_sent", "_open_rights", "_outgoing", "_outgoing_size", "_pool",
+        "_account", "_elastic", "_inline_size", "_listeners", "_on_ended", "_on_read", "_on_sent",
+        "_open_rights", "_outgoing", "_outgoing_size", "_pool",
         "_pool_size", "_quiet", "_rights", "_slots", "before_close", "budget", "check_large",
         "control", "lands_in_the_open", "last_word", "on_unexplained", "recv", "send", "state",
     )  # fmt: skip
@@ -99,24 +99,17 @@ class Link(AdapterSide):
             receives=recv.count,
             send_depth=config.send_depth,
             arrivals=plan.arrivals,
-            control=plan.control,
+            controls=0 if config.raw else CONTROL_SLOTS,
+            exchanges=0 if config.raw else config.rendezvous_window,
+            reads=config.initiator_depth,
             raw=config.raw,
         )
-        self.state.bind(
-            int(ffi.cast("uintptr_t", self._qp_handle)),
-            _SIGNALED if config.raw else _SIGNALED | _SOLICITED,
-            qp.limits.max_inline_data,
-            (send.addr, send.slot_size, send.lkey, send.count),
-            (recv.addr, recv.slot_size, recv.lkey, recv.count),
-            int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
-        )
+        self._inline_size = qp.limits.max_inline_data
         self._elastic = isinstance(recv, ElasticArena)
-        self.fit()
         # A foreign peer asks for no attention.
         self._quiet = not (config.raw or context.is_iwarp)
         self._listeners = 0
         self._slots = slots
-        self._data_slots = config.send_depth  # send slots from this number on are control slots
         #: Whether large messages of the peer are to be checked end to end.
         self.check_large = context.is_software if config.check_large is None else config.check_large
         #: Whether the peer may write where its data land, for as long as that is registered.
@@ -178,51 +171,62 @@ class Link(AdapterSide):
 
     def start(
         self,
-        on_frame: Callable[[int, WCRecord], None],
         on_sent: Callable[[int], None],
         on_read: Callable[[int], None],
         on_failed: Callable[[], None],
         on_ended: Callable[[int, WCRecord], None],
-        on_news: Callable[[int], None],
     ) -> None:
         """Set the handlers, have completions delivered and post all receives."""
-        self._on_frame = on_frame
         self._on_sent = on_sent
         self._on_read = on_read
         self._on_ended = on_ended
-        self._on_news = on_news
         self._begin(on_failed)
-        self._tell(on_news)
+        self._bind()
+        self._channel.drain.add(self._base, self.state, self.state)
         self._post_all()
 
-    def _tell(self, on_news: Callable[[int], None]) -> None:
-        self._channel.drain.add(self._base, self.state, on_news)
+    def _bind(self) -> None:
+        recv, send, control = self.recv, self.send, self.control
+        self.state.bind(
+            int(ffi.cast("uintptr_t", self._qp_handle)),
+            self._base,
+            _SIGNALED if control is None else _SIGNALED | _SOLICITED,
+            self._inline_size,
+            (send.addr, send.slot_size, send.lkey, send.count),
+            (recv.addr, recv.slot_size, recv.lkey, recv.count),
+            (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
+            int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
+        )
+        self.fit()
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed, and was not plain."""
-        if self.state.passed:
-            self.state.passed -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         if sub & SUB_RECV:
             self.state.receives -= 1
-            if not record[1]:
-                self._on_frame(sub & 0x7FFF, record)
         elif sub >= SUB_OPERATE:
             self._on_ended(sub - SUB_OPERATE, record)
         elif sub & SUB_READ:
-            self.posted -= 1
-            self.unlisten()
-            if not record[1]:
-                self._on_read(sub & 0x3FFF)
-        elif record[1]:
+            self._read_ended()
+        elif record[1] or self.closed:
             self.state.completed += 1
         else:
             self._on_sent(sub)
         if record[1]:
             self._failed(record)
         self._came_back()
+
+    def _read_ended(self) -> None:
+        self.posted -= 1
+        self.unlisten()
+
+    def on_reads(self) -> None:
+        """READs of large messages have completed, which C has taken."""
+        for number in self.state.take_reads():
+            self._read_ended()
+            self._on_read(number)
 
     # Wake-ups: by default for what the peer asks attention for
 
@@ -267,16 +271,8 @@ class Link(AdapterSide):
 
     # Posting
 
-    def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
-        """Send the first `length` bytes of a send slot, with the adapter's immediate if given."""
-        if self.closed:
-            return
-        arena, place = self.send, slot
-        if slot >= self._data_slots and self.control is not None:
-            arena, place = self.control, slot - self._data_slots
-        code = self.state.post_send(
-            slot, arena.addr + place * arena.slot_size, length, arena.key(place), imm
-        )
+    def check(self, code: int) -> None:
+        """What a function of C that posts has returned: anything but 0 ends the connection."""
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
@@ -401,15 +397,14 @@ class Link(AdapterSide):
         """
         if not self.closed:
             self.state.flushing = True
-            self._tell(self._on_flushed)
 
     async def quiesce(self) -> None:
         """After the error state: wait until everything posted came back, for a bounded time."""
         self.listen()  # what is flushed asks for no attention
         await super().quiesce()
 
-    def _on_flushed(self, news: int) -> None:
-        self._on_news(news)
+    def came_back(self) -> None:
+        """The adapter has nothing of the connection any more."""
         self._came_back()
 
     def close(self) -> None:
@@ -423,15 +418,15 @@ class Link(AdapterSide):
             if self._listeners and self._quiet:
                 unlisten(self._cq)
         super().close()
-        self._on_frame = self._on_sent = self._on_read = self._on_ended = nobody
-        self._on_failed = self._on_news = self.on_unexplained = nobody
+        self._on_sent = self._on_read = self._on_ended = nobody
+        self._on_failed = self.on_unexplained = nobody
         self.last_word = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         super().poison_after_fork()
         self.state.closed = self.state.blocked = True
-        self.state.rare = True  # recv() asks Python first, which refuses
+        self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
         parts = self._slots.close(self.qp)

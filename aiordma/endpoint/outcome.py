@@ -10,6 +10,14 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
+from aiordma._core import (
+    WRONG_CREDIT,
+    WRONG_DONE,
+    WRONG_KIND,
+    WRONG_LENGTH,
+    WRONG_SHORT,
+    WRONG_WRITE,
+)
 from aiordma.endpoint.wire import AbortReason
 from aiordma.errors import (
     CompletionError,
@@ -29,6 +37,7 @@ __all__ = [
     "ended_error",
     "left_error",
     "vanished_error",
+    "violation",
 ]
 
 _SAID = "the peer ended the connection"
@@ -114,6 +123,19 @@ def vanished_error() -> ConnectionLostError:
         "an access of it refused, as after the end of a lease? See its log and its exit status"
     )
     return error
+
+
+def violation(kind: int, first: int, second: int) -> ProtocolError:
+    """The peer broke the message protocol; `MessageState.wrong` has the numbers."""
+    texts = {
+        WRONG_SHORT: f"a message of {first} bytes is shorter than its header",
+        WRONG_LENGTH: f"length {first} announced, {second} bytes came",
+        WRONG_CREDIT: "a message came without credit",
+        WRONG_KIND: f"message kind {first}",
+        WRONG_WRITE: "a write with an immediate",
+        WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
+    }
+    return ProtocolError(errno.EPROTO, f"the peer broke the protocol: {texts[kind]}")
 
 
 class Outcome:

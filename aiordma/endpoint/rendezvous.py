@@ -48,7 +48,7 @@ from aiordma._core import crc32c
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
-from aiordma.endpoint.receiver import Arrival, Receiver
+from aiordma.endpoint.receiver import Large, Receiver
 from aiordma.endpoint.sender import Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind
 from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError
@@ -273,7 +273,7 @@ class _Fetch:
     """One large message that is being read."""
 
     __slots__ = (
-        "arrival", "checksum", "imm", "length", "number", "pending", "read", "remote", "room",
+        "checksum", "imm", "large", "length", "number", "pending", "read", "remote", "room",
         "share", "wanted",
     )  # fmt: skip
 
@@ -286,7 +286,7 @@ class _Fetch:
         checksum: int | None,
     ) -> None:
         self.room = room_of(length)
-        self.arrival = Arrival(None, fetched=self.room)
+        self.large = Large()
         self.length = length
         self.imm = imm
         self.remote = remote
@@ -347,9 +347,8 @@ class Fetcher:
         self._arrived = 0  # bytes since the first of these
         self._timer: Timer | None = None
         self._stopped = False
-        receiver.on_wanted = self._wanted
 
-    def announce(self, length: int, body: memoryview, imm: int | None) -> None:
+    def announce(self, length: int, body: bytes, imm: int | None) -> None:
         """The peer wants to send a large message."""
         size = RENDEZVOUS.size + self._checked * CHECKSUM.size
         if len(body) != size or not 0 < length <= self._config.max_message_size:
@@ -369,13 +368,13 @@ class Fetcher:
             return
         self._fetches.append(number)
         fetch = _Fetch(length, imm, (addr, rkey), number, checksum)
-        self._receiver.arrived(fetch.arrival)
+        self._receiver.announced(fetch.large)
         if self._waiting is EMPTY:
             self._waiting = deque()
         self._waiting.append(fetch)
         self._admit()
 
-    def _wanted(self) -> None:
+    def wanted(self) -> None:
         """The program waits for a message that is not there yet."""
         self._admit(wanted=True)
 
@@ -389,10 +388,9 @@ class Fetcher:
             fetch = self._waiting[0]
             ahead = self._held + fetch.room <= self._config.receive_buffer_size
             if not (ahead and self._link.account.try_ahead(fetch.room)):
-                queue = self._receiver.queue  # empty once the connection is over
-                if not queue or queue[0] is not fetch.arrival:
-                    return
-                if not (wanted or self._receiver.waiting):
+                if not self._receiver.is_next(fetch.large):
+                    return  # and never again, once the connection is over
+                if not (wanted or self._receiver.is_awaited):
                     return
                 fetch.wanted = True
             self._waiting.popleft()
@@ -440,7 +438,7 @@ class Fetcher:
             message = Message(
                 view, fetch.imm, lambda exported: self._region_back(exported, region, room)
             )
-        fetch.arrival.message = message
+        fetch.large.message = message
         self._receiver.wake()
 
     async def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:

@@ -137,13 +137,13 @@ class ConnectRequest:
             connection._meet(self.hello, event.initiator_depth, ends)
             if self.hello is None:
                 request.turn(link, lambda: request.cm_id.stage is Stage.CONNECTED)
-                await self._confirmed(parameter, private_data, lambda: connection._receiver.heard)
+                await self._confirmed(parameter, private_data, lambda: connection._state.heard)
             else:
                 greeting = connection._await_greeting()
                 data = plan.hello(
                     private_data, connection._window, ANSWER_ROOM, check=link.check_large
                 )
-                request.turn(link, greeting.done)
+                request.turn(link, lambda: greeting.done() or bool(connection._state.said))
                 await self._confirmed(parameter, data, greeting.done)
                 await greeting
         except BaseException:

@@ -16,6 +16,17 @@ import struct
 from dataclasses import dataclass
 from enum import IntEnum
 
+from aiordma._core import (
+    FRAME_ABORT,
+    FRAME_CREDIT,
+    FRAME_DATA,
+    FRAME_DONE,
+    FRAME_END,
+    FRAME_PING,
+    FRAME_PONG,
+    FRAME_RENDEZVOUS,
+    FRAME_SIZE,
+)
 from aiordma.errors import ProtocolError
 from aiordma.link.refusal import HELLO_MAGIC, VERSION, begins_hello
 
@@ -39,28 +50,25 @@ HELLO_SIZE = _HELLO.size
 _KNOWS_CHECKSUMS = 0x01
 _ASKS_CHECKSUMS = 0x02
 
-# kind, flags, credits returned, immediate, argument.
+# kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
-FRAME_SIZE = FRAME.size
 # What follows the header of a RENDEZVOUS frame: address, key, exchange number.
 RENDEZVOUS = struct.Struct("!QII")
 # And then, if the receiver has asked for it: CRC32C of the message.
 CHECKSUM = struct.Struct("!I")
 
-HAS_IMM = 0x01
-
 
 class FrameKind(IntEnum):
     """What a message is."""
 
-    CREDIT = 0
-    DATA = 1
-    RENDEZVOUS = 2
-    DONE = 3
-    PING = 4
-    PONG = 5
-    END = 6
-    ABORT = 7
+    CREDIT = FRAME_CREDIT
+    DATA = FRAME_DATA
+    RENDEZVOUS = FRAME_RENDEZVOUS
+    DONE = FRAME_DONE
+    PING = FRAME_PING
+    PONG = FRAME_PONG
+    END = FRAME_END
+    ABORT = FRAME_ABORT
 
 
 class AbortReason(IntEnum):

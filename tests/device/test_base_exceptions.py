@@ -18,6 +18,7 @@ import pytest
 import aiordma
 from aiordma import Connection
 from aiordma.cm import ConnectionId, EventChannel
+from aiordma.endpoint.core import ConnectionCore
 from aiordma.loop import timers
 from tests.device.oracle import until
 from tests.inside import channel_of, link_of
@@ -293,11 +294,10 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
     kind: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A Ctrl-C can come in the midst of a dispatch, of events as well as of completions."""
+    """A Ctrl-C can come in the midst of a dispatch, of events as well as of frames."""
     with running(new_loop) as run:
         hall = Hall(address)
         run(hall.open())
-        link = link_of(hall.pairs[0][1])
         dispatched: list[str] = []
 
         def interrupt(name: str) -> None:
@@ -307,21 +307,21 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
                     signal.raise_signal(signal.SIGINT)
                 raise kind
 
-        on_event, call = ConnectionId._on_event, type(link).__call__
+        on_event, on_frames = ConnectionId._on_event, ConnectionCore._on_events
 
         def on_event_spy(self: ConnectionId, event: Any) -> bool:
             taken = on_event(self, event)
             interrupt("event")
             return taken
 
-        def call_spy(self: Any, record: Any) -> None:
-            call(self, record)
-            interrupt("completion")
+        def on_frames_spy(self: Any, events: int) -> None:
+            on_frames(self, events)
+            interrupt("frames")
 
         monkeypatch.setattr(ConnectionId, "_on_event", on_event_spy)
-        monkeypatch.setattr(type(link), "__call__", call_spy)
+        monkeypatch.setattr(ConnectionCore, "_on_events", on_frames_spy)
         run(hall.works())
-        assert sorted(dispatched) == ["completion", "event"]
+        assert sorted(dispatched) == ["event", "frames"]
         assert run.took() == (([kind] * 2, []) if kind in ENDS else ([], [kind] * 2))
         run(hall.works())
         run(hall.close())

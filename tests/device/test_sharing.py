@@ -20,7 +20,7 @@ from tests.inside import (
     promised,
     queue_of,
     receiver_of,
-    sender_of,
+    state_of,
     share_of,
     slots_of,
     tell,
@@ -78,7 +78,7 @@ async def starve(sender: aiordma.Connection, receiver: aiordma.Connection) -> No
 
     sending = asyncio.create_task(send_all())
     # All that it may send is sent, and has arrived.
-    await until(lambda: not sender_of(sender).credits and not receiver_of(receiver).window.unused)
+    await until(lambda: not state_of(sender).credits and not state_of(receiver).unused)
     assert not sending.done()
     async with asyncio.timeout(20):
         for n in range(80):
@@ -174,10 +174,10 @@ async def test_a_greedy_connection_starves_nobody(address: str) -> None:
         flood = asyncio.create_task(send_for_ever(greedy))
         async with asyncio.timeout(20):
             # Nobody takes its messages: its window is full, and stays so.
-            await until(lambda: sender_of(greedy).credits == 0)
+            await until(lambda: state_of(greedy).credits == 0)
             done, _ = await asyncio.wait([flood], timeout=0.5)
             assert not done
-            assert sender_of(greedy).credits == 0
+            assert state_of(greedy).credits == 0
             others = [transfer(one, other, 50) for one, other in made[1:]]
             back = [transfer(other, one, 50) for one, other in made[1:]]
             await asyncio.gather(*others, *back)

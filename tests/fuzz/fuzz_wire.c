@@ -142,23 +142,31 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
 {
     uint8_t seen[64] = {0};
 
-    CHECK(m->n_free <= sends);
+    CHECK(m->n_free <= sends && m->n_control_free <= m->controls);
     for (uint32_t i = 0; i < m->n_free; i++) {
         CHECK(m->free[i] < sends && !seen[m->free[i]]);
         seen[m->free[i]] = 1;
     }
+    for (uint32_t i = 0; i < m->n_control_free; i++) {
+        CHECK(m->control_free[i] < m->controls && !seen[sends + m->control_free[i]]);
+        seen[sends + m->control_free[i]] = 1;
+    }
     CHECK(m->tail - m->head <= m->arrival_mask + 1);
-    CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= 8);
-    CHECK(m->completed <= m->sent);
+    CHECK(m->large <= m->tail - m->head);
+    CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= AIO_CHAIN);
+    CHECK(m->completed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
     CHECK(m->done_tail - m->done_head <= m->done_mask + 1);
+    CHECK(m->dones.tail - m->dones.head <= m->dones.mask + 1);
+    CHECK(m->dones_to_say.tail - m->dones_to_say.head <= m->dones_to_say.mask + 1);
+    CHECK(m->n_reads_done <= m->most_reads);
 }
 
-/* A frame lands in the oldest posted receive; what C leaves alone, it has not changed. */
+/* A frame lands in the oldest posted receive. */
 static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena, uint32_t stride)
 {
     struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
     struct aio_message_state before;
-    uint32_t slot, body;
+    uint32_t slot, body, returned;
     uint8_t *at;
 
     if (!n_receives)
@@ -172,7 +180,7 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
         at[i] = take8(in);
     if (wc.byte_len >= AIO_FRAME_SIZE && take8(in) % 8) { /* most are in good order, but for a bit */
         body = wc.byte_len - AIO_FRAME_SIZE;
-        at[0] = AIO_FRAME_DATA;
+        at[0] = take8(in) % 3 ? AIO_FRAME_DATA : take8(in) % (AIO_FRAME_ABORT + 1);
         put32(at + 8, 0);
         put32(at + 12, body);
         if (take8(in) % 4 == 0)
@@ -180,47 +188,66 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     }
     ASAN_POISON_MEMORY_REGION(at + wc.byte_len, stride - wc.byte_len);
     wc.wc_flags = take8(in) & IBV_WC_WITH_IMM;
+    if (take8(in) % 64 == 0)
+        wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
     memcpy(&before, m, sizeof(before));
-    if (!m->base.take(&m->base, &wc)) {
-        CHECK(!memcmp(&before, m, sizeof(before)));
-        m->posted--; /* Python would take it; here its slot just never comes back */
-        m->receives--;
+    CHECK(m->base.take(&m->base, &wc));
+    if (before.violation) {
+        CHECK(m->tail == before.tail && m->credits == before.credits);
         return;
     }
-    CHECK(m->tail == before.tail + 1 && m->tail - m->head <= m->arrival_mask + 1);
-    if (m->raw)
+    if (m->violation) /* and nothing is delivered */
+        CHECK(m->tail == before.tail && m->base.events & AIO_EVENT_FAILED);
+    if (m->violation || m->raw)
         return;
-    /* The rules of docs/wire.md, read once more: a credit for each message, and a length that fits. */
-    CHECK(before.unused == m->unused + 1 && before.unused > 0);
-    CHECK(at[0] == AIO_FRAME_DATA && get32(at + 8) == 0);
-    CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len);
-    CHECK(m->credits - before.credits == ((int64_t)at[2] << 8 | at[3]));
+    /* The rules of docs/wire.md, read once more. */
+    returned = (uint32_t)at[2] << 8 | at[3];
+    CHECK(m->credits - before.credits == returned);
+    switch (at[0]) {
+    case AIO_FRAME_DATA: CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len); /* fall through */
+    case AIO_FRAME_RENDEZVOUS:
+        CHECK(before.unused > 0);
+        CHECK(m->discarding || (m->tail == before.tail + 1 && m->unused == before.unused - 1));
+        break;
+    case AIO_FRAME_DONE: CHECK(m->dones.tail == before.dones.tail + 1); /* fall through */
+    default: CHECK(at[0] <= AIO_FRAME_ABORT && m->tail == before.tail);
+    }
 }
 
 static void fuzz_messages(struct input *in)
 {
     /* Fewer places for arrivals than receives, which a connection never has: they must not overrun. */
-    enum { SENDS = 8, RECEIVES = 16, ARRIVALS = 8, CONTROL = 2, STRIDE = 48, OPERATIONS = 4 };
+    enum { SENDS = 8, CONTROLS = 6, EXCHANGES = 4, RECEIVES = 26, ARRIVALS = 8, STRIDE = 48,
+           OPERATIONS = 4, READS = 2 };
     struct aio_message_state *m = calloc(1, sizeof(*m));
     struct aio_arrival *arrivals = calloc(ARRIVALS, sizeof(*arrivals));
     uint16_t *free_slots = calloc(SENDS, sizeof(*free_slots));
-    uint16_t *done = calloc(OPERATIONS, sizeof(*done));
+    uint16_t *control_free = calloc(CONTROLS, sizeof(*control_free));
+    uint16_t *done = calloc(OPERATIONS, sizeof(*done)), *reads = calloc(READS, sizeof(*reads));
+    struct aio_done *dones = calloc(EXCHANGES, sizeof(*dones));
+    struct aio_done *to_say = calloc(EXCHANGES, sizeof(*to_say));
     uint8_t *send = calloc(SENDS, STRIDE), *recv = calloc(RECEIVES, STRIDE);
+    uint8_t *control = calloc(CONTROLS, AIO_FRAME_SIZE);
     uint8_t data[STRIDE] = {0}, how = take8(in);
     uint16_t held[RECEIVES];
     uint32_t n_held = 0;
 
     reset_adapter();
     /* What MessageState.__new__ and its bind() set. */
-    m->free = free_slots, m->data_slots = SENDS;
+    m->free = free_slots, m->data_slots = SENDS, m->control_free = control_free;
     m->arrivals = arrivals, m->arrival_mask = ARRIVALS - 1;
-    m->control = CONTROL, m->raw = how & 1;
-    aio_message_init(m, SENDS, RECEIVES);
+    m->dones = (struct aio_dones){.items = dones, .mask = EXCHANGES - 1};
+    m->dones_to_say = (struct aio_dones){.items = to_say, .mask = EXCHANGES - 1};
+    m->reads_done = reads, m->most_reads = READS;
+    m->raw = how & 1;
+    m->control = m->raw ? 0 : CONTROLS + EXCHANGES;
+    aio_message_init(m, SENDS, RECEIVES, m->raw ? 0 : CONTROLS);
     m->qp = &queue_pair, m->send_flags = IBV_SEND_SIGNALED, m->inline_size = how & 2 ? 24 : 0;
     m->send = (struct aio_slots){.addr = (uintptr_t)send, .stride = STRIDE, .key = 1, .base = SENDS,
                                  .full = 1};
     m->recv = (struct aio_slots){.addr = (uintptr_t)recv, .stride = STRIDE, .key = 2,
                                  .base = RECEIVES, .full = 1};
+    m->control_addr = (uintptr_t)control, m->control_stride = AIO_FRAME_SIZE, m->control_key = 3;
     m->base.id = UINT64_C(7) << 40;
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
     m->credits = how & 4 ? 3 : 0;
@@ -230,9 +257,9 @@ static void fuzz_messages(struct input *in)
     ASAN_POISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
     while (in->at < in->end) {
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};
-        int64_t next;
+        const struct aio_arrival *first = &m->arrivals[m->head & m->arrival_mask];
 
-        switch (take8(in) % 10) {
+        switch (take8(in) % 12) {
         case 0:
         case 1:
         case 2: frame(m, in, recv, STRIDE); break;
@@ -242,31 +269,41 @@ static void fuzz_messages(struct input *in)
             wc.wr_id = take_first(posted_sends, &n_sends);
             if (take8(in) % 8 == 0)
                 wc.status = IBV_WC_RETRY_EXC_ERR;
-            if (!m->base.take(&m->base, &wc)) { /* Python gives the slot back */
-                m->free[m->n_free++] = (uint16_t)AIO_SUB(wc.wr_id);
+            if (!m->base.take(&m->base, &wc)) /* the connection fails; its slot stays under way */
                 m->completed++;
-            }
             break;
         case 4: /* the program receives */
-            next = aio_message_next(m);
-            if (next < 0)
+            if (m->head == m->tail)
                 break;
-            CHECK((next & 0xFFFF) < RECEIVES && n_held < RECEIVES);
-            CHECK((next >> 16 & UINT32_MAX) <= STRIDE - (m->raw ? 0 : AIO_FRAME_SIZE));
-            held[n_held++] = (uint16_t)(next & 0xFFFF);
+            CHECK(first->slot < RECEIVES && n_held < RECEIVES);
+            CHECK(first->length <= STRIDE - (m->raw ? 0 : AIO_FRAME_SIZE));
+            held[n_held++] = first->slot;
+            m->large -= first->large;
+            m->head++;
             break;
         case 5: /* and is done with a message */
             if (n_held) {
                 uint32_t slot = held[--n_held];
 
-                CHECK(aio_message_back(m, slot) <= 2 + ENOMEM);
+                CHECK(aio_message_back(m, slot) <= ENOMEM);
             }
             break;
         case 6: /* it sends; memory for a header is there, that for the bytes is exact */
-            aio_message_send(m, data, take8(in) % (STRIDE + 8));
+            aio_message_send(m, data, take8(in) % (STRIDE + 8), how & 8, 5);
             break;
-        case 7: m->want ^= AIO_EVENT_ARRIVED; break;
+        case 7: m->waiting ^= 1; break;
         case 8: m->blocked = take8(in) & 1; break;
+        case 9: /* Python hears of what was said */
+            if (m->dones.head != m->dones.tail)
+                m->dones.head++;
+            m->n_reads_done = 0;
+            m->base.events = 0;
+            break;
+        case 10:
+            if (!m->raw)
+                aio_message_say(m, take8(in) % 2 ? AIO_FRAME_DONE : AIO_FRAME_CREDIT, 9, 0);
+            aio_message_give_credit(m);
+            break;
         default: /* a completion that nothing here has asked for, of no number in particular */
             wc.wr_id = m->base.id | (uint64_t)(AIO_SUB_READ | take8(in)) << AIO_SUB_SHIFT;
             wc.status = take8(in) % 2 ? IBV_WC_WR_FLUSH_ERR : IBV_WC_SUCCESS;
@@ -277,7 +314,8 @@ static void fuzz_messages(struct input *in)
         check_messages(m, SENDS);
     }
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
-    free(recv), free(send), free(done), free(free_slots), free(arrivals), free(m);
+    free(recv), free(send), free(control), free(done), free(reads), free(dones), free(to_say);
+    free(free_slots), free(control_free), free(arrivals), free(m);
 }
 
 /* Streams */

@@ -265,7 +265,7 @@ def test_a09_a_channel_that_goes_while_it_is_drained_is_not_drained_on() -> None
     with Adapter() as adapter:
         queue, drain = adapter.queue(late=True), adapter.drain
         state = state_with(None)
-        state.want = _core.EVENT_ARRIVED
+        state.waiting = True
         arrival = _core.SUB_RECV << _core.SUB_SHIFT
 
         def close(events: int) -> None:
@@ -329,8 +329,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
         side = Side()
         side.arrives(b"one")
         side.arrives(b"two")
-        if queued:  # Python takes what C has
-            side.state.rare = True
+        side.state.python = queued  # Python takes what C has
         received: list[Any] = [None]  # which takes a message without memory
 
         async def recv() -> None:
@@ -353,7 +352,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
             received[0].release()
         assert failed > 0
         await settle()
-        assert len(side.link.posted) + side.state.n_back == side.link.recv.count, "a slot is lost"
+        assert len(side.link.ready) + side.state.n_back == side.link.recv.count, "a slot is lost"
 
     run(main())
 
@@ -432,12 +431,31 @@ def test_a12_a_wait_outlives_what_it_waits_for(run: Run) -> None:
 
 
 def sizes(**settings: int) -> dict[str, Any]:
-    usual = {"sends": 1, "receives": 4, "send_depth": 4, "arrivals": 4, "control": 2, "raw": 0}
+    usual = {
+        "sends": 1,
+        "receives": 4,
+        "send_depth": 4,
+        "arrivals": 4,
+        "controls": 1,
+        "exchanges": 1,
+        "reads": 1,
+        "raw": 0,
+    }
     return usual | settings
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sends": 5}, {"arrivals": 3}, {"arrivals": 0}, {"control": 5}], ids=str
+    "wrong",
+    [
+        {"sends": 5},
+        {"arrivals": 3},
+        {"arrivals": 0},
+        {"controls": 5},
+        {"exchanges": 4},
+        {"send_depth": 0x3FFF, "controls": 1},
+        {"exchanges": 0x10000, "receives": 0x20000},
+    ],
+    ids=str,
 )
 def test_a12_sizes_that_do_not_fit_one_another_are_refused(wrong: dict[str, int]) -> None:
     MessageState(cast("Any", None), **sizes())
@@ -471,12 +489,16 @@ def test_a12_sizes_that_no_stream_has_are_refused(wrong: dict[str, Any]) -> None
 def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
     """Each would read or write beyond an array."""
     state, stream = MessageState(cast("Any", None), **sizes()), stream_with()
-    assert state.take_slot() == 0
+    assert state.reserve() is None, "there is no credit"
+    state.credits = 2
+    assert (state.reserve(), state.reserve()) == (0, None)
     state.give_slot(0)
     for call, error in (
         (lambda: state.give_slot(4), ValueError),
         (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
-        (lambda: [state.take_slot() for _ in range(5)], IndexError),
+        (lambda: state.send_from(0, _core.FRAME_DATA, b"", 0, None), ValueError),  # not bound
+        (lambda: state.say(_core.FRAME_DATA), ValueError),
+        (lambda: state.say(8), ValueError),
         (lambda: state.take_number(), IndexError),
         (lambda: state.give_number(0), ValueError),
         (lambda: state.allow_operations(0), ValueError),

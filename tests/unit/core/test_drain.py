@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core import EVENT_ARRIVED, SUB_READ, SUB_RECV, SUB_SHIFT
+from aiordma._core import EVENT_ARRIVED, STREAM_MESSAGE, SUB_RECV, SUB_SHIFT, StreamState
 from aiordma.endpoint.config import ConnectionConfig
 
 from ..endpoint.fabric import new_state
+from .completing import QueuePair
 from .fake_verbs import BATCH, Adapter, Queue
 
 
@@ -229,37 +230,51 @@ def test_i03_a_full_queue_does_not_delay_the_others() -> None:
 
 
 def test_i03_behind_a_completion_for_python_all_are_for_python() -> None:
-    """Until it has seen them: otherwise a message would overtake the one before it."""
-    config = ConnectionConfig(raw=True, recv_depth=8)
-    state = new_state(config, None, config.receives, 1)
-    taken: list[int] = []
+    """Until it has seen them: otherwise bytes of a stream would overtake those before them."""
+    state = StreamState(
+        ring=(1 << 20, 1, 64), table=1 << 21, send=(1 << 22, 64, 2), credits=3, send_depth=16,
+        iwarp=False, inline_size=0, memory=None,
+    )  # fmt: skip
+    qp = QueuePair(lambda wr: None)
+    state.bind(qp.address, 0, 0, 0)
+    for _ in range(5):
+        assert state.control(4 << 29, 1, b"", 0, 0, True) == 0
 
-    def received(number: int) -> int:
-        return (SUB_RECV | number) << SUB_SHIFT
-
-    def take() -> None:
-        while (first := state.peek()) is not None:
-            taken.append(first[0])
-            state.skip()
+    def sent(number: int) -> int:
+        return (STREAM_MESSAGE | number) << SUB_SHIFT
 
     with Adapter() as adapter:
         adapter.drain.add(0, state, lambda events: None)
         queue = adapter.queue()
-        for_python = SUB_READ << SUB_SHIFT
-        for wr_id in (received(1), received(2), for_python, received(4), received(5)):
+        for_python = 1 << SUB_SHIFT
+        for wr_id in (sent(0), sent(1), for_python, sent(2), sent(3)):
             queue.complete(wr_id)
         adapter.serve()
-        take()
-        assert taken == [1, 2]
-        assert [wr_id for _, wr_id in adapter.got] == [for_python, received(4), received(5)], (
+        assert state.progress == 2
+        assert [wr_id for _, wr_id in adapter.got] == [for_python, sent(2), sent(3)], (
             "they have overtaken it"
         )
         assert state.passed == 3
         state.passed = 0  # Python has seen them
-        queue.complete(received(6))
+        queue.complete(sent(4))
         adapter.serve()
-        take()
-        assert taken == [1, 2, 6]
+        assert (state.progress, state.passed) == (5, 0)
+
+
+def test_i03_behind_a_completion_for_python_messages_are_not() -> None:
+    """What is for Python is no part of their order."""
+    config = ConnectionConfig(raw=True, recv_depth=8)
+    state = new_state(config, None, config.receives, 1)
+
+    with Adapter() as adapter:
+        adapter.drain.add(0, state, lambda events: None)
+        queue = adapter.queue()
+        for_python = 1000 << SUB_SHIFT  # no send slot
+        for wr_id in (SUB_RECV << SUB_SHIFT, for_python, (SUB_RECV | 1) << SUB_SHIFT):
+            queue.complete(wr_id)
+        adapter.serve()
+        assert state.arrived == 2
+        assert [wr_id for _, wr_id in adapter.got] == [for_python]
 
 
 def test_i03_a_queue_that_is_polled_by_hand_is_reported_and_left_alone() -> None:
@@ -289,23 +304,23 @@ def test_i03_a_queue_that_cannot_be_polled_is_an_error() -> None:
 def test_a_sweep_tells_what_it_has_found() -> None:
     config = ConnectionConfig(raw=True, recv_depth=8)
     state, told = new_state(config, None, config.receives, 1), list[int]()
-    state.want = EVENT_ARRIVED
-    received, read = SUB_RECV << SUB_SHIFT, SUB_READ << SUB_SHIFT
+    state.waiting = True
+    received, other = SUB_RECV << SUB_SHIFT, 1000 << SUB_SHIFT
     with Adapter(most=4) as adapter:
         adapter.drain.add(0, state, told.append)
         queue = adapter.queue()
-        for wr_id in (received, received, read, received, 77):
+        for wr_id in (received, received, other, received, 77 << SUB_SHIFT):
             queue.complete(wr_id)
         first = adapter.drain.sweep(queue.address)
         assert first is not None
         polled, arrived, records, more = first
         assert (polled, arrived, more) == (4, 1, True)
-        assert [record[0] for record in records] == [read, received]
+        assert [record[0] for record in records] == [other]
         second = adapter.drain.sweep(queue.address)
         assert second is not None
         polled, arrived, records, more = second
         assert (polled, arrived, more) == (1, 0, False)
-        assert [record[0] for record in records] == [77]
+        assert [record[0] for record in records] == [77 << SUB_SHIFT]
         assert (adapter.drain.untold, told) == (1, [])
         adapter.drain.tell()
         assert (adapter.drain.untold, told) == (0, [EVENT_ARRIVED])

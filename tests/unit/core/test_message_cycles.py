@@ -28,8 +28,7 @@ from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceCl
 from tests.inside import is_released
 
 from ..conftest import Run, settle
-from ..endpoint.fabric import FakeLink, Wire
-from ..endpoint.fast_link import FastLink
+from ..endpoint.fabric import Wire
 
 SIZES = (1, 10_000, 100_000, 1_000_000)
 SEEDS = range(12)
@@ -297,9 +296,9 @@ async def broken(wire: Wire) -> None:
         await end.wait_closed()
 
 
-async def one_echo(rng: random.Random, size: int, kind: type[FakeLink]) -> list[BaseException]:
+async def one_echo(rng: random.Random, size: int) -> list[BaseException]:
     """A client asks, and goes at any moment; what the server was told of it."""
-    wire = Wire(CONFIG, CONFIG, kind=kind)
+    wire = Wire(CONFIG, CONFIG)
     await wire.open()
     client, server = wire.ends
     echo = Echo()
@@ -332,14 +331,13 @@ async def one_echo(rng: random.Random, size: int, kind: type[FakeLink]) -> list[
 
 @pytest.mark.usefixtures("fake_regions")
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("kind", [FakeLink, FastLink])
-def test_a00_an_echo_whose_client_goes(run: Run, size: int, kind: type[FakeLink]) -> None:
-    rng = random.Random(f"{size} {kind.__name__}")
+def test_a00_an_echo_whose_client_goes(run: Run, size: int) -> None:
+    rng = random.Random(size)
 
     async def main() -> None:
         for _ in range(6):
             with eager_collector():
-                errors = await one_echo(rng, size, kind)
+                errors = await one_echo(rng, size)
             assert len(errors) == 1
             assert isinstance(errors[0], (*OVER, asyncio.CancelledError)), repr(errors[0])
             errors.clear()

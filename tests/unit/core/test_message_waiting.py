@@ -1,13 +1,13 @@
 """`await state`: a message at once, or a task that C resumes with it; in order, and none is lost.
 
-Messages come in by two ways: C takes them into a ring (`arrives`), or Python queues them
-(`by_python`).
+C tells the first task that waits (`arrives`, and `tell`), or Python does (`by_python`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import sys
 import threading
@@ -17,32 +17,37 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._core import EVENT_ARRIVED
+from aiordma._core import EVENT_FRAMES
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.core import ConnectionCore
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
-from aiordma.errors import ConnectionEndedError
+from aiordma.errors import ConnectionEndedError, ConnectionLostError
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
-from ..endpoint.fabric import Wire, record
-from ..endpoint.fast_link import FastLink
+from ..endpoint.fabric import FakeLink, Wire
 from ..endpoint.test_receiver import ended, lost
-from .test_message_state import End, completion
 from .test_wakeup import called_by_the_loop
 
 SEEDS = range(40)
 
 
-class Side(End):
-    """As much of a connection as `Connection.recv` uses."""
+class Side:
+    """As much of a connection as `Connection.recv` uses; the test is its peer and its drain."""
 
     def __init__(self, recv_depth: int = 8) -> None:
-        super().__init__(ConnectionConfig(slot_size=64, recv_depth=recv_depth))
-        self._receiver = self.receiver
-        self._state = self.state
-        window = self.receiver.window
-        window._send_credit = lambda: self.told.append(window.take(0xFFFF, alone=True))
+        config = ConnectionConfig(slot_size=64, recv_depth=recv_depth)
+        self.link = FakeLink(config)
+        self.link.telling = False
+        core = ConnectionCore(self.link, config)
+        self._receiver = self.receiver = core._receiver
+        self._state = self.state = self.link.state
+
+    @property
+    def told(self) -> list[int]:
+        """The credits that the peer was told of."""
+        return [FRAME.unpack_from(frame)[2] for frame in self.link.sent]
 
     def _check_loop(self) -> None:
         """It is the right one."""
@@ -53,24 +58,27 @@ class Side(End):
         with message:
             return bytes(message)
 
-    def _lay(self, body: bytes) -> tuple[int, int]:
-        frame = FRAME.pack(FrameKind.DATA, 0, 0, 0, len(body)) + body
-        slot = self.link.posted.popleft()
-        self.lay(slot, frame)
-        return slot, len(frame)
-
     def arrives(self, body: bytes) -> None:
-        assert self.by_c(completion(*self._lay(body))), "it is plain"
+        self.link.inject(FRAME.pack(FrameKind.DATA, 0, 0, 0, len(body)) + body)
+        self.link.unacked.extend(sorted(self.link.busy))
+        while self.link.unacked:
+            self.link.acknowledge()
+
+    def arrive(self, *bodies: bytes) -> None:
+        """In one drain."""
+        for body in bodies:
+            self.link._lay(FRAME.pack(FrameKind.DATA, 0, 0, 0, len(body)) + body)
+        self.link.sweep()
 
     def by_python(self, body: bytes) -> None:
-        slot, length = self._lay(body)
-        self.receiver.on_frame(slot, record(length))
+        """As large ones come: Python tells a task to look."""
+        self.arrives(body)
+        self.receiver.wake()
 
     def tell(self) -> None:
         """The drain is over; as drain.c does it."""
-        if events := self.completing.events:
-            self.completing.events = 0
-            self.state(events)
+        self.link.tell()
+        self.link.raise_wrong()
 
 
 @contextmanager
@@ -93,7 +101,7 @@ async def parked(side: Side) -> asyncio.Task[bytes]:
     task = asyncio.create_task(side.recv())
     await settle()
     assert not task.done()
-    assert side.receiver._parked.waiting
+    assert side.state.parked.waiting
     return task
 
 
@@ -112,8 +120,8 @@ def test_a_message_that_is_there_takes_no_turn(run: Run, trace: bool) -> None:
             await asyncio.sleep(0)
         assert task.done()
         assert await task == b"one"
-        assert not side.receiver._parked.waiting
-        assert not side.state.want & EVENT_ARRIVED, "nobody waits"
+        assert not side.state.parked.waiting
+        assert not side.state.waiting, "no task waits"
         assert side.state.messages_received == 1
         assert side.state.held == 0
 
@@ -138,7 +146,7 @@ def test_a_parked_task_is_resumed_by_the_drain(run: Run, trace: bool) -> None:
             task = asyncio.create_task(work())
             for body in (b"a", b"b", b"c"):
                 await settle()
-                assert side.state.want & EVENT_ARRIVED
+                assert side.state.waiting
                 await called_by_the_loop(lambda body=body: drain(body))
             await task
         assert log == [b"a", "drained", b"b", "drained", b"c", "drained"]
@@ -146,43 +154,8 @@ def test_a_parked_task_is_resumed_by_the_drain(run: Run, trace: bool) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("trace", [False, True])
-@pytest.mark.parametrize("told", [False, True])
-def test_what_python_has_queued_goes_before_the_ring(run: Run, trace: bool, told: bool) -> None:
-    async def main() -> None:
-        side = Side()
-        with traced(trace):
-            task = await parked(side)
-            side.by_python(b"first")
-            side.arrives(b"second")
-            if told:
-                side.tell()
-            assert await result(task) == b"first"
-            assert await result(asyncio.create_task(side.recv())) == b"second"
-        # And the quick way is open again.
-        side.arrives(b"third")
-        message = await side.state
-        assert message is not None
-        assert bytes(cast("Message", message)) == b"third"
-
-    run(main())
-
-
-def test_the_ring_goes_before_what_python_queues_later(run: Run) -> None:
-    async def main() -> None:
-        side = Side()
-        task = await parked(side)
-        side.arrives(b"first")
-        side.by_python(b"second")
-        side.tell()
-        side.arrives(b"third")
-        assert await result(task) == b"first"
-        assert [await side.recv() for _ in range(2)] == [b"second", b"third"]
-
-    run(main())
-
-
-def test_a_second_one_stands_in_line(run: Run) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
     async def main() -> None:
         side = Side()
         first = await parked(side)
@@ -197,9 +170,14 @@ def test_a_second_one_stands_in_line(run: Run) -> None:
         second = asyncio.create_task(side.recv())
         await settle()
         assert len(side.receiver._waiters) == 1
-        side.arrives(b"a")
-        side.arrives(b"b")
+        if together:
+            side.arrive(b"a", b"b")
+        else:
+            side.arrives(b"a")
+            side.arrives(b"b")
         await called_by_the_loop(side.tell)
+        await settle()
+        assert second.done(), "it waits, and there is a message"
         assert [await result(first), await result(second)] == [b"a", b"b"]
         assert not side.receiver._waiters
 
@@ -221,11 +199,11 @@ def test_cancellation_loses_nothing(run: Run, way: str, arrival: str) -> None:
         side.tell()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert not side.receiver._parked.waiting
+        assert not side.state.parked.waiting
         if arrival == "after":
             arrive(b"x")
         assert await result(asyncio.create_task(side.recv())) == b"x"
-        assert len(side.link.posted) == side.link.recv.count
+        assert len(side.link.ready) + side.state.n_back == side.link.recv.count
 
     run(main())
 
@@ -288,6 +266,29 @@ def test_i05_a_credit_that_was_put_off_is_sent_where_the_program_does_not_answer
         assert side.told == [1], "the peer has none left, and is not told of the one it is owed"
         busy.set()
         await task
+
+    run(main())
+
+
+@pytest.mark.parametrize("times", [1, 100])
+def test_i05_a_credit_that_cannot_be_posted_ends_the_connection(run: Run, times: int) -> None:
+    """Where a task begins to wait, C posts it; the peer waits for it for ever."""
+
+    async def main() -> None:
+        side = Side(recv_depth=2)
+        side.arrives(b"a")
+        await side.recv()
+        side.arrives(b"b")
+        kept = await Connection.recv(cast("Connection", side))
+        assert side.told == []
+        side.link.refusals = [errno.ENOMEM] * times
+        task = asyncio.create_task(side.recv())
+        await settle()
+        assert isinstance(side.link.failure, OSError)
+        assert side.link.failure.errno == errno.ENOMEM
+        with pytest.raises(ConnectionLostError):
+            await result(task)
+        kept.release()
 
     run(main())
 
@@ -376,7 +377,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
             await settle()
             for _ in range(200):
                 step = rng.random()
-                parked += side.receiver._parked.waiting
+                parked += side.state.parked.waiting
                 if step < 0.4 and side.state.unused > 0 and arrived < 256:
                     rng.choice((side.arrives, side.arrives, side.by_python))(bytes([arrived]))
                     arrived += 1
@@ -406,7 +407,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
         assert parked, "the quick way was never gone"
         for message in kept:
             message.release()
-        assert len(side.link.posted) == side.link.recv.count
+        assert len(side.link.ready) + side.state.n_back == side.link.recv.count
 
     run(main())
 
@@ -441,10 +442,38 @@ def test_a01_a_credit_is_told_when_the_receiving_task_ends_the_loop(run: Run) ->
     run(main())
 
 
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, RuntimeError])
+def test_a01_a_handler_that_raises_is_called_once_more(run: Run, kind: type[BaseException]) -> None:
+    """A Ctrl-C may come in the midst of it: what it has not seen to, and the message, wait."""
+
+    async def main() -> None:
+        side = Side()
+        calls: list[int] = []
+
+        def handle(events: int) -> None:
+            calls.append(events)
+            if len(calls) == 1:
+                raise kind
+
+        side.state.handler = handle
+        waiting = await parked(side)
+        side.link.inject(FRAME.pack(FrameKind.END, 0, 0, 0, 0))
+        side.arrives(b"x")
+        reports: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+        with pytest.raises(kind):
+            await called_by_the_loop(side.tell)
+        assert await result(waiting) == b"x"
+        assert calls == [EVENT_FRAMES] * 2
+        assert not reports
+
+    run(main())
+
+
 @pytest.mark.parametrize("name", list(LOOPS))
 def test_a14_another_loop_of_the_same_thread_is_refused(name: str) -> None:
     async def opened() -> Wire:
-        wire = Wire(ConnectionConfig(), ConnectionConfig(), kind=FastLink)
+        wire = Wire(ConnectionConfig(), ConnectionConfig())
         await wire.open()
         await wire.run()
         await wire.ends[1].send(b"for the owner")

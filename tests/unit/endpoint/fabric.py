@@ -14,31 +14,30 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from socket import ntohl
+from types import SimpleNamespace
 from typing import Any, cast
 
-from aiordma._core import MessageState
+from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.plan import hello_of, plan_of
+from aiordma.endpoint.plan import CONTROL_SIZE, hello_of, plan_of
+from aiordma.loop.empty import nobody
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
-from aiordma.verbs.enums import Access
+from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode
 
+from ..core.completing import Queue, QueuePair, completion
 from ..memory.fake_memory import AnyFakeArena, FakeArena, FakeElastic, FakePool, FakeRegion
 
 Step = tuple[str, int]
-
-
-def record(length: int, imm: int | None = None) -> Any:
-    """A successful receive completion, as Link hands it on."""
-    swapped = 0 if imm is None else int.from_bytes(imm.to_bytes(4, "big"), "little")
-    return (0, 0, 128, 0, length, swapped, 1, 2, 0 if imm is None else 2, 0, 0, 0, 0)
 
 
 def new_state(config: ConnectionConfig, loop: Any, receives: int, sends: int) -> MessageState:
@@ -46,7 +45,9 @@ def new_state(config: ConnectionConfig, loop: Any, receives: int, sends: int) ->
     plan = plan_of(config)
     return MessageState(
         loop, sends=sends, receives=receives, send_depth=config.send_depth,
-        arrivals=plan.arrivals, control=plan.control, raw=config.raw,
+        arrivals=plan.arrivals, controls=0 if config.raw else CONTROL_SLOTS,
+        exchanges=0 if config.raw else config.rendezvous_window, reads=config.initiator_depth,
+        raw=config.raw,
     )  # fmt: skip
 
 
@@ -77,8 +78,27 @@ class FakeId:
                 loop.call_soon(side.event, EventType.DISCONNECTED)
 
 
-class FakeLink:
-    """The adapter's side of a connection; what is sent waits in the peer's `inbound`."""
+class FakeLink(Link):
+    """The adapter's side of a connection, whose adapter is fake.
+
+    C posts to a queue pair below, and takes completions out of a queue by a real drain.  What is
+    sent waits in the peer's `inbound`.  The owner of the state is told of events in the next turn
+    of the loop, as after a sweep.
+
+    Attributes:
+        refused: Completions that were left to Python.
+        refusals: What posts of sends are refused with.
+        telling: Whether events are told without the test's doing.
+    """
+
+    # In place of what needs an adapter.
+    recv: Any
+    send: Any
+    control: Any
+    cm_id: Any
+    pool: Any = None
+    outgoing: Any = None
+    account: Any = None
 
     def __init__(
         self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
@@ -90,110 +110,122 @@ class FakeLink:
         )
         for arena in (self.send, self.recv):
             if isinstance(arena, FakeElastic):
-                arena.pin, arena.unpin = self.pin, self.unpin  # type: ignore[assignment]
+                arena.pin, arena.unpin = self.pin, self.unpin
         self.state = new_state(config, self.loop, self.recv.count, self.send.count)
-        self.control = None if config.raw else FakeArena(CONTROL_SLOTS, 64)
-        self.data_slots = config.send_depth
+        self.control = None if config.raw else FakeArena(CONTROL_SLOTS, CONTROL_SIZE)
         self.cm_id = FakeId()
-        self.pd = None
+        self.pd = cast("Any", None)
         self.pool, self.outgoing = FakePool(), FakePool()
         self.check_large = bool(config.check_large)  # as an adapter of hardware by default
         self.lands_in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
+        self.before_close = None
+        self.closed = False
+        self.failure = None
+        self.posted = 0
+        self._adapter = QueuePair(self._send, self._receive)
+        self._queue = Queue()
+        self._qp_handle = self._adapter.handle
+        self._channel = cast("Any", SimpleNamespace(drain=self._queue.drain))
+        self._base = self._inline_size = self._listeners = 0
+        self._elastic = isinstance(self.recv, FakeElastic)
+        self._quiet = False
+        self._unexplained = self._idle = None
+        self._thread = threading.get_ident()
+        self._at_close = []
+        self._on_failed = nobody
+        self._data_slots = config.send_depth
+        self.refused = 0
+        self.telling = True
+        self.refusals: list[int] = []
+        self.wrong: BaseException | None = None  # raised where nobody looked
         self.damage: Callable[[memoryview], object] = lambda view: None
-        self.closed = self.forked = False
-        self.failure: BaseException | None = None
         self.peer: FakeLink | None = None
         self.reads_allowed = 0
         self.max_unposted = 0
-        self.processing = 0  # receive slots between the queue and the message layer
         self.promised: Callable[[], int] = lambda: 0
         self.sent: list[bytes] = []  # every frame, in order
-        self.posted: deque[int] = deque()  # receive slots that the adapter has
+        self.ready: deque[int] = deque()  # receive slots that the adapter has
         self.inbound: deque[tuple[int, bytes, int | None]] = deque()  # on their way to this side
         self.landed: deque[tuple[int, int, int | None]] = deque()  # arrived, not processed
         self.unacked: deque[int] = deque()  # own send slots that have landed at the peer
         self.reads: deque[tuple[int, FakeRegion, int, int, tuple[int, int]]] = deque()
         self.busy: set[int] = set()  # own send slots under way
-        self.pinned: set[FakeRegion] = set()
-        self._at_close: list[Callable[[], None]] = []
-        self._on_frame: Callable[[int, Any], None] = lambda slot, record: None
-        self._on_sent: Callable[[int], None] = lambda slot: None
-        self._on_read: Callable[[int], None] = lambda number: None
-        self._on_failed: Callable[[], None] = lambda: None
+        self.pinned: set[Any] = set()
 
-    def start(
-        self,
-        on_frame: Callable[[int, Any], None],
-        on_sent: Callable[[int], None],
-        on_read: Callable[[int], None],
-        on_failed: Callable[[], None],
-        on_ended: Callable[[int, Any], None],
-        on_news: Callable[[int], None],
-    ) -> None:
-        self._on_frame, self._on_sent = on_frame, on_sent
-        self._on_read, self._on_failed = on_read, on_failed
-        self.post_recv(range(self.recv.count))
+    def _begin(self, on_failed: Callable[[], None]) -> None:
+        self._on_failed = on_failed
 
-    # What the message layer calls
+    # What C posts
 
-    def peer_name(self) -> str:
-        return "the peer"
+    def _send(self, wr: Any) -> int:
+        if self.refusals:
+            return self.refusals.pop()
+        self._take(wr)
+        return 0
 
-    def expect(self, *, answers: bool) -> None:
-        """Nothing is armed here."""
-
-    def listen(self) -> None:
-        """This adapter tells of every completion."""
-
-    def unlisten(self) -> None:
-        """As `listen`."""
-
-    def post_send(self, slot: int, length: int, imm: int | None = None) -> None:
-        assert slot not in self.busy, "the slot is under way"
-        arena, place = self.send, slot
-        if slot >= self.data_slots and self.control is not None:
-            arena, place = self.control, slot - self.data_slots
-        assert length <= arena.slot_size
-        assert arena.in_service(place), "the slot's memory is not registered"
-        self.busy.add(slot)
-        frame = bytes(arena.slot(place, length))
+    def _take(self, wr: Any) -> None:
+        assert not wr.next
+        number, piece = wr.wr_id >> SUB_SHIFT, wr.sg_list[0]
+        if wr.opcode == Opcode.RDMA_READ:
+            assert wr.send_flags & SendFlags.SIGNALED
+            self._read(number - SUB_READ, piece, (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey))
+            return
+        arena, place = self.send, number
+        if number >= self._data_slots and self.control is not None:
+            arena, place = self.control, number - self._data_slots
+        assert number not in self.busy, "the slot is under way"
+        _check_piece(arena, place, piece)
+        assert piece.length <= arena.slot_size
+        assert wr.send_flags == SendFlags.SIGNALED | (
+            0 if self.control is None else SendFlags.SOLICITED
+        )
+        imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
+        self.busy.add(number)
+        frame = bytes(arena.slot(place, piece.length))
         self.sent.append(frame)
         # Every credit that the peer now has, and every control message, has its receive.
-        assert len(self.posted) + len(self.landed) + self.processing >= self.promised()
+        assert len(self.ready) + len(self.landed) >= self.promised()
         if self.failure is not None or self.closed or self.peer is None:
             return
-        self.peer.inbound.append((slot, frame, imm))
-        room = len(self.peer.posted)
+        self.peer.inbound.append((number, frame, imm))
+        room = len(self.peer.ready)
         assert len(self.peer.inbound) <= room, (
             f"{len(self.peer.inbound)} frames on their way, {room} receives posted"
         )
 
-    def post_recv(self, slots: Iterable[int]) -> None:
-        if self.closed or self.failure is not None:
-            return
-        for slot in slots:
-            assert slot not in self.posted, "posted twice"
-            assert self.recv.in_service(slot), "the slot's memory is not registered"
-            self.posted.append(slot)
+    def _receive(self, wr: Any) -> None:
+        while wr:
+            slot = wr.wr_id >> SUB_SHIFT & ~SUB_RECV
+            _check_piece(self.recv, slot, wr.sg_list[0])
+            assert wr.sg_list[0].length == self.recv.slot_size
+            assert slot not in self.ready, "posted twice"
+            if not self.closed and self.failure is None:
+                self.ready.append(slot)
+            wr = wr.next
 
-    def post_read(
-        self, number: int, region: FakeRegion, offset: int, length: int, remote: tuple[int, int]
-    ) -> None:
-        assert offset + length <= region.length
-        self.reads.append((number, region, offset, length, remote))
+    def _read(self, number: int, piece: Any, remote: tuple[int, int]) -> None:
+        region = FakeRegion.regions[piece.addr >> 32 << 32]
+        offset = piece.addr - region.addr
+        assert piece.lkey == region.lkey
+        assert offset + piece.length <= region.length
+        self.reads.append((number, region, offset, piece.length, remote))
 
-    def fit(self) -> None:
-        """There is no C that would have to know of slots that come and go."""
+    def raise_wrong(self) -> None:
+        """Raise what was raised below C, or told to nobody."""
+        if (wrong := self._adapter.wrong or self.wrong) is not None:
+            raise wrong
 
-    def in_loop(self, function: Callable[[], None]) -> None:
-        function()
+    # What needs an adapter
 
-    def pin(self, region: FakeRegion) -> None:
+    def peer_name(self) -> str:
+        return "the peer"
+
+    def pin(self, region: Any) -> None:
         region._retain()
         self.pinned.add(region)
 
-    def unpin(self, region: FakeRegion) -> None:
+    def unpin(self, region: Any) -> None:
         if region in self.pinned:
             self.pinned.discard(region)
             region._let_go()
@@ -209,7 +241,7 @@ class FakeLink:
 
     def fail(self, cause: BaseException) -> None:
         if self.failure is None:
-            self.failure = cause
+            self.failure = self._adapter.wrong or cause
             self._on_failed()
 
     @property
@@ -220,11 +252,11 @@ class FakeLink:
         """What is posted is flushed; no test looks at flushes."""
 
     def sweep(self) -> None:
-        while self.landed:
-            self.process()
-
-    def end(self) -> None:
-        """No test looks at flushes anyway."""
+        """All that has completed is taken at once."""
+        self._complete(
+            *[self._received() for _ in range(len(self.landed))],
+            *[self._acknowledged() for _ in range(len(self.unacked))],
+        )
 
     async def quiesce(self) -> None:
         """Nothing to wait for."""
@@ -232,16 +264,16 @@ class FakeLink:
     def close(self) -> None:
         if self.closed:
             return
-        self.closed = True
+        if self.before_close is not None:
+            self.before_close()
+        self.closed = self.state.closed = True
+        self._queue.drain.remove(self._base)
         for region in list(self.pinned):
             self.unpin(region)
         self.pool.close()
         self.outgoing.close()
         for function in self._at_close:
             function()
-
-    def at_close(self, function: Callable[[], None]) -> None:
-        self._at_close.append(function)
 
     async def wait_closed(self) -> None:
         """Gone at once."""
@@ -251,35 +283,60 @@ class FakeLink:
 
     # What the adapter does
 
+    def _complete(self, *wcs: Any) -> None:
+        """The loop takes completions, and tells of them a little later."""
+        for record in self._queue.sweep(*wcs):
+            self.refused += 1
+            self(record)
+        if self._queue.drain.untold and self.telling:
+            self.loop.call_soon(self.tell)
+
+    def tell(self) -> None:
+        """Tell the owner of the state of its events; no task is running."""
+        try:
+            self._queue.drain.tell()
+        except Exception as exc:
+            self.wrong = exc
+        finally:
+            if self._queue.drain.untold:
+                self.loop.call_soon(self.tell)
+
     def land(self) -> None:
         """The next frame arrives: it takes a posted receive, and the sender's slot is done."""
         sender_slot, frame, imm = self.inbound.popleft()
-        slot = self.posted.popleft()
-        self.recv.slot(slot, len(frame))[:] = frame
-        self.landed.append((slot, len(frame), imm))
+        self._lay(frame, imm)
         assert self.peer is not None
         self.peer.unacked.append(sender_slot)
-        self.max_unposted = max(self.max_unposted, self.recv.count - len(self.posted))
+        self.max_unposted = max(self.max_unposted, self.recv.count - len(self.ready))
+
+    def _lay(self, frame: bytes, imm: int | None = None) -> int:
+        slot = self.ready.popleft()
+        self.recv.slot(slot, len(frame))[:] = frame
+        self.landed.append((slot, len(frame), imm))
+        return slot
 
     def process(self) -> None:
         """The loop takes the oldest receive completion."""
-        slot, length, imm = self.landed.popleft()
-        self.processing += 1
-        self._on_frame(slot, record(length, imm))
-        self.processing -= 1
+        self._complete(self._received())
 
-    def inject(self, frame: bytes) -> None:
-        """A frame of a hostile peer arrives and is processed."""
-        slot = self.posted.popleft()
-        self.recv.slot(slot, len(frame))[:] = frame
-        self.landed.append((slot, len(frame), None))
+    def _received(self) -> Any:
+        slot, length, imm = self.landed.popleft()
+        return completion(SUB_RECV | slot, WCOpcode.RECV, length, imm)
+
+    def inject(self, frame: bytes, imm: int | None = None) -> int:
+        """A frame of a hostile peer arrives, in the slot that is returned, and is processed."""
+        slot = self._lay(frame, imm)
         self.process()
+        return slot
 
     def acknowledge(self) -> None:
         """The loop takes the oldest send completion."""
+        self._complete(self._acknowledged())
+
+    def _acknowledged(self) -> Any:
         slot = self.unacked.popleft()
         self.busy.discard(slot)
-        self._on_sent(slot)
+        return completion(slot)
 
     def read(self) -> None:
         """The oldest RDMA read is served by the peer's adapter."""
@@ -292,19 +349,22 @@ class FakeLink:
         start = address - source.addr
         region.view[offset : offset + length] = source.view[start : start + length]
         self.damage(region.view[offset : offset + length])
-        self._on_read(number)
+        self._complete(completion(SUB_READ | number, WCOpcode.RDMA_READ, length))
 
     def steps(self) -> list[str]:
         """Names of the events that can happen now."""
+        self.raise_wrong()
         possible = (
             ("land", self.inbound), ("process", self.landed), ("acknowledge", self.unacked),
-            ("read", self.reads),
+            ("read", self.reads), ("sweep", self.landed and self.unacked),
         )  # fmt: skip
         return [] if self.closed else [name for name, queue in possible if queue]
 
 
-def as_link(link: FakeLink) -> Link:
-    return cast("Link", link)
+def _check_piece(arena: AnyFakeArena, place: int, piece: Any) -> None:
+    assert arena.in_service(place), "the slot's memory is not registered"
+    assert piece.addr == arena.addr + place * arena.slot_size
+    assert piece.lkey == arena.key(place), "the key of other memory"
 
 
 class Wire:
@@ -317,23 +377,21 @@ class Wire:
         arenas: Callable[[ConnectionConfig], tuple[AnyFakeArena, AnyFakeArena] | None] = (
             lambda config: None
         ),
-        kind: type[FakeLink] = FakeLink,
     ) -> None:
         FakeRegion.regions.clear()
         self.configs = (first, second)
-        self.links = (kind(first, arenas(first)), kind(second, arenas(second)))
+        self.links = (FakeLink(first, arenas(first)), FakeLink(second, arenas(second)))
         self.links[0].peer, self.links[1].peer = self.links[1], self.links[0]
         self.links[0].cm_id.peer, self.links[1].cm_id.peer = (
             self.links[1].cm_id,
             self.links[0].cm_id,
         )
         self.ends = tuple(
-            Connection(as_link(link), config)
-            for link, config in zip(self.links, self.configs, strict=True)
+            Connection(link, config) for link, config in zip(self.links, self.configs, strict=True)
         )
 
-        for link, end, config in zip(self.links, self.ends, self.configs, strict=True):
-            link.promised = _promises(end, config)
+        for link, config in zip(self.links, self.configs, strict=True):
+            link.promised = _promises(link, config)
 
     def meet(self, side: int) -> None:
         """The peer's half of the handshake is known on `side`."""
@@ -397,15 +455,19 @@ class Wire:
 
     async def lose(self) -> None:
         """After the connection broke: wait until both sides are gone."""
+        for link in self.links:
+            link.raise_wrong()
         for link, end in zip(self.links, self.ends, strict=True):
             link.fail(ConnectionResetError(errno.ECONNRESET, "end of the test"))
             await end.wait_closed()
 
 
-def _promises(end: Connection, config: ConnectionConfig) -> Callable[[], int]:
+def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
     if config.raw:
         return lambda: 0
-    return lambda: end._receiver.window.unused + config.control_depth
+    # To a peer that has broken the protocol nothing is promised.
+    state = link.state
+    return lambda: 0 if state.wrong[0] else state.unused + config.control_depth
 
 
 def use_fake_regions(monkeypatch: Any) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
-from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
@@ -20,10 +19,10 @@ from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
 
 from ..conftest import settle
-from ..core.completing import Completing, QueuePair
+from ..core.completing import Completing, QueuePair, completion
 from ..core.test_wakeup import called_by_the_loop
 from ..verbs.test_memory_region import Domain
-from .fabric import FakeLink, as_link
+from .fabric import FakeLink
 
 __all__ = ["BOTH", "MIB", "REMOTE", "Adapter", "End", "Place"]
 
@@ -72,26 +71,27 @@ class End:
         self.link = link = FakeLink(config)
         link.pd = pd
         attributes = SimpleNamespace(atomic_cap=AtomicCap.HCA)
-        vars(link)["context"] = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
+        context = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
         self.gone: Job[None] = Job()
         rules = SimpleNamespace(read_depth=read_depth)
-        vars(link)["qp"] = SimpleNamespace(_rules=rules, _gone=self.gone)
+        link.context = cast("Any", context)
+        link.qp = cast("Any", SimpleNamespace(_rules=rules, _gone=self.gone))
         self._state = self.state = state = link.state
         self.adapter = Adapter()
         nowhere = (0, 0, 0, 0)
-        state.bind(self.adapter.qp.address, 0, 0, nowhere, nowhere, 0)
+        state.bind(self.adapter.qp.address, 0, 0, 0, nowhere, nowhere, (0, 0, 0), 0)
         state.receiver = cast("Any", self)
         state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
         self._completing = Completing(state)
         self.outcome = Outcome()
-        self.operations = Operations(as_link(link), config, self.outcome)
-        self._one_sided = OneSided(as_link(link), config, self.operations, self.outcome)
+        self.operations = Operations(link, config, self.outcome)
+        self._one_sided = OneSided(link, config, self.operations, self.outcome)
         self.operations._attend()
 
     def _check_loop(self) -> None:
         """It is the right one."""
 
-    def on_news(self) -> None:
+    def on_arrival(self) -> None:
         raise AssertionError("no message comes")
 
     async def read(self, into: Any, offset: int = 0, remote: Any = REMOTE) -> int:
@@ -104,9 +104,7 @@ class End:
         """These have succeeded; all that are under way, if none is named."""
         for number in numbers or tuple(self.adapter.numbers):
             self.adapter.numbers.remove(number)
-            wc = ffi.new("struct ibv_wc *")
-            wc.wr_id = (SUB_OPERATE + number) << SUB_SHIFT
-            assert self._completing.take(wc)
+            assert self._completing.take(completion(SUB_OPERATE + number))
         assert self._completing.events == EVENT_OPERATED
         self._completing.events = 0
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiordma._core import FRAME_HAS_IMM
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.wire import FRAME, HAS_IMM, RENDEZVOUS, FrameKind
+from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind
 from aiordma.errors import (
     ConnectionEndedError,
     ConnectionLostError,
@@ -249,6 +251,73 @@ def test_what_was_sent_arrives_before_the_end(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("behind", [FrameKind.DATA, FrameKind.END, FrameKind.DONE, 200])
+@pytest.mark.parametrize("how", ["abort", "close", "fail"])
+def test_a_task_that_a_drain_resumes_may_end_the_connection(
+    run: Run, how: str, behind: int
+) -> None:
+    """It releases, sends and ends it, while the drain has more to tell."""
+
+    async def main() -> None:
+        wire = await opened()
+        link, end = wire.links[1], wire.ends[1]
+
+        async def serve() -> None:
+            message = await end.recv()
+            await end.send(message)
+            message.release()
+            if how == "abort":
+                end.abort()
+            elif how == "close":
+                await end.close()
+            else:
+                link.fail(ConnectionResetError(errno.ECONNRESET, "a cut"))
+
+        serving = asyncio.create_task(serve())
+        await settle()
+        link.inject(FRAME.pack(FrameKind.DATA, 0, 0, 0, 3) + b"abc")
+        link.inject(FRAME.pack(behind, 0, 0, 0, 0))
+        await wire.run()
+        link.fail(ConnectionResetError(errno.ECONNRESET, "the end"))
+        await asyncio.wait([serving], timeout=5)
+        assert serving.done()
+        serving.exception()
+        await wire.lose()
+        assert link.closed
+
+    run(main())
+
+
+def test_i05_a_peer_that_waits_for_credit_reads_the_last_large_message(run: Run) -> None:
+    """Of a side that closes, and takes no message any more."""
+
+    async def main() -> None:
+        wire = await opened(dataclasses.replace(CONFIG, receive_buffer_size=1))
+        first, second = wire.ends
+        large = [asyncio.create_task(end.send(bytes(1000))) for end in wire.ends]
+
+        async def talk() -> bytes:
+            for _ in range(20):
+                await first.send(b"x")
+            with await first.recv() as message:
+                return bytes(message)
+
+        talking = asyncio.create_task(talk())
+        await wire.run()
+        assert not talking.done()
+        closing = asyncio.create_task(second.close())
+        await wire.run()
+        assert talking.done(), "it has no credit, although nothing is taken"
+        assert await talking == bytes(1000)
+        await large[1]
+        await closing
+        with pytest.raises(ConnectionLostError):
+            await large[0]
+        await wire.close()
+
+    run(main())
+
+
 def test_a_loop_over_messages_ends_with_the_stream(run: Run) -> None:
     async def main() -> None:
         wire = await opened()
@@ -300,6 +369,7 @@ def test_each_violation_ends_this_connection(run: Run, name: str) -> None:
     async def main() -> None:
         wire = await opened()
         wire.links[1].inject(VIOLATIONS[name])
+        await settle()
         assert isinstance(wire.links[1].failure, ProtocolError)
         for call in (wire.ends[1].recv(), wire.ends[1].send(b"x")):
             with pytest.raises(ProtocolError, match=r"broke the protocol|the peer answered"):
@@ -315,8 +385,10 @@ def test_data_without_credit_is_a_violation(run: Run) -> None:
         frame = FRAME.pack(FrameKind.DATA, 0, 0, 0, 1) + b"x"
         for _ in range(CONFIG.recv_depth):
             wire.links[1].inject(frame)
+        await settle()
         assert wire.links[1].failure is None
         wire.links[1].inject(frame)
+        await settle()
         assert "without credit" in str(wire.links[1].failure)
         await wire.lose()
 
@@ -330,6 +402,7 @@ def test_more_large_messages_than_the_window_are_a_violation(run: Run) -> None:
             assert wire.links[1].failure is None
             frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100)
             wire.links[1].inject(frame + RENDEZVOUS.pack(1 << 32, 1, number))
+            await settle()
         assert "more large messages" in str(wire.links[1].failure)
         await settle()
         wire.links[1].reads.clear()
@@ -354,22 +427,25 @@ def test_g03_a_flag_at_a_done_ends_the_connection(run: Run) -> None:
     run(main())
 
 
-async def survive(frames: list[bytes]) -> None:
+async def survive(frames: list[bytes], *, at_once: bool) -> None:
+    """In one drain, or in one for each."""
     wire = await opened()
     for frame in frames:
-        if wire.links[1].failure is not None or not wire.links[1].posted:
+        if wire.links[1].failure is not None or not wire.links[1].ready:
             break
         wire.links[1].inject(frame)
+        if not at_once:
+            await settle()
+    await settle()
     failure = wire.links[1].failure
     assert failure is None or isinstance(failure, ProtocolError)
-    await settle()
     wire.links[1].reads.clear()
     await wire.lose()
 
 
-@given(st.lists(st.binary(max_size=64), max_size=12))
-def test_no_bytes_of_a_peer_raise_anywhere_else(frames: list[bytes]) -> None:
-    run_on("asyncio", survive(frames))
+@given(st.lists(st.binary(max_size=64), max_size=12), st.booleans())
+def test_no_bytes_of_a_peer_raise_anywhere_else(frames: list[bytes], at_once: bool) -> None:
+    run_on("asyncio", survive(frames, at_once=at_once))
 
 
 FRAMES = st.builds(
@@ -377,13 +453,13 @@ FRAMES = st.builds(
         FRAME.pack(kind, flags, credits, 0, argument) + body
     ),
     st.integers(0, 8),
-    st.sampled_from([0, HAS_IMM, 2, 0xFF]),
+    st.sampled_from([0, FRAME_HAS_IMM, 2, 0xFF]),
     st.sampled_from([0, 1, 0xFFFF]),
     st.sampled_from([0, 1, 16, 48, 100, (1 << 64) - 1]),
     st.sampled_from([b"", b"x", b"x" * 16, b"x" * 48, RENDEZVOUS.pack(1 << 32, 1, 1)]),
 )
 
 
-@given(st.lists(FRAMES, max_size=12))
-def test_no_frames_of_a_peer_raise_anywhere_else(frames: list[bytes]) -> None:
-    run_on("asyncio", survive(frames))
+@given(st.lists(FRAMES, max_size=12), st.booleans())
+def test_no_frames_of_a_peer_raise_anywhere_else(frames: list[bytes], at_once: bool) -> None:
+    run_on("asyncio", survive(frames, at_once=at_once))

@@ -22,8 +22,7 @@ from aiordma.errors import ConnectionEndedError, ResourceClosedError
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeRegion
-from .fabric import FakeLink, Wire
-from .fast_link import FastLink
+from .fabric import Wire
 
 SLOT = 64
 EAGER = SLOT - 16
@@ -143,9 +142,8 @@ async def simulate(
     second: ConnectionConfig,
     program: list[tuple[str, int, int]],
     keeps: bool,
-    kind: type[FakeLink],
 ) -> None:
-    wire = Wire(first, second, kind=kind)
+    wire = Wire(first, second)
     await wire.open()
     programs = [Program(end, name) for name, end in enumerate(wire.ends)]
     for what, side, number in program:
@@ -173,8 +171,7 @@ async def finish(wire: Wire, programs: list[Program], *, keeps: bool = False) ->
         await wire.run()
         check(wire, programs)
         waiting = [task for one in programs for _, _, task in one.sends if not task.done()]
-        queued = sum(len(end._receiver.queue) for end in wire.ends)
-        queued += sum(link.state.arrived for link in wire.links)
+        queued = sum(link.state.arrived for link in wire.links)
         if not waiting and not queued:
             break
         progress = sum(len(one.got) for one in programs) - len(waiting)
@@ -213,19 +210,19 @@ def verify(one: Program, other: Program) -> None:
 async def verify_end(wire: Wire, programs: list[Program]) -> None:
     """At rest every slot and every credit is where it belongs; then both sides end well."""
     for side, (link, end) in enumerate(zip(wire.links, wire.ends, strict=True)):
-        sender, receiver = end._sender, end._receiver
-        peer = wire.ends[1 - side]._sender
+        state, credits = link.state, wire.links[1 - side].state.credits
         config = wire.configs[side]
-        window = receiver.window
-        assert len(link.posted) == window.posted, "the adapter has other receives"
-        later = link.state.n_back  # to be posted together with others
-        assert window.posted + later == link.recv.present, "a receive slot was lost"
-        assert link.state.n_free == link.send.present, "a send slot was lost"
-        assert len(sender._control_free) == CONTROL_SLOTS, "a control slot was lost"
-        data = window.posted - config.control_depth
-        assert peer.credits + window.owed == data, "a credit was lost"
-        assert peer.credits == window.unused
-        assert peer.credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
+        assert len(link.ready) == state.posted == state.under_way, "the adapter has other receives"
+        later = state.n_back  # to be posted together with others
+        assert state.posted + later == link.recv.present, "a receive slot was lost"
+        assert state.n_free == link.send.present, "a send slot was lost"
+        assert state.n_control_free == CONTROL_SLOTS, "a control slot was lost"
+        assert state.unused <= state.posted - config.control_depth, "a credit without a receive"
+        assert credits == state.unused, "a credit was lost"
+        window = end._receiver.window
+        assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
+        assert (state.unsaid, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
+        assert (state.blocked, link._listeners) == (False, 0), "it waits for nothing"
         assert end._exposer.window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window
         )
@@ -253,7 +250,6 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
     st.lists(PROGRAM, max_size=120),
     st.booleans(),
     st.sampled_from(["asyncio", "uvloop"]),
-    st.sampled_from([FakeLink, FastLink]),
 )
 def test_receives_are_never_overrun_and_nobody_waits_for_ever(
     first: ConnectionConfig,
@@ -261,6 +257,5 @@ def test_receives_are_never_overrun_and_nobody_waits_for_ever(
     program: list[tuple[str, int, int]],
     keeps: bool,
     loop: str,
-    kind: type[FakeLink],
 ) -> None:
-    run_on(loop, simulate(first, second, program, keeps, kind))
+    run_on(loop, simulate(first, second, program, keeps))

@@ -177,10 +177,8 @@ def test_g04_an_announcement_without_the_checksum_that_was_asked_for(run: Run, c
         body = RENDEZVOUS.pack(1 << 40, 7, 1) + bytes(4 + change)
         frame = FRAME.pack(FrameKind.RENDEZVOUS, 0, 0, 0, 100) + body
         link = wire.links[1]
-        slot = link.posted.popleft()
-        link.recv.slot(slot, len(frame))[:] = frame
-        link.landed.append((slot, len(frame), None))
-        link.process()
+        link.inject(frame)
+        await settle()
         assert isinstance(link.failure, ProtocolError)
         await wire.lose()
 
@@ -514,17 +512,12 @@ def test_g01_what_is_a_sign_of_life(
 
     async def main() -> None:
         wire = await opened()
-        link, end = wire.links[1], wire.ends[1]
-        assert end._keepalive is not None
-        end._asked = asking
-        end._receiver.heard = False
-        slot = link.posted.popleft()
-        frame = FRAME.pack(kind, 0, 0, 0, 0)
-        link.recv.slot(slot, len(frame))[:] = frame
-        link.landed.append((slot, len(frame), None))
-        link.process()
+        link = wire.links[1]
+        link.state.asking, link.state.heard = asking, False
+        link.inject(FRAME.pack(kind, 0, 0, 0, 0))
+        assert link.state.heard == (asking in alive_if_asking)
+        await settle()
         assert link.failure is None
-        assert end._receiver.heard == (asking in alive_if_asking)
         await wire.lose()
 
     run(main())

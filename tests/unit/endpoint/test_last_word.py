@@ -42,7 +42,7 @@ def note_losses(link: FakeLink) -> list[int]:
             lost.append(len(link.busy))
         close()
 
-    link.cm_id.start_disconnect = disconnecting  # type: ignore[method-assign]
+    link.cm_id.start_disconnect = disconnecting
     link.close = closing  # type: ignore[method-assign]
     return lost
 

@@ -7,34 +7,42 @@ from collections.abc import Callable
 
 import pytest
 
+from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.sender import Sender
-from aiordma.endpoint.wire import FRAME, FRAME_SIZE, HAS_IMM, FrameKind
+from aiordma.endpoint.core import ConnectionCore
+from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 
 from ..conftest import LIMIT_S, Run, settle
-from .fabric import FakeLink, as_link
+from .fabric import FakeLink
 
 
 class Side:
-    """A sender whose peer is the test."""
+    """The parts of a connection whose peer is the test."""
 
     def __init__(self, **settings: object) -> None:
         values = {"slot_size": 64, "send_depth": 2, "recv_depth": 4} | settings
         self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
         self.link = FakeLink(self.config)
-        self.owed = 0
-        self.due = False
-        self.sender = Sender(as_link(self.link), self.config, self)
+        self.core = ConnectionCore(self.link, self.config)
+        self.sender, self.state = self.core._sender, self.link.state
 
-    def take(self, most: int, *, alone: bool) -> int:
-        taken, self.owed = min(self.owed, most), 0
-        self.due = False
-        return taken
+    def grant(self, credits: int) -> None:
+        """The peer has posted this many receives."""
+        self.state.credits += credits
+        self.sender.room()
+
+    def owe(self, messages: int) -> None:
+        """So many of the peer's messages arrive, and are taken and released."""
+        for _ in range(messages):
+            self.link.inject(FRAME.pack(FrameKind.DATA, 0, 0, 0, 0))
+            message = self.core._receiver.take()
+            assert message is not None
+            message.release()
 
     def acknowledge(self, slot: int | None = None) -> None:
-        slot = min(self.link.busy) if slot is None else slot
-        self.link.busy.discard(slot)
-        self.sender.on_sent(slot)
+        self.link.unacked.append(min(self.link.busy) if slot is None else slot)
+        self.link.acknowledge()
+        self.link.tell()
 
     def send(self, data: bytes = b"x", imm: int | None = None) -> asyncio.Task[None]:
         return asyncio.create_task(self.sender.data(memoryview(data), imm))
@@ -58,7 +66,7 @@ def test_nothing_is_sent_before_the_peers_depth_is_known(run: Run) -> None:
         task = side.send()
         await settle()
         assert side.link.sent == []
-        side.sender.grant(1)
+        side.grant(1)
         await task
         assert side.bodies == [b"x"]
 
@@ -67,12 +75,15 @@ def test_nothing_is_sent_before_the_peers_depth_is_known(run: Run) -> None:
 
 def test_a_frame_as_it_is_on_the_wire(run: Run) -> None:
     async def main() -> None:
-        side = Side()
-        side.sender.grant(2)
-        side.owed = 3
+        side = Side(recv_depth=8)
+        side.grant(2)
+        side.owe(3)
         await side.send(b"abc", imm=0x01020304)
         await side.send(b"")
-        assert side.link.sent[0] == FRAME.pack(FrameKind.DATA, HAS_IMM, 3, 0x01020304, 3) + b"abc"
+        assert (
+            side.link.sent[0]
+            == FRAME.pack(FrameKind.DATA, FRAME_HAS_IMM, 3, 0x01020304, 3) + b"abc"
+        )
         assert side.link.sent[1] == FRAME.pack(FrameKind.DATA, 0, 0, 0, 0)
 
     run(main())
@@ -81,7 +92,7 @@ def test_a_frame_as_it_is_on_the_wire(run: Run) -> None:
 def test_raw_messages_have_no_header(run: Run) -> None:
     async def main() -> None:
         side = Side(raw=True)
-        side.sender.credits = 10
+        side.state.credits = 10
         await side.send(b"abc", imm=7)
         assert side.link.sent == [b"abc"]
 
@@ -93,7 +104,7 @@ def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> Non
 
     async def main() -> None:
         side = Side()
-        side.sender.grant(1)
+        side.grant(1)
         await side.send(b"x")
         side.sender.hold()
         side.acknowledge()
@@ -111,14 +122,14 @@ def test_a_flush_waits_while_the_reason_of_the_end_is_not_known(run: Run) -> Non
 def test_first_come_first_served(run: Run, short_of: str) -> None:
     async def main() -> None:
         side = Side()
-        side.sender.grant(100 if short_of == "slots" else 2)
+        side.grant(100 if short_of == "slots" else 2)
         tasks = [side.send(bytes([n])) for n in range(8)]
         await settle()
         assert len(side.link.sent) == 2
         for _ in range(6):
             side.acknowledge()
             if short_of == "credits":
-                side.sender.grant(1)
+                side.grant(1)
             await settle()
         await asyncio.gather(*tasks)
         assert side.bodies == [bytes([n]) for n in range(8)]
@@ -129,7 +140,7 @@ def test_first_come_first_served(run: Run, short_of: str) -> None:
 def test_a_newcomer_does_not_overtake_who_was_granted_or_waits(run: Run) -> None:
     async def main() -> None:
         side = Side(send_depth=1)
-        side.sender.grant(10)
+        side.grant(10)
         await side.send(b"0")
         waiting = [side.send(b"1"), side.send(b"2")]
         await settle()
@@ -152,13 +163,13 @@ def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
 ) -> None:
     async def main() -> None:
         side = Side(send_depth=1)
-        side.sender.grant(1)
+        side.grant(1)
         await side.send(b"0")
         first, second = side.send(b"1"), side.send(b"2")
         await settle()
 
         def free() -> None:
-            side.sender.grant(1)
+            side.grant(1)
             side.acknowledge()
 
         actions: list[Callable[[], object]] = [free, first.cancel]
@@ -177,7 +188,7 @@ def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
             await second
         side.acknowledge()
         assert side.link.state.free_slots == [0]
-        assert side.sender.credits == 0
+        assert side.state.credits == 0
         assert not side.sender._waiters
 
     run(main())
@@ -191,7 +202,7 @@ def test_a_stall_timeout_ends_the_wait_and_gives_nothing_away(run: Run) -> None:
         assert sending.done(), "it waits for a peer that takes nothing"
         with pytest.raises(TimeoutError):
             await sending
-        side.sender.grant(1)
+        side.grant(1)
         await side.send(b"y")
         assert side.bodies == [b"y"]
 
@@ -201,7 +212,7 @@ def test_a_stall_timeout_ends_the_wait_and_gives_nothing_away(run: Run) -> None:
 def test_control_messages_need_neither_credit_nor_data_slot(run: Run) -> None:
     async def main() -> None:
         side = Side(send_depth=1)
-        side.sender.grant(1)
+        side.grant(1)
         await side.send()
         waiting = side.send(b"y")
         await settle()
@@ -220,11 +231,11 @@ def test_control_messages_need_neither_credit_nor_data_slot(run: Run) -> None:
 
 def test_every_message_takes_the_owed_credits_along(run: Run) -> None:
     async def main() -> None:
-        side = Side()
-        side.sender.grant(1)
-        side.owed = 5
+        side = Side(recv_depth=12)
+        side.grant(1)
+        side.owe(5)
         await side.send()
-        side.owed = 2
+        side.owe(2)
         side.sender.control(FrameKind.PING)
         assert [FRAME.unpack_from(frame)[2] for frame in side.link.sent] == [5, 2]
 
@@ -233,14 +244,15 @@ def test_every_message_takes_the_owed_credits_along(run: Run) -> None:
 
 def test_a_credit_message_is_sent_only_while_it_is_due(run: Run) -> None:
     async def main() -> None:
-        side = Side()
-        side.sender.credit()
+        side = Side(recv_depth=8)
+        side.owe(3)
+        assert side.state.credit() == 0
         assert side.kinds == [], "nothing is due"
         for _ in range(CONTROL_SLOTS):
             side.sender.control(FrameKind.DONE)
-        side.owed, side.due = 4, True
+        side.owe(4)
         for _ in range(50):
-            side.sender.credit()
+            assert side.state.credit() == 0
         assert FrameKind.CREDIT not in side.kinds, "there is no slot"
         side.acknowledge(2)
         assert side.kinds.count(FrameKind.CREDIT) == 1
@@ -253,12 +265,12 @@ def test_a_credit_message_is_sent_only_while_it_is_due(run: Run) -> None:
 
 def test_a_credit_that_another_message_took_along_is_not_sent(run: Run) -> None:
     async def main() -> None:
-        side = Side()
+        side = Side(recv_depth=8)
         for _ in range(CONTROL_SLOTS):
             side.sender.control(FrameKind.DONE)
-        side.owed, side.due = 4, True
-        side.sender.credit()
-        side.sender.grant(1)
+        side.owe(4)
+        assert side.state.credit() == 0
+        side.grant(1)
         await side.send()
         side.acknowledge(2)
         assert FrameKind.CREDIT not in side.kinds
@@ -270,9 +282,10 @@ def test_one_answer_to_any_number_of_pings_is_queued(run: Run) -> None:
     async def main() -> None:
         side = Side()
         for _ in range(100):
-            side.sender.pong()
+            side.link.inject(FRAME.pack(FrameKind.PING, 0, 0, 0, 0))
+        await settle()
         assert side.kinds == [FrameKind.PONG] * CONTROL_SLOTS
-        assert len(side.sender._control) == 1
+        assert side.state.unsaid == 1
 
     run(main())
 
@@ -281,7 +294,7 @@ def test_flush_waits_for_all_that_was_sent(run: Run) -> None:
     async def main() -> None:
         side = Side()
         await side.sender.flush()
-        side.sender.grant(2)
+        side.grant(2)
         await side.send()
         side.sender.control(FrameKind.END)
         flushes = [asyncio.create_task(side.sender.flush()) for _ in range(2)]
@@ -312,7 +325,7 @@ def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
                 await call
         sent = len(side.link.sent)
         side.sender.control(FrameKind.PING)
-        side.sender.grant(10)
+        side.grant(10)
         assert len(side.link.sent) == sent
 
     run(main())
@@ -321,7 +334,7 @@ def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
 def test_refusing_lets_what_is_under_way_go_on(run: Run) -> None:
     async def main() -> None:
         side = Side()
-        side.sender.grant(1)
+        side.grant(1)
         await side.send()
         waiting = side.send()
         await settle()

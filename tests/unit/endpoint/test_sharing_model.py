@@ -20,8 +20,7 @@ from aiordma.memory.budget import SlotBudget
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeElastic, FakeRegion
-from .fabric import FakeLink, Wire, use_fake_regions
-from .fast_link import FastLink
+from .fabric import Wire, use_fake_regions
 from .test_flow_model import EAGER, PROGRAM, SLOT, Program, check, do, finish
 
 # Whole exchanges, which make windows grow, and a rival who makes them shrink.
@@ -46,9 +45,6 @@ CONFIGS = st.builds(
     config_of, st.integers(2, 24), st.integers(1, 12), st.sampled_from([1, 2, 4]),
     st.integers(0, 40),
 )  # fmt: skip
-
-# Everything in Python, or what is plain in C.
-KINDS = pytest.mark.parametrize("kind", [FakeLink, FastLink])
 
 
 @pytest.fixture(autouse=True)
@@ -75,8 +71,8 @@ class Pool:
         receives, sends = MIN_WINDOW + config.control_depth, min(MIN_SENDS, config.send_depth)
         share = self.budget.join(receives + sends)
         assert share.take(receives + sends)
-        send = FakeElastic(None, config.send_depth, sends, self.chunk, SLOT, share)  # type: ignore[arg-type]
-        recv = FakeElastic(None, config.receives, receives, self.chunk, SLOT, share)  # type: ignore[arg-type]
+        send = FakeElastic(None, config.send_depth, sends, self.chunk, SLOT, share)
+        recv = FakeElastic(None, config.receives, receives, self.chunk, SLOT, share)
         self.arenas += [send, recv]
         return send, recv
 
@@ -136,10 +132,9 @@ async def simulate(
     chunk: int,
     program: list[tuple[str, int, int]],
     keeps: bool,
-    kind: type[FakeLink],
 ) -> None:
     pool = Pool(config, chunk)
-    wire = Wire(config, config, pool.arenas_of, kind)
+    wire = Wire(config, config, pool.arenas_of)
     await wire.open()
     programs = [Program(end, name) for name, end in enumerate(wire.ends)]
     for what, side, number in program:
@@ -176,7 +171,6 @@ async def simulate(
     st.lists(st.one_of(PROGRAM, MORE), max_size=120),
     st.booleans(),
     st.sampled_from(["asyncio", "uvloop"]),
-    st.sampled_from([FakeLink, FastLink]),
 )
 def test_a_pool_overruns_nobody_and_keeps_nobody_waiting(
     config: ConnectionConfig,
@@ -184,17 +178,15 @@ def test_a_pool_overruns_nobody_and_keeps_nobody_waiting(
     program: list[tuple[str, int, int]],
     keeps: bool,
     loop: str,
-    kind: type[FakeLink],
 ) -> None:
-    run_on(loop, simulate(config, chunk, program, keeps, kind))
+    run_on(loop, simulate(config, chunk, program, keeps))
 
 
-@KINDS
-def test_a_window_grows_under_load_and_shrinks_for_others(kind: type[FakeLink]) -> None:
+def test_a_window_grows_under_load_and_shrinks_for_others() -> None:
     async def main() -> None:
         config = config_of(recv_depth=20, send_depth=20, window=1, total=60)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of, kind)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window = wire.ends[1]._receiver.window
@@ -229,7 +221,7 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
     async def main() -> None:
         config = config_of(recv_depth=20, send_depth=4, window=1, total=60)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of, FastLink)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window, link = wire.ends[1]._receiver.window, wire.links[1]
@@ -253,7 +245,7 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
         last = recv.count - 4  # slots from this one on leave first
 
         def posted_later() -> set[int]:
-            return set(range(recv.count)) - set(link.posted)
+            return set(range(recv.count)) - set(link.ready)
 
         while state.n_back != later or (later and min(posted_later()) < last):
             await message()
@@ -268,14 +260,13 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
     run_on("asyncio", main())
 
 
-@KINDS
-def test_a_program_that_keeps_messages_keeps_the_window_open(kind: type[FakeLink]) -> None:
+def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
     """Half of the window may be kept; it does not shrink below twice that."""
 
     async def main() -> None:
         config = config_of(recv_depth=16, send_depth=4, window=1, total=30)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of, kind)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         receiver = wire.ends[1]._receiver
@@ -285,7 +276,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open(kind: type[FakeLink
             await wire.run()
             if len(other.held) > 7:
                 other.release(0)
-        assert receiver._c.held == 7
+        assert wire.links[1].state.held == 7
         assert receiver.window.size == 16
         pool.squeeze()
         for _ in range(40):
@@ -293,7 +284,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open(kind: type[FakeLink
             other.recv()
             await wire.run()
             other.release(7)
-            assert receiver.window.size // 2 >= receiver._c.held
+            assert receiver.window.size // 2 >= wire.links[1].state.held
         assert pool.rival in pool.budget._waiting.values(), "it has enough"
         await finish(wire, [one, other], keeps=True)
 
@@ -346,12 +337,11 @@ def test_who_has_more_than_its_share_gets_no_more_while_others_wait() -> None:
     run_on("asyncio", main())
 
 
-@KINDS
-def test_the_large_and_the_small_share_a_pool(kind: type[FakeLink]) -> None:
+def test_the_large_and_the_small_share_a_pool() -> None:
     async def main() -> None:
         config = config_of(recv_depth=4, send_depth=2, window=2, total=4)
         pool = Pool(config, chunk=2)
-        wire = Wire(config, config, pool.arenas_of, kind)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         programs = [Program(end, name) for name, end in enumerate(wire.ends)]
         for n in range(12):

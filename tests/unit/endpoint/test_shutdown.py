@@ -13,21 +13,18 @@ from aiordma.errors import ConnectionEndedError
 
 from ..conftest import run_on, settle
 from .fabric import FakeLink, Wire
-from .fast_link import FastLink
 from .test_flow_model import SLOT, fake_regions
 
 __all__ = ["fake_regions"]
-
-KINDS = pytest.mark.parametrize("kind", [FakeLink, FastLink])
 
 
 def kinds(frames: list[bytes]) -> list[FrameKind]:
     return [FrameKind(FRAME.unpack_from(frame)[0]) for frame in frames]
 
 
-async def opened(kind: type[FakeLink]) -> Wire:
+async def opened() -> Wire:
     config = ConnectionConfig(slot_size=SLOT, recv_depth=8, send_depth=8)
-    wire = Wire(config, config, kind=kind)
+    wire = Wire(config, config)
     await wire.open()
     await wire.run()
     return wire
@@ -42,16 +39,15 @@ def note_disconnect(link: FakeLink) -> list[int]:
         seen.append(len(link.busy))
         disconnect()
 
-    link.cm_id.start_disconnect = noting  # type: ignore[method-assign]
+    link.cm_id.start_disconnect = noting
     return seen
 
 
-@KINDS
-def test_i06_close_waits_until_the_peers_adapter_has_the_end(kind: type[FakeLink]) -> None:
+def test_i06_close_waits_until_the_peers_adapter_has_the_end() -> None:
     """Whoever disconnects before that breaks the queue pair with END in it."""
 
     async def main() -> None:
-        wire = await opened(kind)
+        wire = await opened()
         link, peer = wire.links
         seen = note_disconnect(link)
         await wire.ends[0].send(b"last words")
@@ -79,10 +75,9 @@ def test_i06_close_waits_until_the_peers_adapter_has_the_end(kind: type[FakeLink
     run_on("asyncio", main())
 
 
-@KINDS
-def test_i06_a_large_message_goes_before_the_end(kind: type[FakeLink]) -> None:
+def test_i06_a_large_message_goes_before_the_end() -> None:
     async def main() -> None:
-        wire = await opened(kind)
+        wire = await opened()
         link = wire.links[0]
         seen = note_disconnect(link)
         sending = asyncio.create_task(wire.ends[0].send(bytes(10 * SLOT)))
@@ -107,12 +102,11 @@ def test_i06_a_large_message_goes_before_the_end(kind: type[FakeLink]) -> None:
     run_on("asyncio", main())
 
 
-@KINDS
-def test_an_end_that_is_canceled_before_its_first_step_begins_again(kind: type[FakeLink]) -> None:
+def test_an_end_that_is_canceled_before_its_first_step_begins_again() -> None:
     """A loop that ends cancels all tasks: what was sent is lost if the queue pair goes at once."""
 
     async def main() -> None:
-        wire = await opened(kind)
+        wire = await opened()
         link = wire.links[0]
         await wire.ends[0].send(b"last words")
         wire.ends[0].abort()

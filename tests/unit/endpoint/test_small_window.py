@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from aiordma.endpoint.config import MIN_WINDOW
-from aiordma.endpoint.wire import FrameKind
+from aiordma.endpoint.wire import FRAME, FrameKind
 
 from ..conftest import run_on, settle
-from .fabric import FakeLink, Wire, use_fake_regions
-from .fast_link import FastLink
-from .test_sharing_model import KINDS, Pool, config_of
+from .fabric import Wire, use_fake_regions
+from .test_sharing_model import Pool, config_of
 
 
 @pytest.fixture(autouse=True)
@@ -23,22 +22,19 @@ def fake_regions() -> Iterator[None]:
         yield
 
 
-@KINDS
-def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames(
-    kind: type[FakeLink],
-) -> None:
+def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames() -> None:
     """Not while both have only what they are guaranteed: a credit goes with the next message."""
 
     async def main() -> None:
         config = config_of(recv_depth=20, send_depth=20, window=1, total=0)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of, kind)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         await wire.run()
+        told = list[int]()
         for link in wire.links:
             link.sent.clear()
-            if isinstance(link, FastLink):
-                link.sent_by_c = link.taken_by_c = 0
+            link.state.handler = told.append
 
         async def ask() -> None:
             for n in range(50):
@@ -57,26 +53,27 @@ def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames
         for link in wire.links:
             assert {frame[0] for frame in link.sent} == {FrameKind.DATA}
             assert len(link.sent) == 50
-            if isinstance(link, FastLink):
-                assert link.sent_by_c == 50
-                assert link.taken_by_c == 100, "50 that were sent, and 50 that came"
+            assert link.refused == 0
+            assert link.state.messages_sent == link.state.messages_received == 50
+        assert told == [], "Python had something to do"
+        for link, end in zip(wire.links, wire.ends, strict=True):
+            link.state.handler = end._on_events
         assert all(end._receiver.window.size == MIN_WINDOW for end in wire.ends)
         await wire.close()
 
     run_on("asyncio", main())
 
 
-@KINDS
 @pytest.mark.parametrize("how", ["one loops", "three loop", "each takes one", "comes late"])
 def test_a_credit_that_was_put_off_comes_when_nobody_answers(
-    kind: type[FakeLink], how: str
+    how: str,
 ) -> None:
     """A program keeps one message, and waits for more: so the peer must be able to send."""
 
     async def main() -> None:
         config = config_of(recv_depth=2, send_depth=20, window=1, total=0)
         pool = Pool(config, chunk=4)
-        wire = Wire(config, config, pool.arenas_of, kind)
+        wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         await wire.run()
         kept, came = [], 0
@@ -99,7 +96,7 @@ def test_a_credit_that_was_put_off_comes_when_nobody_answers(
         await wire.run()
         for n in range(1, 8):
             if how == "comes late":
-                assert not wire.ends[1]._receiver._parked.waiting
+                assert not wire.links[1].state.parked.waiting
             sending = asyncio.create_task(wire.ends[0].send(bytes([n])))
             await wire.run()
             assert sending.done(), "it has no credit"
@@ -108,7 +105,7 @@ def test_a_credit_that_was_put_off_comes_when_nobody_answers(
                 if n == 2:
                     tasks.append(asyncio.create_task(take()))
                     await wire.run()
-                    assert wire.ends[0]._sender.credits, "it waits, and nothing can come"
+                    assert wire.links[0].state.credits, "it waits, and nothing can come"
                     tasks.pop().cancel()
                     await settle()
             assert came == n
@@ -116,6 +113,29 @@ def test_a_credit_that_was_put_off_comes_when_nobody_answers(
             task.cancel()
         await settle()
         kept[0].release()
+        await wire.run()
+        await wire.close()
+
+    run_on("asyncio", main())
+
+
+def test_a_frame_without_credit_is_posted_again_before_anything_is_sent() -> None:
+    """The peer counts on it, also while the window may still grow."""
+
+    async def main() -> None:
+        config = config_of(recv_depth=3, send_depth=2, window=1, total=0)
+        pool = Pool(config, chunk=1)
+        wire = Wire(config, config, pool.arenas_of)
+        await wire.open()
+        await wire.run()
+        link = wire.links[1]
+        for _ in range(MIN_WINDOW):
+            await wire.ends[0].send(b"x")
+        await wire.run()
+        assert link.state.unused == 0
+        link.inject(FRAME.pack(FrameKind.PING, 0, 0, 0, 0))
+        assert link.sent[-1][0] == FrameKind.PONG
+        assert len(link.ready) == config.control_depth
         await wire.run()
         await wire.close()
 

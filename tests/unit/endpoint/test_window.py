@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma._core import FRAME_PING, FRAME_SIZE, SUB_SHIFT
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.window import Window
+from aiordma.endpoint.wire import FRAME
 
-from .fabric import as_link, new_state
+from ..core.completing import QueuePair
+from ..memory.fake_memory import FakeArena
+from .fabric import new_state
 
-CONTROL = 7
+SENDS = 1
+CONTROL = CONTROL_SLOTS + 1
 
 
 class Slots:
-    """A link and its receive slots, as far as a window sees them."""
+    """A link and its receive slots, as far as a window sees them; the test is the adapter."""
 
     def __init__(self, size: int) -> None:
         self.recv = self
@@ -24,16 +30,38 @@ class Slots:
         self.again: Callable[[], None] | None = None
         self.out: set[int] = set()  # leaving
         self.posts: list[int] = []
-        self.credits = 0
-        config = ConnectionConfig(recv_depth=size, rendezvous_window=1)
+        self.sent: list[int] = []  # credits of each frame
+        config = ConnectionConfig(recv_depth=size, send_depth=SENDS, rendezvous_window=1)
         self.state = new_state(config, None, self.count, 1)
-        self.window = Window(as_link(self), CONTROL, self.send_credit)  # type: ignore[arg-type]
+        self._bytes = FakeArena(self.count, 64)
+        self._control = FakeArena(CONTROL_SLOTS, 64)
+        self._qp = QueuePair(self._send, lambda wr: None)
+        self.state.bind(
+            self._qp.address, 0, 0, 0, (0, 0, 0, 0), (self._bytes.addr, 64, 7, self.count),
+            (self._control.addr, 64, 8), 0,
+        )  # fmt: skip
+        self.window = Window(cast("Any", self))
 
-    def send_credit(self) -> None:
-        """As the sender does it."""
-        while self.window.due:
-            self.credits += 1
-            assert self.window.take(0xFFFF, alone=True)
+    def _send(self, wr: Any) -> None:
+        """A frame without data."""
+        place = wr.wr_id >> SUB_SHIFT
+        self.sent.append(FRAME.unpack_from(self._control.slot(place - SENDS, FRAME_SIZE))[2])
+
+    @property
+    def credits(self) -> int:
+        """CREDIT frames."""
+        return len(self.sent)
+
+    @property
+    def owed(self) -> int:
+        return self.state.posted - self.state.control - self.state.unused
+
+    @property
+    def unused(self) -> int:
+        return self.state.unused
+
+    def check(self, code: int) -> None:
+        assert code == 0
 
     def post_recv(self, slots: Iterable[int]) -> None:
         self.posts += slots
@@ -61,57 +89,60 @@ class Slots:
     def data(self, messages: int) -> None:
         """Messages that cost a credit arrive."""
         for _ in range(messages):
-            self.window.posted -= 1
-            assert self.window.spend()
+            assert self.state.unused > 0
+            self.state.posted -= 1
+            self.state.unused -= 1
 
     def control(self, slot: int = 1) -> None:
         """One that costs none arrives and is processed."""
-        self.window.posted -= 1
+        self.state.posted -= 1
         self.window.back(slot)
 
     def release(self, slots: Iterable[int], held: int = 0) -> None:
+        self.state.held = held
         for slot in slots:
-            self.window.adapt(held)
+            self.window.adapt()
             self.window.back(slot)
 
 
 def test_a_message_is_owed_for_once_its_receive_is_posted() -> None:
     slots = Slots(4)
     window = slots.window
-    assert (window.size, window.unused, window.owed) == (4, 4, 0)
+    assert (window.size, slots.unused, slots.owed) == (4, 4, 0)
     slots.data(3)
-    assert (window.unused, window.owed) == (1, 0)
+    assert (slots.unused, slots.owed) == (1, 0)
     slots.release([0])
-    assert (window.owed, slots.credits) == (1, 0)
+    assert (slots.owed, slots.credits) == (1, 0)
     slots.control()
-    assert window.owed == 1
+    assert slots.owed == 1
     slots.release([1])
-    assert (window.owed, window.unused, slots.credits) == (0, 3, 1)
+    assert (slots.owed, slots.unused, slots.credits) == (0, 3, 1)
     slots.release([2])
-    assert window.take(5, alone=False) == 1
-    assert window.unused == 4
+    assert slots.state.say(FRAME_PING) == 0
+    assert (slots.sent[-1], slots.unused) == (1, 4)
     slots.data(4)
-    assert not window.spend()
+    assert slots.state.say(FRAME_PING) == 0
+    assert (slots.sent[-1], slots.unused) == (0, 0)
 
 
 def test_of_credit_frames_that_the_peer_may_not_have_processed_there_are_two() -> None:
     slots = Slots(20)
-    window = slots.window
     slots.data(20)
     slots.release(range(10))
-    assert (slots.credits, window.unused) == (1, 10)
+    assert (slots.credits, slots.unused) == (1, 10)
     # Others need the slots: the window falls to 4, and half of it is little.
     slots.count = CONTROL + 4
+    slots.state.size(4)
     slots.release([10, 11])
-    assert (slots.credits, window.unused) == (2, 12)
+    assert (slots.credits, slots.unused) == (2, 12)
     slots.release([12, 13, 14, 15, 16])
-    assert (slots.credits, window.owed) == (2, 5)
+    assert (slots.credits, slots.owed) == (2, 5)
     # The peer spends one of the first frame's credits: that one is processed, and no other.
     slots.data(1)
     slots.release([17])
-    assert (slots.credits, window.owed) == (3, 0)
+    assert (slots.credits, slots.owed) == (3, 0)
     slots.release([18, 19])
-    assert (slots.credits, window.owed) == (3, 2)
+    assert (slots.credits, slots.owed) == (3, 2)
     slots.data(10)
     slots.release([0])
     assert slots.credits == 4
@@ -125,7 +156,7 @@ def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
     slots.out = {6, 7, 8, 9}
     slots.release([6])
     assert slots.gone == [6]
-    assert (window.size, window.unused, window.owed) == (2, 5, 0)
+    assert (window.size, slots.unused, slots.owed) == (2, 5, 0)
     # A message without credit lay in one that is leaving: without it there would be too few.
     slots.control(7)
     assert slots.gone == [6]
@@ -134,8 +165,8 @@ def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
     slots.data(3)
     slots.release([7, 8, 9])
     assert slots.gone == [6, 7, 8, 9]
-    assert (window.unused, window.owed) == (2, 0)
-    assert window.posted == CONTROL + 2
+    assert (slots.unused, slots.owed) == (2, 0)
+    assert slots.state.posted == CONTROL + 2
 
 
 def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
@@ -145,20 +176,20 @@ def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
     slots.data(1)
     slots.release([0])
     assert slots.more, "the peer had a credit"
-    slots.data(window.unused)
+    slots.data(slots.unused)
     slots.release([0])
     assert (window.size, slots.posts[-3:]) == (4, [9, 10, 0])
     # The window was of two: its one credit waited for the peer to have none left.
-    assert (window.unused, window.owed) == (3, 1)
+    assert (slots.unused, slots.owed) == (3, 1)
     # The pool has none now; later it has, and nobody needs them any more.
-    slots.data(window.unused)
+    slots.data(slots.unused)
     slots.release([1])
     assert slots.again is not None
-    assert window.unused
+    assert slots.unused
     slots.more = [11]
     slots.again()
     assert slots.more == [11]
-    slots.data(window.unused)
+    slots.data(slots.unused)
     slots.again()
     assert slots.posts[-1] == 11
 

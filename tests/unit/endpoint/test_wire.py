@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint import wire
 from aiordma.endpoint.outcome import abort_reason, aborted_error
 from aiordma.endpoint.wire import (
@@ -172,7 +173,7 @@ def test_two_flags_have_a_meaning_and_the_others_are_ignored(knows: bool, asks: 
 
 
 def test_frame_has_the_documented_bytes() -> None:
-    header = FRAME.pack(FrameKind.DATA, wire.HAS_IMM, 0x0203, 0x04050607, 0x08090A0B0C0D0E0F)
+    header = FRAME.pack(FrameKind.DATA, FRAME_HAS_IMM, 0x0203, 0x04050607, 0x08090A0B0C0D0E0F)
     assert header == bytes.fromhex("0101 0203 04050607 08090a0b0c0d0e0f")
     assert len(header) == FRAME_SIZE == 16
 
@@ -189,7 +190,7 @@ def test_frame_kinds_and_flags_never_change() -> None:
         ("CREDIT", 0), ("DATA", 1), ("RENDEZVOUS", 2), ("DONE", 3), ("PING", 4), ("PONG", 5),
         ("END", 6), ("ABORT", 7),
     ]  # fmt: skip
-    assert wire.HAS_IMM == 1
+    assert FRAME_HAS_IMM == 1
 
 
 @given(

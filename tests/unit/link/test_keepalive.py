@@ -67,12 +67,11 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Side:
-    """A connection whose link, receiver and peer are the test; of its own it has the keepalive."""
+    """A connection whose link, state and peer are the test; of its own it has the keepalive."""
 
     _was_heard = ConnectionCore._was_heard
     _on_interval = ConnectionCore._on_interval
     _give_up = ConnectionCore._give_up
-    _on_control = ConnectionCore._on_control
 
     def __init__(self, *, answers: bool, **settings: Any) -> None:
         self.clock = Clock()
@@ -80,12 +79,9 @@ class Side:
         self.failures: list[tuple[float, BaseException]] = []
         self.pings: list[float] = []
         self.answers = answers
-        self.receiver = self._receiver = SimpleNamespace(heard=False)
+        self._state = SimpleNamespace(heard=False, asking=False)
         self._sender = SimpleNamespace(control=self.ping)
         self._link = SimpleNamespace(fail=self.fail)
-        self._outcome = SimpleNamespace(cause=None)
-        self._established = None
-        self._asked = False
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
         interval, limit = plan_of(self.config).silence
         self.keepalive = Keepalive(cast("Any", self.clock), interval, limit, name)
@@ -98,7 +94,7 @@ class Side:
         assert kind == FrameKind.PING
         self.pings.append(self.clock.now)
         if self.answers:
-            cast("Any", self)._on_control(FrameKind.PONG, 0, 0, memoryview(b""), None)
+            self._state.heard, self._state.asking = True, False
 
 
 class Stream:
@@ -155,7 +151,7 @@ def test_g09_a_silent_raw_peer_is_given_up_when_there_is_a_bound_for_it() -> Non
 
     side = Side(answers=False, raw=True, raw_idle_timeout_s=100)
     for at in range(60, 600, 60):
-        side.receiver.heard = True
+        side._state.heard = True
         side.clock.run_until(at)
     assert not side.failures
     side.clock.run_until(1000)
@@ -208,7 +204,7 @@ def test_other_messages_are_a_sign_of_life() -> None:
     side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
     for second in range(5, 500, 5):
         side.clock.run_until(second)
-        side.receiver.heard = True
+        side._state.heard = True
     assert side.failures == []
     assert side.pings == []
 

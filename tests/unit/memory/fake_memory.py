@@ -7,18 +7,27 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+from aiordma._ffi import ffi
 from aiordma.memory.elastic import ElasticArena
+
+
+def _address(view: memoryview) -> int:
+    # The arena keeps the bytes; a view of cffi's in a cycle is what Python crashes over.
+    return int(ffi.cast("uintptr_t", ffi.from_buffer(view)))
 
 
 class FakeArena:
     """Slots of memory."""
 
+    whole = True
+    _keys = itertools.count(7)
+
     def __init__(self, count: int, slot_size: int) -> None:
         self.count = count
         self.slot_size = slot_size
         self.view = memoryview(bytearray(count * slot_size))
-        self.addr = 0  # see fast_link
-        self.lkey = 7
+        self.addr = _address(self.view)
+        self.lkey = next(self._keys)
 
     def key(self, slot: int) -> int:
         return self.lkey
@@ -100,9 +109,13 @@ class FakeRegion:
 
 
 class FakeElastic(ElasticArena):
-    """The real one, over fake regions (`use_fake_slots`)."""
+    """The real one, over fake regions (`use_fake_regions`), whose addresses are not the bytes'."""
 
     __slots__ = ()
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.addr = _address(self.view)
 
     def slot(self, number: int, length: int) -> memoryview:
         assert self.in_service(number)

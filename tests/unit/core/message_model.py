@@ -1,0 +1,150 @@
+"""The message protocol once more, as docs/wire.md tells it: a second opinion on `MessageState`.
+
+One end of a connection, with the simplest of data.  Frames go in, what it posts comes out: tuples
+("receive", slot) and ("send", kind, flags, credits, imm, argument, body).  `violation` is None
+until the peer breaks the protocol; then nothing means anything any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
+HAS_IMM, CREDIT_FRAMES = 1, 2
+SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
+
+
+class Model:
+    """One end."""
+
+    def __init__(self, window: int, sends: int, controls: int, exchanges: int, chain: int) -> None:
+        self.out: list[tuple[Any, ...]] = []
+        self.violation: str | None = None
+        self.said: set[int] = set()  # by the peer
+        self.arrived: deque[tuple[bool, bytes, int | None]] = deque()
+        self.dones: deque[tuple[int, int]] = deque()
+        self.slots, self.controls = sends, controls  # free
+        self.under_way: deque[bool] = deque()  # sends; whether from a control slot
+        self.reserve = controls + exchanges  # receives for frames without credit
+        self.posted = window + self.reserve
+        self.unused = self.granted = window
+        self.marks: list[int] = []
+        self.due, self.chain, self.exchanges = max(1, (window + 1) // 2), chain, exchanges
+        self.back: list[int] = []  # free receive slots that are posted together
+        self.to_say: set[int] = set()
+        self.dones_to_say: deque[tuple[int, int]] = deque()
+        self.credits, self.heard, self.asking = 0, False, False
+
+    @property
+    def owed(self) -> int:
+        return self.posted - self.reserve - self.unused
+
+    def _take(self, alone: bool) -> int:
+        credits = max(0, min(self.owed, 0xFFFF))
+        self.marks += [self.granted] * (alone and credits > 0)
+        self.granted += credits
+        self.unused += credits
+        return credits
+
+    def _post(self, kind: int, flags: int, imm: int, argument: int, body: bytes = b"") -> None:
+        credits = self._take(kind == CREDIT)
+        self.under_way.append(kind not in {DATA, RENDEZVOUS})
+        self.out.append(("send", kind, flags, credits, imm, argument, body))
+
+    def _credit_is_due(self) -> bool:
+        if self.owed < self.due or (self.due == 1 and self.unused > 0):
+            return False
+        spent = self.granted - self.unused
+        while self.marks and spent > self.marks[0]:
+            del self.marks[0]
+        return len(self.marks) < CREDIT_FRAMES
+
+    def pump(self) -> None:
+        while self.controls:
+            if self.dones_to_say:
+                kind, (argument, flags) = DONE, self.dones_to_say.popleft()
+            elif waiting := [kind for kind in SINGLE if kind in self.to_say]:
+                kind, argument, flags = waiting[0], 0, 0
+                self.to_say.remove(kind)
+            elif self._credit_is_due():
+                kind, argument, flags = CREDIT, 0, 0
+            else:
+                break
+            self.controls -= 1
+            self._post(kind, flags, 0, argument)
+
+    def say(self, kind: int, argument: int = 0) -> None:
+        if kind == DONE:
+            self.dones_to_say.append((argument, 0))
+        else:
+            self.to_say.add(kind)
+        self.pump()
+
+    def send(self, body: bytes, imm: int | None) -> bool:
+        if self.credits <= 0 or not self.slots:
+            return False
+        self.credits, self.slots = self.credits - 1, self.slots - 1
+        self._post(DATA, HAS_IMM * (imm is not None), imm or 0, len(body), body)
+        return True
+
+    def complete(self) -> None:
+        """The oldest send has succeeded."""
+        control = self.under_way.popleft()
+        self.controls, self.slots = self.controls + control, self.slots + (not control)
+        if control:
+            self.pump()
+
+    def frame(self, slot: int, data: bytes) -> None:
+        self.posted -= 1
+        if self.violation is not None:
+            return
+        if len(data) < 16:
+            self.violation = "short"
+            return
+        kind, flags, body = data[0], data[1], data[16:]
+        self.credits += int.from_bytes(data[2:4], "big")
+        imm = int.from_bytes(data[4:8], "big") if flags & HAS_IMM else None
+        argument = int.from_bytes(data[8:16], "big")
+        if kind in {DATA, RENDEZVOUS}:
+            if self.unused <= 0:
+                self.violation = "credit"
+                return
+            self.unused -= 1
+            if kind == DATA and argument != len(body):
+                self.violation = "length"
+                return
+            self.heard = True
+            self.arrived.append((kind == RENDEZVOUS, body, imm))
+            return
+        if kind > ABORT:
+            self.violation = "kind"
+            return
+        if kind == DONE:
+            if len(self.dones) >= 1 << (self.exchanges - 1).bit_length():
+                self.violation = "done"
+                return
+            self.dones.append((argument, flags))
+        self.heard |= kind == DONE or kind == (PONG if self.asking else PING)
+        self.asking &= kind != PONG
+        if kind == PING:
+            self.to_say.add(PONG)
+        self.said.add(kind)
+        self.free(slot, together=1)
+
+    def free(self, slot: int, together: int | None = None) -> None:
+        """The slot of a frame is free."""
+        self.back.append(slot)
+        if len(self.back) >= (together or self.chain) or self.owed + len(self.back) >= self.due:
+            self._post_back()
+
+    def _post_back(self) -> None:
+        self.out += [("receive", slot) for slot in self.back]
+        self.posted += len(self.back)
+        self.back.clear()
+        self.pump()
+
+    def wait(self) -> None:
+        """The program waits for a message, or has had its chance to answer."""
+        if self.owed + len(self.back) >= self.due:
+            self._post_back()
