@@ -330,7 +330,7 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 39_929, 27_000),
+        Figure("lines of the library", lines(), 39_950, 27_000),
         Figure("files in endpoint/", files_in("endpoint"), 22, 15),
         Figure("files in streams/", files_in("streams"), 17, 15),
         Figure("files in verbs/", files_in("verbs"), 23, 23),

@@ -35,7 +35,8 @@ class Sender:
     """
 
     __slots__ = (
-        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_state", "_waiters",
+        "_config", "_failure", "_flushers", "_granted", "_held", "_link", "_listening", "_state",
+        "_waiters",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -44,6 +45,7 @@ class Sender:
         self._state: MessageState = link.state
         self._state.eager_size = config.eager_size
         self._waiters = WaitLine[int]()
+        self._granted = 0  # tasks that have a slot and have not resumed: others wait behind them
         # Sends complete in the order of the posts, so that counting is enough.
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
@@ -53,7 +55,7 @@ class Sender:
     def attend(self) -> None:
         """Tell C whether it may send, and the adapter whether completed sends matter."""
         state, waiters = self._state, bool(self._waiters.places)
-        state.blocked = waiters or self._held or self._failure is not None
+        state.blocked = self._is_queued or self._held or self._failure is not None
         state.flush_at = self._flushers[0][0] if self._flushers else 0
         waiting = bool(self._flushers or (not state.dead and (waiters or state.unsaid)))
         if waiting != self._listening:
@@ -65,14 +67,18 @@ class Sender:
 
     # Room
 
+    @property
+    def _is_queued(self) -> bool:
+        return bool(self._waiters.places or self._granted)
+
     def _reserved(self) -> int | None:
-        return None if self._waiters.places or self._held else self._state.reserve()
+        return None if self._is_queued or self._held else self._state.reserve()
 
     async def _slot(self) -> int:
         if self._failure is not None:
             raise self._failure()
         slot = self._reserved()
-        if slot is None and not self._waiters.places:
+        if slot is None and not self._is_queued:
             # Completed sends wake no task, so that some may be there.
             self._link.sweep()
             slot = self._reserved()
@@ -86,12 +92,16 @@ class Sender:
         self.attend()
         try:
             async with asyncio.timeout(self._config.stall_timeout_s):
-                return await granted
+                slot = await granted
         except BaseException:
             self.room()
             raise
+        self._granted -= 1
+        self.room()
+        return slot
 
     def _give_grant(self, slot: int) -> None:
+        self._granted -= 1
         self._give(slot)
         self._state.credits += 1
 
@@ -102,7 +112,7 @@ class Sender:
             if not (state.n_free or self._more()):
                 break
             if (slot := state.reserve()) is not None:
-                waiters.grant(slot)
+                self._granted += waiters.grant(slot)
         self.attend()
 
     def _more(self) -> bool:

@@ -20,9 +20,9 @@ from tests.inside import (
     promised,
     queue_of,
     receiver_of,
-    state_of,
     share_of,
     slots_of,
+    state_of,
     tell,
     token_of,
 )

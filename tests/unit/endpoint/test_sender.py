@@ -137,21 +137,30 @@ def test_first_come_first_served(run: Run, short_of: str) -> None:
     run(main())
 
 
-def test_a_newcomer_does_not_overtake_who_was_granted_or_waits(run: Run) -> None:
+@pytest.mark.parametrize("begins", ["before the grant", "after it", "after it, in C"])
+def test_a_newcomer_does_not_overtake_who_was_granted_or_waits(run: Run, begins: str) -> None:
     async def main() -> None:
-        side = Side(send_depth=1)
-        side.grant(10)
-        await side.send(b"0")
+        side = Side(send_depth=3)
+        side.grant(3)
+        for _ in range(3):
+            await side.send(b"0")
         waiting = [side.send(b"1"), side.send(b"2")]
         await settle()
-        side.acknowledge()  # grants the slot to the first; it has not resumed
-        late = asyncio.create_task(side.sender.data(memoryview(b"3"), None))
+        # A task that begins before the grant has its turn before those that are resumed.
+        early = [side.send(b"3")] if begins == "before the grant" else []
+        for _ in range(3):
+            side.acknowledge()
+        side.grant(10)  # to both; they have not resumed
+        if begins == "after it, in C":
+            assert side.state.send(b"3") == -1
+        late = early or [side.send(b"3")]
         for _ in range(3):
             await settle()
             if side.link.busy:
                 side.acknowledge()
-        await asyncio.gather(*waiting, late)
-        assert side.bodies == [b"0", b"1", b"2", b"3"]
+        await asyncio.gather(*waiting, *late)
+        assert side.bodies == [b"0", b"0", b"0", b"1", b"2", b"3"]
+        assert side.state.send(b"4") == 0, "there is room, and no task waits"
 
     run(main())
 
