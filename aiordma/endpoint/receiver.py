@@ -15,7 +15,7 @@ Theory of operation
 
     No message is ever bound to a task that waits, so that a canceled `recv()` loses nothing.  The
     first task that waits is resumed by the drain that brought the message (`Parked`); others stand
-    in line behind it.
+    in line behind it, and as many are resumed at once as there are messages for.
 """
 
 from __future__ import annotations
@@ -98,14 +98,15 @@ class Receiver:
     """
 
     __slots__ = (
-        "_ended", "_failure", "_head", "_lingering", "_link", "_state", "_waiters", "fetcher",
-        "large", "window",
+        "_ended", "_failure", "_head", "_lingering", "_link", "_resumed", "_state", "_waiters",
+        "fetcher", "large", "window",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._state: MessageState = link.state
-        self._waiters = WaitLine[None]()
+        self._waiters = WaitLine[int]()
+        self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         self._head = 0 if config.raw else FRAME_SIZE
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
@@ -120,7 +121,7 @@ class Receiver:
     def on_arrival(self) -> None:
         """Messages have arrived, and no task was parked that C could resume."""
         if self._waiters.places:
-            self._waiters.grant(None)
+            self.wake()
             self._link.loop.call_soon(self._give_credit)
         else:
             self._state.waiting = False
@@ -137,9 +138,13 @@ class Receiver:
         self.large.append(large)
 
     def wake(self) -> None:
-        """The next message may be there: have a task look."""
-        if self._ready and not self._state.parked.wake_soon():
-            self._waiters.grant(None)
+        """Messages may be there: have tasks look, as many as there is something for."""
+        if not self._ready or self._state.parked.wake_soon():
+            return
+        # Behind a large message nothing may be taken before it.
+        count = 1 if self._state.large else self._state.arrived
+        while self._resumed < count and self._waiters.grant(1):
+            self._resumed += 1
 
     @property
     def _ready(self) -> bool:
@@ -270,8 +275,15 @@ class Receiver:
         """Wait for `take` to be worth a try; `left` after an exception."""
         if self._waiters.places or self._state.parked.waiting:
             self._state.python = True
-            return self._waiters.wait()
+            return self._stand_in_line()
         return self._state.parked
+
+    async def _stand_in_line(self) -> None:
+        self._looked(await self._waiters.wait(self._looked))
+
+    def _looked(self, resumed: int) -> None:
+        """A task was resumed, by `wake` or at the end, and looks, or was thrown out before."""
+        self._resumed -= resumed
 
     def left(self) -> None:
         """A task was thrown out of its wait: perhaps it was its turn."""
@@ -330,7 +342,7 @@ class Receiver:
 
     def _wake_all(self) -> None:
         self._state.parked.wake_soon()
-        self._waiters.grant_all(None)
+        self._waiters.grant_all(0)
 
     def drop_all(self) -> None:
         """Closed by the program: forget what it did not take; the peer may go on sending."""

@@ -184,6 +184,46 @@ def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("thrown_out", [None, 0, 1, 4])
+def test_tasks_in_line_are_resumed_in_one_turn(run: Run, thrown_out: int | None) -> None:
+    """As many as there are messages, in the order of the line."""
+
+    async def main() -> None:
+        side = Side(recv_depth=16)
+        order: list[int] = []
+
+        async def receive(number: int) -> bytes:
+            body = await side.recv()
+            order.append(number)
+            return body
+
+        tasks = [asyncio.create_task(receive(number)) for number in range(6)]
+        await settle()
+        side.arrive(*(bytes([n]) for n in range(5)))
+
+        def tell() -> None:
+            side.tell()
+            if thrown_out is not None:
+                tasks[thrown_out].cancel()
+
+        await called_by_the_loop(tell)
+        await asyncio.sleep(0)
+        left = [task for task in tasks if not task.done()]
+        if thrown_out in (None, 0):  # the first was resumed by the drain
+            assert order == [0, 1, 2, 3, 4]
+            assert left == tasks[5:]
+            side.arrive(b"last")
+            await called_by_the_loop(side.tell)
+            assert await result(tasks[5]) == b"last"
+        else:
+            await settle()
+            assert order == [number for number in range(6) if number != thrown_out]
+        assert [await task for task in tasks[:1]] == [b"\0"]
+        assert (side.receiver._resumed, len(side.receiver._waiters)) == (0, 0)
+
+    run(main())
+
+
 @pytest.mark.parametrize("arrival", ["before", "between", "after"])
 @pytest.mark.parametrize("way", ["arrives", "by_python"])
 def test_cancellation_loses_nothing(run: Run, way: str, arrival: str) -> None:
