@@ -318,6 +318,26 @@ def test_flush_waits_for_all_that_was_sent(run: Run) -> None:
     run(main())
 
 
+def test_a_flush_does_not_wait_for_what_was_sent_after_it(run: Run) -> None:
+    """And a later one waits for it, though the adapter tells of the first."""
+
+    async def main() -> None:
+        side = Side()
+        side.grant(2)
+        flushes = []
+        for _ in range(2):
+            await side.send()
+            flushes.append(asyncio.create_task(side.sender.flush()))
+            await settle()
+        side.acknowledge()
+        await settle()
+        assert [flush.done() for flush in flushes] == [True, False]
+        side.acknowledge()
+        await flushes[1]
+
+    run(main())
+
+
 def test_failing_ends_every_wait_with_an_exception_of_its_own(run: Run) -> None:
     async def main() -> None:
         side = Side()
