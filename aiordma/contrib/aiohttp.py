@@ -19,7 +19,7 @@ from aiohttp import (
 )
 
 from aiordma.streams.connecting import create_connection
-from aiordma.streams.serving import create_server
+from aiordma.streams.server import create_server
 from aiordma.streams.stream_config import StreamConfig
 
 if TYPE_CHECKING:

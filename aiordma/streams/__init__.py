@@ -2,8 +2,7 @@
 
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.streams.connecting import create_connection, open_connection
-from aiordma.streams.server import RdmaServer
-from aiordma.streams.serving import create_server, start_server
+from aiordma.streams.server import RdmaServer, create_server, start_server
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
 from aiordma.streams.tls import start_tls

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 from aiordma.cm.address import Address
 from aiordma.link.reach import device_at, device_towards
 from aiordma.streams.connecting import create_connection
-from aiordma.streams.serving import create_server
+from aiordma.streams.server import create_server
 from aiordma.streams.sockets import address_of, obstacle
 from aiordma.streams.tls import start_tls
 

@@ -30,6 +30,7 @@ import logging
 import sys
 import warnings
 import weakref
+from asyncio import constants, transports
 from collections.abc import Callable
 from typing import Any
 
@@ -44,12 +45,12 @@ from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
 from aiordma.streams.incoming import Incoming
+from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.sockets import stream_socket
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
-from aiordma.streams.transport_base import TransportBase
 
 __all__ = ["RdmaTransport"]
 
@@ -81,13 +82,24 @@ def _not_taken() -> ConnectionLostError:
     return error
 
 
-class RdmaTransport(TransportBase):
+# The base class is where asyncio keeps `pause_writing` and its water marks, and what its
+# `loop.sendfile` asks for.
+class RdmaTransport(transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
     All of asyncio's `Transport` works, and means what it means there.  `get_extra_info` knows
     `peername`, `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`,
     `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
     """
+
+    # What the base class has and its type stub does not tell.
+    _extra: dict[str, Any]
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
+    _protocol_paused: bool
+
+    _start_tls_compatible = True  # for loop.start_tls
+    _sendfile_compatible = constants._SendfileMode.FALLBACK
 
     def __init__(self, port: StreamPort, config: StreamConfig) -> None:
         loop = port.loop
@@ -484,6 +496,15 @@ class RdmaTransport(TransportBase):
         check_thread(self._loop, "stream")
         self._force(None)
 
+    async def wait_closed(self) -> None:
+        """Wait until the adapter holds nothing of the connection any more; bounded after the end.
+
+        asyncio's transports have no such method: their descriptors are closed at once.
+
+        Cancellation: ends the wait.
+        """
+        await self._ending.wait()
+
     def _fatal_error(
         self, exc: BaseException, message: str = "Fatal error on an RDMA stream"
     ) -> None:
@@ -583,6 +604,40 @@ class RdmaTransport(TransportBase):
         self._state.rest = functools.partial(_written_late, weakref.ref(self))
 
     # Others
+
+    def writelines(self, list_of_data: Any) -> None:
+        """Send all of `list_of_data`, an iterable of bytes-like objects, joined."""
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        """Yes."""
+        return True
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes that wait; those that the adapter has been given do not count."""
+        return self._out.size
+
+    def is_closing(self) -> bool:
+        """Whether the end has begun."""
+        return self._closing
+
+    def is_reading(self) -> bool:
+        """Whether the protocol is given bytes as they come."""
+        return not self._closing and not self._in.paused
+
+    def get_protocol(self) -> Any:
+        """The protocol that is called."""
+        return self._protocol
+
+    @property
+    def iomap(self) -> StreamIomap:
+        """Memory that the two ends name to each other and write to, past the stream."""
+        return StreamIomap(self._port, self._machine, self._out.control)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._over else "closing" if self._closing else "open"
+        peer = self._extra.get("peername")
+        return f"<RdmaTransport {state} peer={peer} device={self._port.context.name}>"
 
     def poison_after_fork(self) -> None:
         """In a forked child: a `write` that was kept refuses, as the others do."""

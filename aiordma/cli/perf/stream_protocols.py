@@ -11,8 +11,7 @@ from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
 from aiordma.cli.perf.stream_ends import ALL_HERE, STREAM_CONFIG, ended, fail, last
 from aiordma.streams.connecting import create_connection
-from aiordma.streams.server import RdmaServer
-from aiordma.streams.serving import create_server
+from aiordma.streams.server import RdmaServer, create_server
 
 __all__ = ["ProtocolClient", "ProtocolServer"]
 

@@ -12,8 +12,7 @@ from aiordma.cli.perf.options import Plan
 from aiordma.cli.perf.report import Flow
 from aiordma.cli.perf.stream_ends import ALL_HERE, STREAM_CONFIG, ended, last
 from aiordma.streams.connecting import open_connection
-from aiordma.streams.server import RdmaServer
-from aiordma.streams.serving import start_server
+from aiordma.streams.server import RdmaServer, start_server
 
 __all__ = ["StreamClient", "StreamServer"]
 
