@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from aiordma._core import WORD_SGL
 from aiordma.errors import ProtocolError
 
 __all__ = [
@@ -76,7 +77,7 @@ class Kind(IntEnum):
     """What a word means; the kinds that are not here must not appear on the wire."""
 
     DATA = 0
-    SGL = 4
+    SGL = WORD_SGL
     IOMAP = 6
     CTRL = 7
 

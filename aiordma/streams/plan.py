@@ -6,6 +6,7 @@ import functools
 import mmap
 from typing import cast
 
+from aiordma._core import CHAIN, STREAM_CONTROLS
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.loop.kept import kept
@@ -20,10 +21,8 @@ __all__ = ["WORD_SIZE", "Plan", "plan_of"]
 
 WORD_SIZE = 4
 _PAYLOAD = IOMAP_SLOT_SIZE  # bytes of a control message: a descriptor, or a mapping
-_CONTROLS = 4  # control messages under way, as the protocol has it
 _MAPPED_WRITES = 16  # under way past the stream, see iomap.py
-_CHAIN = 8  # receives that are posted together
-_UNANNOUNCED = 16 + _CHAIN
+_UNANNOUNCED = 16 + CHAIN
 _INLINE = 64
 _MOST = 64
 _LINE = 64  # bytes; what lies behind a ring of any size begins with one
@@ -71,7 +70,7 @@ class Plan:
             max_send_sge=1, max_recv_sge=1, max_inline_data=_INLINE,
         )  # fmt: skip
         self.table = TABLE_LENGTH * DESCRIPTOR_SIZE + config.iomap_slots * IOMAP_SLOT_SIZE
-        sending = config.send_buffer_size + _CONTROLS * _PAYLOAD
+        sending = config.send_buffer_size + STREAM_CONTROLS * _PAYLOAD
         self.words = -(-sending // _LINE) * _LINE
         self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
         parts = (config.receive_buffer_size, self.table, self.own)
