@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable
 
 from aiordma.loop import registry
-from aiordma.loop.empty import nobody
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
@@ -37,26 +36,24 @@ class _Queue(CompletionQueue):
     """One of them; it says when there may be room again.
 
     Attributes:
-        left: A queue pair has gone since it was swept.
+        shared: Those that it is one of; None when they are closed.
     """
 
-    __slots__ = ("_on_room", "left")
+    __slots__ = ("shared",)
 
     def __init__(
-        self,
-        context: Context,
-        cqe: int,
-        channel: CompletionChannel,
-        on_room: Callable[[_Queue], None],
+        self, context: Context, cqe: int, channel: CompletionChannel, shared: SharedQueues
     ) -> None:
-        self._on_room = on_room
-        self.left = False
+        self.shared: SharedQueues | None = shared
         super().__init__(context, cqe, channel)
 
     def _unpromise(self, depth: int) -> None:
-        self.left = True  # before its room is somebody else's, in another thread
+        shared = self.shared
+        if shared is not None:
+            shared._left.add(self)  # before its room is promised to others, in another thread
         super()._unpromise(depth)
-        self._on_room(self)
+        if shared is not None:
+            shared._has_room(self)
 
 
 class SharedQueues:
@@ -71,6 +68,7 @@ class SharedQueues:
         self.queues: list[_Queue] = []
         self._open: deque[_Queue] = deque()  # there may be room in these
         self._full: set[_Queue] = set()
+        self._left: set[_Queue] = set()  # a queue pair of theirs has gone since they were swept
         self._lock = threading.RLock()  # queue pairs are destroyed in any thread, by anybody
 
     @classmethod
@@ -96,8 +94,8 @@ class SharedQueues:
             with self._lock:  # full, unless it says otherwise meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
-            if cq.left:
-                cq.left = False
+            if cq in self._left:
+                self._left.discard(cq)
                 self._channel._sweep(cq)
             if cq._make_room(completions):
                 self._has_room(cq)  # first in the line, to be filled before others
@@ -106,7 +104,7 @@ class SharedQueues:
         first = _IWARP_CQE if context.is_iwarp else _CQE
         # What is too much for the device it says by refusing it.
         room = max(min(first, context.attributes.max_cqe), completions)
-        cq = _Queue(context, room, self._channel, self._has_room)
+        cq = _Queue(context, room, self._channel, self)
         self.queues.append(cq)
         self._open.append(cq)
         return cq
@@ -121,5 +119,5 @@ class SharedQueues:
         """The last connection has let go."""
         queues, self.queues = self.queues, []
         for cq in queues:
-            cq._on_room = nobody
+            cq.shared = None
             cq.close()

@@ -19,19 +19,19 @@ class Queue:
 
     asked = 0
 
-    def __init__(self, context: Any, cqe: int, channel: Any, on_room: Any) -> None:
+    def __init__(self, context: Any, cqe: int, channel: Any, shared: Any) -> None:
         self.promised = 0
-        self.closed = self.left = False
-        self._on_room = on_room
+        self.closed = False
+        self.shared = shared
 
     def _make_room(self, depth: int) -> bool:
         Queue.asked += 1
         return self.promised + depth <= ROOM
 
     def gone(self, depth: int) -> None:
-        self.left = True
+        self.shared._left.add(self)
         self.promised -= depth
-        self._on_room(self)
+        self.shared._has_room(self)
 
     def close(self) -> None:
         self.closed = True
