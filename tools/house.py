@@ -115,7 +115,10 @@ def _strings(value: ast.expr) -> Iterator[str]:
 
 
 def attributes() -> list[tuple[int, str]]:
-    """Attributes of each class with those of its bases in the library, the most first."""
+    """Attributes of each class with those of its bases in the library, the most first.
+
+    Those that its code sets: the fields of a dataclass, which is a record of data, do not count.
+    """
     classes: dict[str, Class] = {}
     for path in library(".py"):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -7,10 +7,12 @@ each rule of the rare ones is written once, here.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 __all__ = ["State"]
 
 
+@dataclass
 class State:
     """The numbers of a connection whose completions Python takes, all of them.
 
@@ -41,21 +43,40 @@ class State:
             `Machine.sync`.
     """
 
-    def __init__(self) -> None:
-        self.readable = self.offset = 0
-        self.ring_left = self.ring_buffers = self.ring_allowed = 0
-        self.ring_free = self.ring_next = 0
-        self.credits = self.consumed = self.due = 0
-        self.addr = self.key = self.left = 0
-        self.spare_addr = self.spare_key = self.spare_left = 0
-        self.allowed = self.limit = self.sequence = 0
-        self.data_out = self.control_out = self.data_limit = self.data_wrs = 0
-        self.entry = self.peer_entry = 0
-        self.table_addr = self.table_key = self.table_length = 0
-        self.swapped = self.receiving = self.sending = self.crediting = self.owing = False
-        self._waiting: deque[int] = deque()
-
-    # Lengths of the messages that wait to be consumed
+    readable: int = 0
+    offset: int = 0
+    ring_left: int = 0
+    ring_buffers: int = 0
+    ring_allowed: int = 0
+    ring_free: int = 0
+    ring_next: int = 0
+    credits: int = 0
+    consumed: int = 0
+    due: int = 0
+    addr: int = 0
+    key: int = 0
+    left: int = 0
+    spare_addr: int = 0
+    spare_key: int = 0
+    spare_left: int = 0
+    allowed: int = 0
+    limit: int = 0
+    sequence: int = 0
+    data_out: int = 0
+    control_out: int = 0
+    data_limit: int = 0
+    data_wrs: int = 0
+    entry: int = 0
+    peer_entry: int = 0
+    table_addr: int = 0
+    table_key: int = 0
+    table_length: int = 0
+    swapped: bool = False
+    receiving: bool = False
+    sending: bool = False
+    crediting: bool = False
+    owing: bool = False
+    _waiting: deque[int] = field(default_factory=deque)
 
     @property
     def waiting_count(self) -> int:
