@@ -80,7 +80,7 @@ def state_of(connection: Connection) -> MessageState:
 
 def is_quiet(connection: Connection) -> bool:
     """Whether its completion queue is armed for solicited completions only."""
-    return connection._link._quiet
+    return connection._link.completions._quiet
 
 
 def slots_of(connection: Connection) -> Slots:
@@ -111,12 +111,12 @@ def _side_of(end: Connection | Link | StreamPort) -> Link | StreamPort:
 
 def queue_of(end: Connection | Link | StreamPort) -> CompletionQueue:
     """Its completion queue."""
-    return _side_of(end)._cq
+    return _side_of(end).completions.cq
 
 
 def channel_of(end: Connection | Link | StreamPort) -> CompletionChannel:
     """The completion channel of its loop."""
-    return _side_of(end)._channel
+    return _side_of(end).completions._channel
 
 
 def acceptor_of(server: Listener | RdmaServer) -> Acceptor:

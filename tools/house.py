@@ -333,19 +333,19 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 39_950, 27_000),
+        Figure("lines of the library", lines(), 40_180, 27_000),
         Figure("files in endpoint/", files_in("endpoint"), 22, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
         Figure("files in verbs/", files_in("verbs"), 23, 23),
-        Figure("most attributes of a class", most, 44, 20, largest),
-        Figure("callbacks overwritten at the end", sum(ends.values()), 17, 5, ", ".join(ends)),
+        Figure("most attributes of a class", most, 24, 20, largest),
+        Figure("callbacks overwritten at the end", sum(ends.values()), 0, 5, ", ".join(ends)),
         Figure("files that a byte passes", len(passed), 5, 5, ", ".join(passed)),
         Figure(
             "functions handed over as numbers", sum(pointers.values()), 0, 0, ", ".join(pointers)
         ),
-        Figure("constants written twice", len(twice), 5, 0, "; ".join(twice)),
+        Figure("constants written twice", len(twice), 0, 0, "; ".join(twice)),
         Figure("names of files that are not there", len(dead), 0, 0, "; ".join(dead)),
-        Figure("private names in tests", sum(private.values()), 382, 40),
+        Figure("private names in tests", sum(private.values()), 389, 40),
         Figure("circles of imports", len(rings), 0, 0, "; ".join(map(" ".join, rings))),
     ]
 

@@ -328,6 +328,13 @@ class Operation(Wakeup):
 class Piece:
     """A piece of registered memory, checked; kept in an SGE."""
 
+class _Stream(Protocol):
+    """A stream, as its state sees it."""
+
+    def _on_attention(self) -> None: ...
+    def _on_events(self, events: int, /) -> None: ...
+    def _on_raised(self, exc: BaseException, /) -> None: ...
+
 @final
 class StreamState:
     """The data and credits of one stream."""
@@ -344,12 +351,10 @@ class StreamState:
         memory: object,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
-    attention: Callable[[], object] | None
+    handler: _Stream | None
     wakeup: Wakeup | None
     protocol: Any
     run: Callable[..., Any] | None
-    other: Callable[[int], object] | None
-    failed: Callable[[BaseException], object] | None
     rest: Callable[[Any, int], None] | None
     elsewhere: Callable[[], None] | None
     events: int

@@ -112,13 +112,11 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     struct aio_stream_state state;
-    PyObject *memory; /* keeps the rings alive: a kept `write` may have nothing else */
-    PyObject *attention;
+    PyObject *memory;     /* keeps the rings alive: a kept `write` may have nothing else */
+    PyObject *handler;    /* the stream, told of what is not plain; None when it is over */
     Wakeup *wakeup;       /* of the task that waits for bytes */
     PyObject *protocol;   /* whose data_received is called, or None */
     PyObject *run;        /* of the context in which it is called */
-    PyObject *other;      /* called with the events that are not plain */
-    PyObject *failed;     /* called with what data_received raised */
     PyObject *rest;       /* called with data that were not plain, and how many bytes have gone */
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */

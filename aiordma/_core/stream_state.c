@@ -9,7 +9,7 @@
 
 PyTypeObject *aio_stream_state_type;
 
-static PyObject *name_data_received;
+static PyObject *name_data_received, *name_attention, *name_events, *name_raised;
 
 #define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
 #define PARTS              4  /* of the ring for sending; a message is at most one of them */
@@ -74,12 +74,10 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->memory);
-    Py_VISIT(self->attention);
+    Py_VISIT(self->handler);
     Py_VISIT((PyObject *)self->wakeup);
     Py_VISIT(self->protocol);
     Py_VISIT(self->run);
-    Py_VISIT(self->other);
-    Py_VISIT(self->failed);
     Py_VISIT(self->rest);
     Py_VISIT(self->elsewhere);
     return 0;
@@ -90,12 +88,10 @@ static int state_clear(PyObject *object)
     /* Not the memory: it leads nowhere, and a method may still be called. */
     StreamState *self = (StreamState *)object;
 
-    Py_CLEAR(self->attention);
+    Py_CLEAR(self->handler);
     replace((PyObject **)&self->wakeup, NULL);
     Py_CLEAR(self->protocol);
     Py_CLEAR(self->run);
-    Py_CLEAR(self->other);
-    Py_CLEAR(self->failed);
     Py_CLEAR(self->rest);
     Py_CLEAR(self->elsewhere);
     return 0;
@@ -158,6 +154,21 @@ static PyObject *state_write(PyObject *object, PyObject *data)
     return result;
 }
 
+/* Call a method of the handler, with an argument or without; a stream that is over has none. */
+static int tell(StreamState *self, PyObject *method, PyObject *argument)
+{
+    PyObject *handler = Py_XNewRef(self->handler), *done;
+
+    if (!handler || handler == Py_None) {
+        Py_XDECREF(handler);
+        return 0;
+    }
+    done = PyObject_CallMethodObjArgs(handler, method, argument, NULL);
+    Py_DECREF(handler);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 /* The next `n` bytes, which are there. */
 static PyObject *cut(StreamState *self, uint32_t n)
 {
@@ -166,16 +177,9 @@ static PyObject *cut(StreamState *self, uint32_t n)
     if (!data)
         return NULL;
     aio_stream_read(&self->state, PyBytes_AsString(data), n);
-    if (self->attention && (self->state.readable || self->state.error)) {
-        PyObject *attention = Py_NewRef(self->attention);
-        PyObject *done = PyObject_CallNoArgs(attention);
-
-        Py_DECREF(attention);
-        if (!done) {
-            Py_DECREF(data);
-            return NULL;
-        }
-        Py_DECREF(done);
+    if ((self->state.readable || self->state.error) && tell(self, name_attention, NULL)) {
+        Py_DECREF(data);
+        return NULL;
     }
     return data;
 }
@@ -199,7 +203,8 @@ static PyObject *state_cut(PyObject *object, PyObject *number)
 /* data_received() raised: the stream is over, but for what ends the loop.  0, or -1. */
 static int failed(StreamState *self)
 {
-    PyObject *type, *value, *traceback, *function, *told;
+    PyObject *type, *value, *traceback;
+    int rc;
 
     if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
         return -1;
@@ -207,14 +212,11 @@ static int failed(StreamState *self)
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback)
         PyException_SetTraceback(value, traceback);
-    function = Py_XNewRef(self->failed);
-    told = PyObject_CallFunctionObjArgs(function, value, NULL);
-    Py_XDECREF(function);
+    rc = tell(self, name_raised, value);
     Py_XDECREF(type);
     Py_XDECREF(value);
     Py_XDECREF(traceback);
-    Py_XDECREF(told);
-    return told ? 0 : -1;
+    return rc;
 }
 
 /* What C has taken, at the end of a drain. */
@@ -227,13 +229,11 @@ int aio_stream_events(StreamState *self, uint32_t events)
     if (events == AIO_STREAM_DATA && s->waiter && self->wakeup)
         return aio_wake(self->wakeup) < 0 ? -1 : 0;
     if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
-        PyObject *bits = PyLong_FromUnsignedLong(events), *other = Py_XNewRef(self->other);
+        PyObject *bits = PyLong_FromUnsignedLong(events);
 
-        done = bits ? PyObject_CallFunctionObjArgs(other, bits, NULL) : NULL;
-        Py_XDECREF(other);
+        rc = bits ? tell(self, name_events, bits) : -1;
         Py_XDECREF(bits);
-        Py_XDECREF(done);
-        return done ? 0 : -1;
+        return rc;
     }
     run = Py_NewRef(self->run); /* all may be cleared by the call */
     protocol = Py_NewRef(self->protocol);
@@ -493,14 +493,12 @@ static PyMethodDef state_methods[] = {
 #define FIELD(name, type, flags) {#name, type, offsetof(StreamState, state.name), flags, NULL}
 
 static PyMemberDef state_members[] = {
-    {"attention", T_OBJECT, offsetof(StreamState, attention), 0,
-     "Called when there is more than was taken, or a post has failed."},
+    {"handler", T_OBJECT, offsetof(StreamState, handler), 0,
+     "The stream, which is told of what is not plain; None when it is over."},
     {"wakeup", T_OBJECT, offsetof(StreamState, wakeup), 0, "Of the task that waits for bytes."},
     {"protocol", T_OBJECT, offsetof(StreamState, protocol), 0,
      "Its data_received is looked up and called with what has come; None if it is not to be."},
     {"run", T_OBJECT, offsetof(StreamState, run), 0, "Of the context in which it is called."},
-    {"other", T_OBJECT, offsetof(StreamState, other), 0, "Called with events that are not plain."},
-    {"failed", T_OBJECT, offsetof(StreamState, failed), 0, "Called with what it raised."},
     {"rest", T_OBJECT, offsetof(StreamState, rest), 0, "Called with data that were not plain."},
     {"elsewhere", T_OBJECT, offsetof(StreamState, elsewhere), 0,
      "Called where write is called in another thread; raises if it may not be."},
@@ -590,7 +588,10 @@ static PyType_Spec state_spec = {
 int aio_add_stream_state(PyObject *module)
 {
     name_data_received = PyUnicode_InternFromString("data_received");
-    if (!name_data_received)
+    name_attention = PyUnicode_InternFromString("_on_attention");
+    name_events = PyUnicode_InternFromString("_on_events");
+    name_raised = PyUnicode_InternFromString("_on_raised");
+    if (!name_data_received || !name_attention || !name_events || !name_raised)
         return -1;
     aio_stream_state_type = aio_add_type(module, &state_spec, NULL);
     return aio_stream_state_type ? 0 : -1;

@@ -48,7 +48,7 @@ _NDA_DST = 1
 _UNICAST, _LOCAL = 1, 2
 # PERMANENT, NOARP, PROBE, DELAY, STALE, REACHABLE: the entry has a hardware address to use.
 _VALID = 0x80 | 0x40 | 0x10 | 0x08 | 0x04 | 0x02
-_FAILED = 0x20
+_NUD_FAILED = 0x20
 
 _ROOM = 1 << 16
 _MESSAGES = 64  # that are read before other callbacks have a turn
@@ -302,8 +302,8 @@ class Neighbors:
     def _on_neighbor(self, content: bytes) -> None:
         _, interface, state, *_ = _NEIGHBOR.unpack_from(content)
         address = dict(_attributes(content[_NEIGHBOR.size :])).get(_NDA_DST, b"")
-        if state & (_VALID | _FAILED):
-            _tell(self._waiting.get((interface, address), set()), failed=bool(state & _FAILED))
+        if state & (_VALID | _NUD_FAILED):
+            _tell(self._waiting.get((interface, address), set()), failed=bool(state & _NUD_FAILED))
 
 
 def _tell(waiting: set[asyncio.Future[bool]], *, failed: bool) -> None:

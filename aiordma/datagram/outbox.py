@@ -72,6 +72,11 @@ class Outbox:
         """Whether nothing waits and the adapter has nothing."""
         return not self._line and not self._port.sending and not self.destinations.busy
 
+    @property
+    def waiting(self) -> bool:
+        """Whether anything waits for a slot."""
+        return bool(self._line)
+
     def send(self, data: Any, key: Key) -> None:
         """Send contiguous bytes; copies them.  What is dropped is reported, in a later turn."""
         try:

@@ -28,22 +28,23 @@ import asyncio
 import contextlib
 import errno
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
+from aiordma._core import SUB_RECV, SUB_SHIFT
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.datagram.config import DatagramConfig
-from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
+from aiordma.datagram.slots import RecvSlots, SendSlots
 from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error, plain_error
-from aiordma.link.adapter_side import AdapterSide, Closing
+from aiordma.link.adapter_side import AdapterSide, Closing, Owner
+from aiordma.link.completions import Completions
 from aiordma.link.dialing import shared_channel
-from aiordma.loop.slots import SUB_SHIFT
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.ah import GRH, AddressHandle
-from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
+from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import QPAttrMask, QPState, QPType
@@ -64,36 +65,53 @@ async def _memory(pd: ProtectionDomain, size: int) -> MemoryRegion:
     return await call_blocking(lambda: MemoryRegion(pd, size), undo=MemoryRegion.close)
 
 
-class DatagramPort(AdapterSide):
-    """Queue pair, slots and ids of one endpoint; made by `open`.
+class DatagramOwner(Owner, Protocol):
+    """An endpoint, as its port sees it."""
+
+    def _on_received(self, slot: int, record: WCRecord) -> None:
+        """A datagram is in a receive slot."""
+
+    def _on_sent(self) -> None:
+        """A datagram has left, and its slot is free."""
+
+    def _on_restarted(self, cause: OSError) -> None:
+        """The queue pair has begun anew: what the adapter had is lost."""
+
+
+class _Broken(NamedTuple):
+    """The queue pair is in the error state.
 
     Attributes:
-        mtu: Bytes that a datagram may have.
+        cause: Why.
+        timer: When it begins anew, whatever has not come back.
     """
 
-    __slots__ = (
-        "_cause", "_listener", "_on_received", "_on_restarted", "_on_sent", "_recv", "_send",
-        "_timer", "mtu",
-    )  # fmt: skip
+    cause: OSError
+    timer: asyncio.TimerHandle
+
+
+class DatagramPort(AdapterSide):
+    """Queue pair, slots and ids of one endpoint; made by `open`."""
+
+    __slots__ = ("_broken", "_listener", "_recv", "_send")
+
+    _owner: DatagramOwner | None
 
     def __init__(
         self,
         home: ConnectionId,
         context: Context,
-        channel: CompletionChannel,
+        completions: Completions,
         pd: ProtectionDomain,
-        cq: CompletionQueue,
         qp: QueuePair,
         recv: RecvSlots,
         send: SendSlots,
     ) -> None:
-        super().__init__(home, context, channel, pd, cq, qp)
+        super().__init__(home, context, completions, pd, qp)
         self._recv = recv
         self._send = send
-        self.mtu = send.size
         self._listener: ConnectionId | None = None
-        self._cause: OSError | None = None  # why there has to be a new beginning
-        self._timer: asyncio.TimerHandle | None = None
+        self._broken: _Broken | None = None
 
     @classmethod
     async def open(
@@ -143,7 +161,7 @@ class DatagramPort(AdapterSide):
             undo.callback(qp.close)
             recv = RecvSlots(incoming, config.recv_depth, room)
             send = SendSlots(outgoing, config.send_depth, mtu)
-            port = cls(home, context, channel, pd, cq, qp, recv, send)
+            port = cls(home, context, Completions(channel, cq), pd, qp, recv, send)
             if listen_on is not None:
                 port._listener = ConnectionId(events, PortSpace.UDP)
                 undo.callback(port._listener.close)
@@ -154,22 +172,17 @@ class DatagramPort(AdapterSide):
         port.at_close(release_events)
         return port
 
-    def start(
-        self,
-        on_received: Callable[[int, WCRecord], None],
-        on_sent: Callable[[], None],
-        on_restarted: Callable[[OSError], None],
-        on_failed: Callable[[], None],
-    ) -> None:
-        """Set the handlers; from now on datagrams can be sent."""
-        self._on_received = on_received
-        self._on_sent = on_sent
-        self._on_restarted = on_restarted
+    @property
+    def mtu(self) -> int:
+        """Bytes that a datagram may have."""
+        return self._send.size
+
+    def start(self, owner: DatagramOwner) -> None:
+        """Tell `owner` from now on; datagrams can be sent."""
+        self._owner = owner
         self.cm_id._sink = self._on_home_event
         # Not `_begin`: a failure of the queue pair is no end here, but a new beginning.
-        self._on_failed = on_failed
-        self._base = self._channel.table.add(self)
-        self._cq.manage()
+        self.completions.begin(self)
 
     def receive(self) -> None:
         """Post all receives, and let clients ask."""
@@ -190,44 +203,44 @@ class DatagramPort(AdapterSide):
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
-        slot, good = sub & ~RECV, not record[1]
-        if sub & RECV:
+        slot, good, owner = sub & ~SUB_RECV, not record[1], self._owner
+        assert owner is not None  # nothing is delivered after the end
+        if sub & SUB_RECV:
             self._recv.filled(slot)
             if good:
-                self._on_received(slot, record)
+                owner._on_received(slot, record)
             else:
                 self._recv.keep((slot,))
         else:
             self._send.done(slot)
             if good:
-                self._on_sent()
+                owner._on_sent()
         if not good:
             self._break(sub, record)
-        if self._cause is not None and not self._recv and not self._send:
+        if self._broken is not None and not self._recv and not self._send:
             self.loop.call_soon(self._restart)
 
     def _operation(self, sub: int) -> str:
-        return "receive" if sub & RECV else "send"
+        return "receive" if sub & SUB_RECV else "send"
 
     def _break(self, sub: int, record: WCRecord) -> None:
         """The queue pair is in the error state, and all that is posted comes back."""
-        if self._cause is not None or self.closed:
+        if self._broken is not None or self.closed:
             return
         first = completion_error(
             record[1], operation=self._operation(sub), vendor_err=record[3], qp_num=record[6]
         )
         # Soft-RoCE flushes even the request that failed, so that the status tells little.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
-        self._cause = plain_error(errno.ENETDOWN, text)
-        self._cause.__cause__ = first
-        self._timer = self.loop.call_later(_FLUSH_GRACE_S, self._restart)
+        cause = plain_error(errno.ENETDOWN, text)
+        cause.__cause__ = first
+        self._broken = _Broken(cause, self.loop.call_later(_FLUSH_GRACE_S, self._restart))
 
     def _restart(self) -> None:
-        cause, self._cause = self._cause, None
-        if cause is None or self.closed:
+        broken, self._broken = self._broken, None
+        if broken is None or self.closed:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        broken.timer.cancel()
         try:
             self.qp.modify(QPAttrMask.STATE, qp_state=QPState.RESET)
             self.cm_id._start_qp(self.qp)
@@ -235,11 +248,11 @@ class DatagramPort(AdapterSide):
             self.fail(exc)
             return
         # Completions from before the reset that arrive late belong to no slot.
-        self._channel.table.remove(self._base)
-        self._base = self._channel.table.add(self)
+        self.completions.begin_anew(self)
         self._send.all_done()
         self.post_recv(self._recv.take_all())
-        self._on_restarted(cause)
+        if self._owner is not None:
+            self._owner._on_restarted(broken.cause)
 
     # Posting
 
@@ -257,9 +270,9 @@ class DatagramPort(AdapterSide):
             qpn: Its queue pair.
             qkey: Its key.
         """
-        if self._send.full or self.closed or self._cause is not None:
+        if self._send.full or self.closed or self._broken is not None:
             return False
-        code = self._send.post(self._qp_handle, self._base, data, ah, qpn, qkey)
+        code = self._send.post(self._qp_handle, self.completions.id, data, ah, qpn, qkey)
         if code:
             self.fail(os_error(code, "ibv_post_send"))
         return True
@@ -268,10 +281,10 @@ class DatagramPort(AdapterSide):
         """Give receive slots to the adapter, in one chain."""
         if self.closed:
             return
-        if self._cause is not None:
+        if self._broken is not None:
             self._recv.keep(slots)
             return
-        code = self._recv.post(self._qp_handle, self._base, slots)
+        code = self._recv.post(self._qp_handle, self.completions.id, slots)
         if code:
             self.fail(os_error(code, "ibv_post_recv"))
 
@@ -305,8 +318,8 @@ class DatagramPort(AdapterSide):
     # End
 
     def _give_back(self) -> Sequence[Closing]:
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._broken is not None:
+            self._broken.timer.cancel()
         pins = self._send.pinned()
 
         def let_go(_: object) -> None:
@@ -314,7 +327,7 @@ class DatagramPort(AdapterSide):
                 ah._let_go()
 
         self.qp._gone.add_done_callback(let_go)
-        parts: list[Resource] = [self._cq, self._recv.mr, self._send.mr]
+        parts: list[Resource] = [self.completions.cq, self._recv.mr, self._send.mr]
         if self._listener is not None:
             parts.append(self._listener)
         for part in parts:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from aiordma._core import SUB_RECV, SUB_SHIFT
 from aiordma._ffi import ffi, lib
-from aiordma.loop.slots import SUB_SHIFT
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.enums import Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 
-__all__ = ["RECV", "RecvSlots", "SendSlots"]
-
-# The sub-index of a wr_id: this bit and n for receive slot n, n alone for send slot n.
-RECV = 0x8000
+# The sub-index of a wr_id: SUB_RECV and n for receive slot n, n alone for send slot n.
+__all__ = ["RecvSlots", "SendSlots"]
 
 
 class SendSlots:
@@ -123,7 +121,7 @@ class RecvSlots:
             count += 1
         return int(
             lib.aio_post_recv_slots(
-                qp_handle, base + (RECV << SUB_SHIFT), self.mr.addr, self.size, self.mr.lkey,
+                qp_handle, base + (SUB_RECV << SUB_SHIFT), self.mr.addr, self.size, self.mr.lkey,
                 self._numbers, count,
             )
         )  # fmt: skip

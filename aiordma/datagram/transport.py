@@ -63,8 +63,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
 
     __slots__ = (
         "__weakref__", "_closing", "_config", "_copied", "_default", "_ended", "_flow", "_groups",
-        "_info", "_keys", "_loop", "_lost", "_outbox", "_over", "_peername", "_port", "_protocol",
-        "_received", "_scheduled", "_timer",
+        "_info", "_keys", "_loop", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port",
+        "_protocol", "_received", "_scheduled", "_timer",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +75,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         super().__init__(self._info)
         self._loop = loop
         self._port = port
+        self._mtu = port.mtu
         self._config = config
         self._groups = Groups(port)
         self._default: Key | None = None  # where datagrams without an address go
@@ -91,7 +92,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._lost = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over: asyncio.Future[None] = loop.create_future()
-        port.start(self._on_received, self._outbox.flush, self._on_restarted, self._on_failed)
+        port.start(self)
         fork.guard(self)
         fork.guard_public(self)
 
@@ -153,8 +154,8 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             raise TypeError(msg)
         key = self._key(addr)
         size = data.nbytes if isinstance(data, memoryview) else len(data)
-        if size > self._port.mtu:
-            msg = f"a datagram of {size} bytes is longer than the port's MTU of {self._port.mtu}"
+        if size > self._mtu:
+            msg = f"a datagram of {size} bytes is longer than the port's MTU of {self._mtu}"
             raise MessageTooLargeError(msg)
         if self._closing:
             if self._port.forked:
@@ -187,6 +188,12 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             self._keys.clear()
         self._keys[addr] = key
         return key
+
+    def _on_sent(self) -> None:
+        if self._outbox.waiting:
+            self._outbox.flush()
+        else:
+            self._on_moved()
 
     def _on_moved(self) -> None:
         if self._closing and self._outbox.empty:

@@ -114,7 +114,8 @@ class ConnectionCore:
         self._ending = Ending(link)
         self._goodbye = Goodbye(link, config, self._sender, self._exposer, self._ending)
         self._known: dict[str, Any] | None = None
-        self._ends: tuple[Address | None, Address | None] | None = None
+        #: Addresses of both ends; empty: not asked for yet; None: not connected yet.
+        self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
         self._memory: set[MemoryRegion] = set()  # what the program registered with it
         # Made at first use: most connections have messages only.
         self._own_operations: Operations | None = None
@@ -122,11 +123,9 @@ class ConnectionCore:
         self._own_events: EventHub | None = None
         link.at_close(self._part)
         fork.guard_public(self)
-        link.on_unexplained = self._sender.hold
-        link.last_word = self._last_word
         link.cm_id._sink = self._on_cm_event
         self._state.handler = self._on_events
-        link.start(self._sender.on_sent, self._on_read, self._on_link_failed, self._on_ended)
+        link.start(self)
 
     @property
     def _operations(self) -> Operations:
@@ -178,8 +177,7 @@ class ConnectionCore:
     ) -> None:
         """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
         link, config = self._link, self.config
-        self._ends = ends
-        link.before_close = lambda: self._names
+        self._ends = ends or ()
         if hello is None:
             self._state.credits = _UNLIMITED
             self._state.eager_size = config.slot_size
@@ -260,7 +258,7 @@ class ConnectionCore:
 
     def _sweep(self) -> None:
         """Take what the adapter has completed, now: the events of a sweep are told later."""
-        self._link.sweep()
+        self._link.completions.sweep()
         self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
 
     def _on_frames(self) -> None:
@@ -319,6 +317,16 @@ class ConnectionCore:
         if self._fetcher is not None:
             self._fetcher.announce(length, body, imm)
 
+    def _on_sent(self, slot: int) -> None:
+        self._sender.on_sent(slot)
+
+    def _on_unexplained(self) -> None:
+        self._sender.hold()
+
+    def _on_closing(self) -> None:
+        if self._ends is not None:
+            self._known = self._names  # while they can be asked for
+
     def _on_ended(self, number: int, record: WCRecord) -> None:
         self._operations.on_ended(number, record)
 
@@ -344,7 +352,7 @@ class ConnectionCore:
         # A step of the handshake that waits for the event gets it all the same.
         return True
 
-    def _on_link_failed(self) -> None:
+    def _on_failed(self) -> None:
         failure = self._link.failure
         assert failure is not None
         self._ending.wake()

@@ -3,18 +3,20 @@
 Theory of operation
     The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x5000 + n is
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  The plain completions are taken in C (`MessageState`).  The others a link delivers to four
-    handlers, and a failure once; how a failure is found, and how it all ends, is in
+    n.  The plain completions are taken in C (`MessageState`).  The others a link delivers to its
+    owner, and a failure once; how a failure is found, and how it all ends, is in
     `link.adapter_side`.
 
     Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
-    `endpoint.slots` knows whether slots and completion queue are shared.
+    `endpoint.slots` knows whether slots and completion queue are shared; what does not fit into
+    slots is in `link.buffers`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
@@ -23,13 +25,10 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.plan import Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
-from aiordma.link.adapter_side import AdapterSide, Closing
-from aiordma.link.source import source_of
-from aiordma.loop.empty import nobody
-from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve
+from aiordma.link.adapter_side import AdapterSide, Closing, Owner
+from aiordma.link.buffers import Buffers
+from aiordma.link.completions import Completions
 from aiordma.memory.elastic import ElasticArena
-from aiordma.memory.pool import BufferPool
-from aiordma.verbs.attention import expect, listen, unlisten
 from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
@@ -47,7 +46,6 @@ _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 #: Larger messages are read out of the program's own buffer, which is registered for it.
 COPIED_BYTES = 1 << 18
-_LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
 def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
@@ -65,18 +63,74 @@ def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Pl
     return cm_id.create_qp(pd, plan.attributes(0), memory, slots.cq)
 
 
+class LinkOwner(Owner, Protocol):
+    """A connection, as its link sees it."""
+
+    def _on_sent(self, slot: int) -> None:
+        """The adapter is done with a send slot."""
+
+    def _on_read(self, number: int) -> None:
+        """A READ of a large message has completed."""
+
+    def _on_ended(self, number: int, record: WCRecord) -> None:
+        """An operation of the program has ended, and not with success."""
+
+    def _on_unexplained(self) -> None:
+        """What was posted is flushed, and the reason is not known yet; once."""
+
+    def _last_word(self, cause: BaseException) -> bool:
+        """This side has found a failure: tell the peer; whether it is told.  Once."""
+
+    def _on_closing(self) -> None:
+        """Everything is still open, and about to be given back; once."""
+
+
+class _Rights:
+    """What the peer may do with memory that is registered for it: how many uses need each right.
+
+    Plain numbers: what an enumeration of flags does takes longer than all else here.
+
+    Attributes:
+        now: Those that a use needs.
+    """
+
+    __slots__ = ("_users", "now")
+
+    def __init__(self) -> None:
+        self._users: dict[int, int] = {}
+        self.now = 0
+
+    def count(self, rights: Access, step: int) -> bool:
+        """So many uses more; whether a right has got its first, or lost its last."""
+        before, rest = self.now, int(rights)
+        while rest:
+            right = rest & -rest
+            rest ^= right
+            count = self._users[right] = self._users.get(right, 0) + step
+            if count > 0:
+                self.now |= right
+            else:
+                self.now &= ~right
+        return self.now != before
+
+
 class Link(AdapterSide):
     """What the adapter holds for one connection of messages.
 
     Made by `open`; `start` begins to receive.
+
+    Attributes:
+        state: Messages, credits and operations, as C has them.
+        recv: Where messages of the peer land; `send` and `control`: where own ones lie.
+        buffers: Memory beside the slots.
+        check_large: Whether large messages of the peer are to be checked end to end.
     """
 
     __slots__ = (
-        "_account", "_elastic", "_inline_size", "_listeners", "_on_ended", "_on_read", "_on_sent",
-        "_open_rights", "_outgoing", "_outgoing_size", "_pool",
-        "_pool_size", "_quiet", "_rights", "_slots", "before_close", "budget", "check_large",
-        "control", "lands_in_the_open", "last_word", "on_unexplained", "recv", "send", "state",
+        "_rights", "_slots", "buffers", "check_large", "control", "recv", "send", "state",
     )  # fmt: skip
+
+    _owner: LinkOwner | None
 
     def __init__(
         self,
@@ -88,15 +142,17 @@ class Link(AdapterSide):
         qp: QueuePair,
         config: ConnectionConfig,
     ) -> None:
-        super().__init__(cm_id, context, channel, pd, slots.cq, qp)
+        # A foreign peer asks for no attention.
+        quiet = not (config.raw or context.is_iwarp)
+        completions = Completions(channel, slots.cq, quiet=quiet, unused=slots.own_cq)
+        super().__init__(cm_id, context, completions, pd, qp)
         plan = plan_of(config)
+        self._slots = slots
         self.recv, self.send, self.control = slots.recv, slots.send, slots.control
-        recv, send = slots.recv, slots.send
-        #: Messages, credits and operations, as C has them.
         self.state = MessageState(
             self.loop,
-            sends=send.count,
-            receives=recv.count,
+            sends=slots.send.count,
+            receives=slots.recv.count,
             send_depth=config.send_depth,
             arrivals=plan.arrivals,
             controls=0 if config.raw else CONTROL_SLOTS,
@@ -104,32 +160,11 @@ class Link(AdapterSide):
             reads=config.initiator_depth,
             raw=config.raw,
         )
-        self._inline_size = qp.limits.max_inline_data
-        self._elastic = isinstance(recv, ElasticArena)
-        # A foreign peer asks for no attention.
-        self._quiet = not (config.raw or context.is_iwarp)
-        self._listeners = 0
-        self._slots = slots
-        #: Whether large messages of the peer are to be checked end to end.
         self.check_large = context.is_software if config.check_large is None else config.check_large
-        #: Whether the peer may write where its data land, for as long as that is registered.
-        self.lands_in_the_open = context.is_iwarp
-        #: Called once, while everything is still open.
-        self.before_close: Callable[[], object] | None = None
-        #: Called once, when what was posted is flushed and the reason is not known yet.
-        self.on_unexplained: Callable[[], object] = nobody
-        #: Called once, with the failure that this side has found; whether the peer was told.
-        self.last_word: Callable[[BaseException], bool] | None = None
-        self._pool: BufferPool | None = None
-        self._outgoing: BufferPool | None = None
-        self._pool_size = config.receive_buffer_size
-        self._outgoing_size = config.rendezvous_window * COPIED_BYTES
-        #: What large messages are counted on; a listener sets its own before they can come.
-        self.budget = PROCESS_BUDGET
-        self._account: Account | None = None
-        self._open_rights: dict[int, int] | None = None  # made when memory is first exposed
-        self._rights = 0
-        slots.pin_with(self.pin, self.unpin)
+        window = config.rendezvous_window * COPIED_BYTES
+        self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
+        self._rights = _Rights()
+        slots.pin_with(self.buffers)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
@@ -165,33 +200,21 @@ class Link(AdapterSide):
         link.at_close(release)
         return link
 
-    @property
-    def _unused(self) -> bool:  # type: ignore[override]
-        return self._slots._own_cq
-
-    def start(
-        self,
-        on_sent: Callable[[int], None],
-        on_read: Callable[[int], None],
-        on_failed: Callable[[], None],
-        on_ended: Callable[[int, WCRecord], None],
-    ) -> None:
-        """Set the handlers, have completions delivered and post all receives."""
-        self._on_sent = on_sent
-        self._on_read = on_read
-        self._on_ended = on_ended
-        self._begin(on_failed)
-        self._bind()
-        self._channel.drain.add(self._base, self.state, self.state)
+    def start(self, owner: LinkOwner) -> None:
+        """Tell `owner` from now on, have completions delivered and post all receives."""
+        self._owner = owner
+        self._begin()
+        self._bind(self.qp.limits.max_inline_data)
+        self.completions.let_c_take(self.state, self.state)
         self._post_all()
 
-    def _bind(self) -> None:
+    def _bind(self, inline_size: int) -> None:
         recv, send, control = self.recv, self.send, self.control
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
-            self._base,
+            self.completions.id,
             _SIGNALED if control is None else _SIGNALED | _SOLICITED,
-            self._inline_size,
+            inline_size,
             (send.addr, send.slot_size, send.lkey, send.count),
             (recv.addr, recv.slot_size, recv.lkey, recv.count),
             (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
@@ -204,52 +227,32 @@ class Link(AdapterSide):
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed, and was not plain."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
+        owner = self._owner
         if sub & SUB_RECV:
             self.state.receives -= 1
         elif sub >= SUB_OPERATE:
-            self._on_ended(sub - SUB_OPERATE, record)
+            if owner is not None:
+                owner._on_ended(sub - SUB_OPERATE, record)
         elif sub & SUB_READ:
             self._read_ended()
-        elif record[1] or self.closed:
+        elif record[1] or owner is None:
             self.state.completed += 1
         else:
-            self._on_sent(sub)
+            owner._on_sent(sub)
         if record[1]:
             self._failed(record)
         self._came_back()
 
     def _read_ended(self) -> None:
         self.posted -= 1
-        self.unlisten()
+        self.completions.unlisten()
 
     def on_reads(self) -> None:
         """READs of large messages have completed, which C has taken."""
         for number in self.state.take_reads():
             self._read_ended()
-            self._on_read(number)
-
-    # Wake-ups: by default for what the peer asks attention for
-
-    def listen(self) -> None:
-        """Be woken by the completion of own requests, too, until as many `unlisten`."""
-        self._listeners += 1
-        wanted = self._listeners == 1 and self._quiet and not self.closed
-        if wanted and listen(self._cq):
-            self.sweep()
-
-    def unlisten(self) -> None:
-        """One fewer wants that."""
-        self._listeners -= 1
-        if not self._listeners and self._quiet and not self.closed:
-            unlisten(self._cq)
-
-    def expect(self, *, answers: bool) -> None:
-        """Whether what the program posts is mostly answered at once, and each answer makes it post.
-
-        Then the queue is armed late; see `drain_once` in _core/drain.c.  Each of the two by turns.
-        """
-        if self._quiet:
-            expect(self._cq, 1 if answers else -1)
+            if self._owner is not None:
+                self._owner._on_read(number)
 
     @property
     def under_way(self) -> int:
@@ -257,10 +260,11 @@ class Link(AdapterSide):
         return self.posted + self.state.under_way
 
     def _last_word(self, cause: BaseException) -> bool:
-        return self.last_word is not None and self.last_word(cause)
+        return self._owner is not None and self._owner._last_word(cause)
 
     def _unexplained_end(self) -> None:
-        self.on_unexplained()
+        if self._owner is not None:
+            self._owner._on_unexplained()
 
     def _operation(self, sub: int) -> str:
         if sub & SUB_RECV:
@@ -284,7 +288,7 @@ class Link(AdapterSide):
             return
         code = self.state.post_read(number, region.addr + offset, length, region.lkey, *remote)
         self.posted += 1
-        self.listen()
+        self.completions.listen()
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
@@ -313,78 +317,26 @@ class Link(AdapterSide):
 
     def fit(self) -> None:
         """Tell C which slots of a pool there are: some have come, or gone."""
-        if not self._elastic:
-            return
         for receives, arena in ((True, self.recv), (False, self.send)):
-            assert isinstance(arena, ElasticArena)
-            self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
+            if isinstance(arena, ElasticArena):
+                self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
 
-    # Memory beside the slots
-
-    @property
-    def pool(self) -> BufferPool:
-        """Buffers for what does not fit into slots; made at first use."""
-        if self._pool is None:
-            # iWARP writes the answer of a read as if the peer wrote it.
-            lands = _LANDS_ON_IWARP if self.lands_in_the_open else Access.LOCAL_WRITE
-            self._pool = self._new_pool(lands, self._pool_size, self.account)
-        return self._pool
-
-    @property
-    def account(self) -> Account:
-        """What the connection holds of the budget; made for the first large message."""
-        if self._account is None:
-            self._account = Account(self.budget, source_of(self.cm_id.destination_address))
-            if self.closed:
-                self._account.close()
-        return self._account
-
-    @property
-    def outgoing(self) -> BufferPool:
-        """Buffers that the peer reads; made at first use."""
-        if self._outgoing is None:
-            reserve = Reserve(self.account)
-            self._outgoing = self._new_pool(Access.REMOTE_READ, self._outgoing_size, reserve)
-        return self._outgoing
-
-    def _new_pool(self, access: Access, keep: int, account: Account | Reserve) -> BufferPool:
-        pool = BufferPool(self.pd, keep, access, account)
-        if self.closed:
-            pool.close()
-        return pool
+    # What the peer may do with memory that is registered for it
 
     def open_access(self, rights: Access) -> None:
         """Let the peer use regions registered for it in these ways; counted."""
-        if self._open_rights is None:
-            self._open_rights = {}
-        if self._count_rights(self._open_rights, int(rights), 1):
+        if self._rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`; a right that no lease needs any more is off again."""
-        assert self._open_rights is not None
-        changed = self._count_rights(self._open_rights, int(rights), -1)
+        changed = self._rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()
 
-    # Plain numbers: what an enumeration of flags does takes longer than all else here.
-
-    def _count_rights(self, users: dict[int, int], rights: int, step: int) -> bool:
-        """Count users of each right; whether one has got its first, or lost its last."""
-        before = self._rights
-        while rights:
-            right = rights & -rights
-            rights ^= right
-            count = users[right] = users.get(right, 0) + step
-            if count > 0:
-                self._rights |= right
-            else:
-                self._rights &= ~right
-        return self._rights != before
-
     def _set_access(self) -> None:
         try:
-            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self._rights)
+            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self._rights.now)
         except OSError as exc:
             self.fail(exc)
 
@@ -400,7 +352,7 @@ class Link(AdapterSide):
 
     async def quiesce(self) -> None:
         """After the error state: wait until everything posted came back, for a bounded time."""
-        self.listen()  # what is flushed asks for no attention
+        self.completions.listen()  # what is flushed asks for no attention
         await super().quiesce()
 
     def came_back(self) -> None:
@@ -409,18 +361,10 @@ class Link(AdapterSide):
 
     def close(self) -> None:
         """Give everything back, in the order that C needs; the C calls run in the reaper."""
-        if not self.closed and self.before_close is not None:
-            self.before_close()
-            self.before_close = None
+        if not self.closed and self._owner is not None:
+            self._owner._on_closing()
         self.state.closed = True
-        if self._base and not self.closed:
-            self._channel.drain.remove(self._base)
-            if self._listeners and self._quiet:
-                unlisten(self._cq)
         super().close()
-        self._on_sent = self._on_read = self._on_ended = nobody
-        self._on_failed = self.on_unexplained = nobody
-        self.last_word = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
@@ -430,10 +374,5 @@ class Link(AdapterSide):
 
     def _give_back(self) -> Sequence[Closing]:
         parts = self._slots.close(self.qp)
-        for pool in (self._pool, self._outgoing):
-            if pool is not None:
-                pool.close()
-        if self._account is not None:
-            # Its memory stays pinned until the queue pair is gone.
-            self.qp._gone.add_done_callback(self._account.closer())
+        self.buffers.close(self.qp)
         return parts

@@ -233,7 +233,7 @@ class OneSided:
 
     @contextlib.asynccontextmanager
     async def _bounce(self, size: int) -> AsyncIterator[MemoryRegion]:
-        pool = self._link.pool
+        pool = self._link.buffers.pool
         region = await pool.take(size)
         try:
             yield region

@@ -196,7 +196,7 @@ class Operations:
             self._line = None
             del self._c.room  # which leads here
         if self._resting is not None:
-            self._link.expect(answers=False)
+            self._link.completions.expect(answers=False)
 
     def lost(self) -> BaseException:
         """Not the operation failed, but the connection before it."""
@@ -217,8 +217,8 @@ class Operations:
             self._c.may_read = self._link.qp._rules.read_depth != 0
         self._c.attended = True
         if self._resting is None and not self._link.closed:
-            self._link.listen()
-            self._link.expect(answers=True)
+            self._link.completions.listen()
+            self._link.completions.expect(answers=True)
             self._set_timer()
 
     def _set_timer(self) -> None:
@@ -236,5 +236,5 @@ class Operations:
             self._set_timer()
         else:
             self._resting = None
-            self._link.expect(answers=False)
-            self._link.unlisten()
+            self._link.completions.expect(answers=False)
+            self._link.completions.unlisten()

@@ -162,10 +162,10 @@ class Exposer:
     ) -> None:
         """Have the peer read a region."""
         try:
-            self._link.pin(region)
+            self._link.buffers.pin(region)
         except BaseException:  # closed meanwhile
             if copied:
-                self._link.outgoing.give(region)
+                self._link.buffers.outgoing.give(region)
             self.window.release()
             raise
         number = self._next
@@ -204,7 +204,7 @@ class Exposer:
             self._drainers.grant_all(None)
 
     async def _copy(self, payload: memoryview) -> MemoryRegion:
-        region = await self._link.outgoing.take(payload.nbytes)
+        region = await self._link.buffers.outgoing.take(payload.nbytes)
         region.view[: payload.nbytes] = payload
         return region
 
@@ -223,9 +223,9 @@ class Exposer:
             # pool forgets what is out.
             return
         self._link.close_access(Access.REMOTE_READ)
-        self._link.unpin(exposure.region)
+        self._link.buffers.unpin(exposure.region)
         if exposure.copied:
-            pool = self._link.outgoing
+            pool = self._link.buffers.outgoing
             (pool.give if keep else pool.drop)(exposure.region)
         self.window.release()
         self._wake_drainers()
@@ -387,7 +387,7 @@ class Fetcher:
         while self._waiting:
             fetch = self._waiting[0]
             ahead = self._held + fetch.room <= self._config.receive_buffer_size
-            if not (ahead and self._link.account.try_ahead(fetch.room)):
+            if not (ahead and self._link.buffers.account.try_ahead(fetch.room)):
                 if not self._receiver.is_next(fetch.large):
                     return  # and never again, once the connection is over
                 if not (wanted or self._receiver.is_awaited):
@@ -415,23 +415,23 @@ class Fetcher:
 
     async def _fetch(self, fetch: _Fetch) -> None:
         if fetch.wanted:
-            fetch.share.part = await self._link.account.take(fetch.room)
-        region = await self._link.pool.take(fetch.length)
-        self._link.pin(region)
-        copy = self._link.lands_in_the_open
+            fetch.share.part = await self._link.buffers.account.take(fetch.room)
+        region = await self._link.buffers.pool.take(fetch.length)
+        self._link.buffers.pin(region)
+        copy = self._link.buffers.in_the_open
         await self._read(fetch, region)
-        copy = copy or not self._link.account.try_hold(fetch.room)
+        copy = copy or not self._link.buffers.account.try_hold(fetch.room)
         view, checksum = await _settled(
             region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
         )
         if fetch.checksum is not None and fetch.checksum != checksum:
             text = f"a message of {fetch.length} bytes does not match its checksum"
             raise MessageDamagedError(errno.EBADMSG, text)
-        self._link.unpin(region)
+        self._link.buffers.unpin(region)
         self._fetches.remove(fetch.number)
         self._sender.control(FrameKind.DONE, fetch.number)
         if copy:
-            self._link.pool.give(region)
+            self._link.buffers.pool.give(region)
             message = Message(view, fetch.imm)
         else:
             room = fetch.room
@@ -481,7 +481,7 @@ class Fetcher:
         """The program took a large message out of the queue: room to fetch another ahead."""
         share = self._untaken.popleft()
         self._held -= share.room
-        self._link.account.give(share.room, share.part)
+        self._link.buffers.account.give(share.room, share.part)
         self._admit()
 
     # Progress
@@ -515,7 +515,7 @@ class Fetcher:
 
     def _is_too_slow(self) -> bool:
         """Whether it takes too long for other sources, which wait for the memory."""
-        if not self._link.account.is_pressed():
+        if not self._link.buffers.account.is_pressed():
             self._looks = 0
             return False
         self._looks += 1
@@ -536,12 +536,12 @@ class Fetcher:
 
     def _region_back(self, exported: bool, region: MemoryRegion, room: int) -> None:
         """A large message was released, in whatever thread."""
-        pool = self._link.pool
+        pool = self._link.buffers.pool
 
         # Memory of a message that is still exported leaves the pool, and lives as long as the
         # message.
         def back() -> None:
-            self._link.account.give(room, HELD)
+            self._link.buffers.account.give(room, HELD)
             (pool.drop if exported else pool.give)(region)
 
         self._link.in_loop(back)

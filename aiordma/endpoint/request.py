@@ -121,7 +121,7 @@ class ConnectRequest:
     async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
         request, plan = self._request, plan_of(config)
         link = await request.open(functools.partial(Link.open, config=config), plan.pinned)
-        link.budget = self._listener._budget
+        link.buffers.budget = self._listener._budget
         try:
             connection = Connection(link, config)
         except BaseException:

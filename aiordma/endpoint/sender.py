@@ -61,9 +61,9 @@ class Sender:
         if waiting != self._listening:
             self._listening = waiting
             if waiting:
-                self._link.listen()
+                self._link.completions.listen()
             else:
-                self._link.unlisten()
+                self._link.completions.unlisten()
 
     # Room
 
@@ -80,7 +80,7 @@ class Sender:
         slot = self._reserved()
         if slot is None and not self._is_queued:
             # Completed sends wake no task, so that some may be there.
-            self._link.sweep()
+            self._link.completions.sweep()
             slot = self._reserved()
             if slot is None and not self._state.n_free and self._more():
                 slot = self._reserved()

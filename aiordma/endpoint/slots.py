@@ -30,7 +30,7 @@ from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget
-from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.elastic import ElasticArena, Keeper
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -69,9 +69,10 @@ class Slots:
         send: Where messages lie while they are sent.
         control: Where those without data lie; None for a raw connection.
         cq: Where all of it completes.
+        own_cq: Whether nothing else does.
     """
 
-    __slots__ = ("_loop", "_own_cq", "_share", "_undo", "control", "cq", "recv", "send")
+    __slots__ = ("_loop", "_share", "_undo", "control", "cq", "own_cq", "recv", "send")
 
     _loop: asyncio.AbstractEventLoop  # of a member of a pool
     recv: Arena
@@ -81,7 +82,7 @@ class Slots:
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        self._own_cq = True
+        self.own_cq = True
         self._share: Share | None = None
 
     @classmethod
@@ -162,7 +163,7 @@ class Slots:
             quiet = not (config.raw or channel.context.is_iwarp)
             queues, release = SharedQueues.of(channel, quiet=quiet)
             self._undo.append(release)
-            self._own_cq = False
+            self.own_cq = False
             self.cq = queues.take(plan.completions)
 
     @property
@@ -173,15 +174,11 @@ class Slots:
         assert self.control is not None
         return [*self.recv.regions, *self.send.regions, *self.control.regions]
 
-    def pin_with(
-        self, pin: Callable[[MemoryRegion], None], unpin: Callable[[MemoryRegion], None]
-    ) -> None:
-        """How memory that comes later is kept as long as the queue pair may use it."""
-        if self._share is None:
-            return
+    def pin_with(self, keeper: Keeper) -> None:
+        """What keeps memory that comes later as long as the queue pair may use it."""
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
-                arena.pin, arena.unpin = pin, unpin
+                arena.keeper = keeper
 
     def _give_up(self) -> None:
         while self._undo:
@@ -195,7 +192,7 @@ class Slots:
 
     def close(self, qp: QueuePair) -> list[Closing]:
         """Give everything back once the queue pair is gone; what there is to wait for."""
-        parts: list[Closing] = [*self.regions, *([self.cq] if self._own_cq else [])]
+        parts: list[Closing] = [*self.regions, *([self.cq] if self.own_cq else [])]
         self._give_up()
         if self._share is not None:
             # Not before the queue pair is gone: until then the memory is pinned.

@@ -336,7 +336,7 @@ class Acceptor:
         """
         # Its confirmation and its greeting may be here, and this loop late.
         self._shared._catch_up()
-        side.sweep()
+        side.completions.sweep()
         if acted():
             return False
         _log.info("dropped %s: its handshake takes long, and others wait", side.peer_name())

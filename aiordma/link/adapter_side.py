@@ -1,19 +1,16 @@
 """AdapterSide: a queue pair, from its first completion to its last.
 
 Theory of operation
-    Connections, streams and datagram endpoints have one each.  One entry of the channel's slot
-    table serves all of it; the 16-bit sub-index of a wr_id is the subclass's, and tells what
-    completed.  So a message costs no table entry and no future.
+    Connections, streams and datagram endpoints have one each.  How its completions come is in
+    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and tells what completed.
 
     A failure is reported once, with its first cause: whatever follows it is flushed and is not a
     reason.  Where the flush is seen first, the reason follows by another descriptor, or is taken
     to be none after a bounded time.
 
     The end is bounded: what the adapter does not flush in time is ended by the destruction of the
-    queue pair, which the reaper does.
-
-    Memory that comes and goes while the queue pair lives is pinned here; the pin ends with the
-    request or with the queue pair.
+    queue pair, which the reaper does.  From then on nothing leads to the owner any more, so that
+    what is closed goes with its last reference.
 """
 
 from __future__ import annotations
@@ -34,19 +31,17 @@ from aiordma.errors import (
     ResourceClosedError,
     completion_error,
 )
+from aiordma.link.completions import Completions
 from aiordma.loop import fork
 from aiordma.loop.limit import Limit
 from aiordma.loop.slots import sub_index
-from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.context import Context
-from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import PortState, WCStatus
-from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["AdapterSide", "Closing"]
+__all__ = ["AdapterSide", "Closing", "Owner"]
 
 _log = logging.getLogger("aiordma")
 _FLUSH_GRACE_S = 0.5
@@ -66,52 +61,54 @@ class Closing(Protocol):
         """
 
 
+class Owner(Protocol):
+    """A connection, stream or endpoint, as its adapter's side sees it; it is told until the end."""
+
+    def _on_failed(self) -> None:
+        """`AdapterSide.failure` is set; once."""
+
+
 class AdapterSide:
     """What the adapter holds for one connection or endpoint; subclasses post, and take completions.
 
     Attributes:
+        completions: How they come.
         posted: Work requests whose completion has not arrived.
         failure: First cause of its end, or None.
         closed: Whether everything was given back.
     """
 
     __slots__ = (
-        "__weakref__", "_at_close", "_base", "_channel", "_cq", "_idle", "_on_failed", "_parts",
-        "_pinned", "_qp_handle", "_thread", "_unexplained", "closed", "cm_id", "context", "failure",
-        "loop", "pd", "posted", "qp",
+        "__weakref__", "_at_close", "_idle", "_owner", "_parts", "_qp_handle", "_thread",
+        "_unexplained", "closed", "cm_id", "completions", "context", "failure", "loop", "pd",
+        "posted", "qp",
     )  # fmt: skip
 
-    #: Whether the loop is woken by what the peer asks attention for, and by nothing else.
-    _quiet = False
-    #: Whether nothing was posted yet, and the completion queue is of this connection alone.
-    _unused = False
+    _owner: Owner | None
 
     def __init__(
         self,
         cm_id: ConnectionId,
         context: Context,
-        channel: CompletionChannel,
+        completions: Completions,
         pd: ProtectionDomain,
-        cq: CompletionQueue,
         qp: QueuePair,
     ) -> None:
         self.cm_id = cm_id
         self.context = context
+        self.completions = completions
         self.pd = pd
         self.qp = qp
         self.loop = asyncio.get_running_loop()
         self.posted = 0
         self.failure: BaseException | None = None
         self.closed = False
-        self._channel = channel
-        self._cq = cq
+        self._owner = None
         self._qp_handle = qp._require()
         self._thread = threading.get_ident()
         self._idle: asyncio.Event | None = None
         self._parts: Sequence[Closing] = ()
-        self._pinned: dict[MemoryRegion, None] = {}
         self._at_close: list[Callable[[], None]] = []
-        self._base = 0
         self._unexplained: asyncio.TimerHandle | None = None
         fork.guard(self)
 
@@ -122,15 +119,13 @@ class AdapterSide:
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
-        self.closed = True
+        self.closed = self.completions.over = True
         self._qp_handle = None
 
-    def _begin(self, on_failed: Callable[[], None]) -> None:
-        """Have completions delivered; `on_failed` is called once, when `failure` is set."""
-        self._on_failed = on_failed
-        self._base = self._channel.table.add(self)
+    def _begin(self) -> None:
+        """Have completions delivered; the owner is there."""
         self.qp._on_first_failure = self.fail
-        self._cq.manage(solicited_only=self._quiet, unused=self._unused)
+        self.completions.begin(self)
 
     # Completions
 
@@ -192,8 +187,8 @@ class AdapterSide:
         self.failure = cause.with_traceback(None)
         if not self._last_word(cause):
             self.to_error()
-        if self._base:
-            self._on_failed()
+        if self._owner is not None:
+            self._owner._on_failed()
 
     def peer_name(self) -> str:
         """Address and port of the peer, for a line in the log."""
@@ -219,10 +214,6 @@ class AdapterSide:
         """Whether what was posted may still arrive."""
         return not self.closed and not self.qp._in_error
 
-    def sweep(self) -> None:
-        """Take what has completed already, without waiting for the descriptor."""
-        self._channel._sweep(self._cq)
-
     def in_loop(self, function: Callable[[], None]) -> None:
         """Run `function` in the connection's loop: now if that is this thread, else soon.
 
@@ -232,32 +223,6 @@ class AdapterSide:
             function()
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(function)
-
-    def after_drain(self, function: Callable[[], None]) -> None:
-        """Run `function` when the completions at hand have been dispatched."""
-        self._channel.after_drain(function)
-
-    # Memory
-
-    def pin(self, region: MemoryRegion) -> None:
-        """Keep a region registered until `unpin`, or until the queue pair is gone.
-
-        Raises:
-            ForkedError: This process was forked from the connection's.
-            ResourceClosedError: The connection is closed.
-        """
-        if self.forked:
-            raise fork.forked_error("connection")
-        if self.closed:
-            raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
-        region._retain()
-        self._pinned[region] = None
-
-    def unpin(self, region: MemoryRegion) -> None:
-        """The adapter is done with the region."""
-        if region in self._pinned:
-            del self._pinned[region]
-            region._let_go()
 
     # End
 
@@ -288,24 +253,16 @@ class AdapterSide:
         if self._unexplained is not None:
             self._unexplained.cancel()
             self._unexplained = None
-        if self._pinned:
-            pinned, self._pinned = self._pinned, {}
-
-            def let_go(_: object) -> None:
-                for region in pinned:
-                    region._let_go()
-
-            self.qp._gone.add_done_callback(let_go)
+        self.completions.end()
         self.qp._on_first_failure = None
         self.qp.close()
-        if self._base:
-            self._channel.table.remove(self._base)
         self._parts = self._give_back()
         self.pd.close()
         self.cm_id.close()
         functions, self._at_close = self._at_close, []
         for function in functions:
             function()
+        self._owner = None
 
     def _give_back(self) -> Sequence[Closing]:
         """Close what the subclass has beside the queue pair; what there is to wait for."""

@@ -16,18 +16,27 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from aiordma.loop.empty import nobody
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["ElasticArena"]
+__all__ = ["ElasticArena", "Keeper"]
 
 _log = logging.getLogger("aiordma")
+
+
+class Keeper(Protocol):
+    """What keeps memory registered as long as a queue pair may use it."""
+
+    def pin(self, region: MemoryRegion) -> None:
+        """Keep it until `unpin`, or until the queue pair is gone."""
+
+    def unpin(self, region: MemoryRegion) -> None:
+        """The queue pair does not use it any more."""
 
 
 class _Chunk:
@@ -57,13 +66,12 @@ class ElasticArena(Arena):
     Attributes:
         count: Slots in service, those that are leaving not among them.
         view: All bytes; only those of slots in service are registered.
-        pin: Called with a region that must outlive the queue pair's use of it; set by the link.
-        unpin: The opposite.
+        keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
     """
 
     whole = False
 
-    __slots__ = ("_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "pin", "unpin")
+    __slots__ = ("_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "keeper")
 
     def __init__(
         self, pd: ProtectionDomain, most: int, base: int, chunk: int, slot_size: int, share: Share
@@ -78,8 +86,7 @@ class ElasticArena(Arena):
         self._closed = False
         self.slot_size = slot_size
         self.view = memoryview(self._memory)
-        self.pin: Callable[[MemoryRegion], None] = nobody
-        self.unpin: Callable[[MemoryRegion], None] = nobody
+        self.keeper: Keeper | None = None
         self._chunks: dict[int, _Chunk] = {}
         self._enter(0)
         self.mr = self._chunks[0].mr
@@ -166,7 +173,8 @@ class ElasticArena(Arena):
             _log.warning("no more slots: %s", exc)
             self._share.give(len(slots))
             return ()
-        self.pin(chunk.mr)
+        if self.keeper is not None:
+            self.keeper.pin(chunk.mr)
         self.count += len(slots)
         return slots
 
@@ -197,7 +205,8 @@ class ElasticArena(Arena):
         if chunk.inside or self._closed:
             return
         del self._chunks[number]
-        self.unpin(chunk.mr)
+        if self.keeper is not None:
+            self.keeper.unpin(chunk.mr)
         chunk.mr.close()
         self._forget(chunk.slots)
         self._share.give(len(chunk.slots))
@@ -211,6 +220,6 @@ class ElasticArena(Arena):
     def close(self) -> None:
         """Deregister; the bytes live on for those who still look at them."""
         self._closed = True
-        self.pin = self.unpin = nobody
+        self.keeper = None
         for region in self.regions:
             region.close()

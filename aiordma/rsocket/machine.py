@@ -118,8 +118,8 @@ class Machine:
     """
 
     __slots__ = (
-        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_live", "_max_early", "_memory",
-        "_peer", "_receive", "_ring", "_send", "_state", "iomap",
+        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_live", "_max_early",
+        "_memory", "_peer", "_receive", "_ring", "_send", "_state", "iomap",
     )  # fmt: skip
 
     def __init__(
@@ -171,6 +171,7 @@ class Machine:
         state.data_limit = send_depth - _CONTROL_WRS - wrs
         state.data_out = state.control_out = 0
         self._is_open = False
+        self._listens = False
         self._live = False
 
     # -- what C may do by itself
@@ -220,6 +221,14 @@ class Machine:
             self.on_word(word)
         self.sync()
 
+    def listen_first(self) -> None:
+        """Sending begins with the peer's first word, and not with `open()`.
+
+        A server on iWARP: the client begins, with a word about its buffers.  Its kernel takes for a
+        bad answer what comes so early that it follows the answer.
+        """
+        self._listens = True
+
     def open(self) -> None:
         """Sending may begin: the reply has come, or the connection is established.
 
@@ -229,8 +238,14 @@ class Machine:
         if self._peer is None:
             msg = "open() before meet()"
             raise RuntimeError(msg)
-        self._is_open = True
-        self.sync()
+        if not self._listens:
+            self._is_open = True
+            self.sync()
+
+    @property
+    def opened(self) -> bool:
+        """Whether sending has begun."""
+        return self._is_open
 
     @property
     def met(self) -> bool:
@@ -253,6 +268,9 @@ class Machine:
                 raise protocol_error("it sends and sends before it has answered")
             self._early.append(word)
             return
+        if self._listens:
+            self._listens = False
+            self.open()
         if word <= MAX_VALUE:  # data, the frequent one
             if ending.eof:
                 raise protocol_error("data after its end")

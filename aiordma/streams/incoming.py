@@ -13,11 +13,9 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from aiordma._core import StreamState, Wakeup
-from aiordma.loop.empty import nobody
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_port import StreamPort
 
@@ -26,15 +24,26 @@ __all__ = ["Incoming"]
 _BUDGET = 256 * 1024  # bytes that a protocol is given before other tasks have a turn
 
 
+class Receiving(Protocol):
+    """A stream, as its receiving half sees it."""
+
+    def _soon(self) -> None:
+        """Call `Incoming.deliver` in the loop's next turn."""
+
+    def _fatal_error(self, exc: BaseException, message: str) -> None:
+        """A callback of the protocol has raised `exc`; with words about it."""
+
+    def close(self) -> None:
+        """The protocol does not want to stay open after the peer's end."""
+
+
 class Incoming:
     """The receiving half of a stream.
 
     Args:
         port: Has the ring.
         machine: Knows whether more will come.
-        fatal: Called with what a callback of the protocol raised, and with words about it.
-        close: Called when the protocol does not want to stay open after the peer's end.
-        soon: Called to have `deliver` called in the loop's next turn.
+        stream: Told until `part`.
 
     Attributes:
         half: Bytes that the peer can always send without being told of more room.
@@ -44,31 +53,21 @@ class Incoming:
     """
 
     __slots__ = (
-        "_buffered", "_close", "_end_is_due", "_end_is_next", "_fatal", "_machine", "_paused",
-        "_port", "_protocol", "_soon", "_stopped", "eof_given", "half", "state", "wakeup",
+        "_buffered", "_end_is_due", "_end_is_next", "_machine", "_paused", "_port", "_protocol",
+        "_stopped", "_stream", "eof_given", "half", "state", "wakeup",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        port: StreamPort,
-        machine: Machine,
-        fatal: Callable[[BaseException, str], None],
-        close: Callable[[], None],
-        soon: Callable[[], None],
-    ) -> None:
+    def __init__(self, port: StreamPort, machine: Machine, stream: Receiving) -> None:
         self._port = port
         self.state: StreamState = port.state
         self.half = port.state.ring_size // 2
         self._machine = machine
-        self._fatal = fatal
-        self._close = close
-        self._soon = soon
+        self._stream: Receiving | None = stream
         self._protocol: Any = None
         self._buffered = False
         self._paused = False
         self._stopped = False
         self.wakeup = self.state.wakeup = Wakeup(port.loop)
-        self.state.attention = self._attention
         self.eof_given = False
         self._end_is_next = self._end_is_due = False
 
@@ -112,18 +111,17 @@ class Incoming:
         """A task waits for bytes."""
         return bool(self.state.waiter)
 
-    def _attention(self) -> None:
-        """There is more than was taken, or a post has failed."""
-        if self.state.error:
-            self._port.check(self.state.error)
-        # A protocol that does not ask for the rest is given it.
-        self._soon()
-
     def part(self) -> None:
         """The connection was given back: nothing more will come."""
-        self._fatal = self._close = self._soon = nobody
-        state = self.state
-        state.attention = state.other = state.failed = nobody
+        self._stream = self.state.handler = None
+
+    def _soon(self) -> None:
+        if self._stream is not None:
+            self._stream._soon()
+
+    def _fatal(self, exc: BaseException, message: str) -> None:
+        if self._stream is not None:
+            self._stream._fatal_error(exc, message)
 
     # To the protocol
 
@@ -199,8 +197,8 @@ class Incoming:
         except BaseException:
             self.eof_given = False  # as over TCP: it is told again when the loop runs again
             raise
-        if not keep_open:
-            self._close()
+        if not keep_open and self._stream is not None:
+            self._stream.close()
 
     def _call(self, name: str, *args: Any) -> Any:
         try:

@@ -60,7 +60,7 @@ class MappedRegion:
         if not self.region.closed:
             self._machine.iomap.withdraw(self._slot)
             self._machine.sync()
-            self._port.forget(self.region)
+            self._port.memory.mapped.remove(self.region)
             self.region.close()
 
     def __enter__(self) -> MappedRegion:
@@ -122,7 +122,7 @@ class StreamIomap:
         except BaseException:
             region.close()
             raise
-        self._port.keep(region)
+        self._port.memory.mapped.append(region)
         self._control()
         return MappedRegion(self._port, self._machine, region, slot, name)
 
@@ -144,7 +144,7 @@ class StreamIomap:
         if self._port.closed:
             region.close()
         self._check_open()
-        self._port.keep(region)
+        self._port.memory.mapped.append(region)
         return region
 
     async def write(self, source: MemoryRegion | SGE, offset: int) -> None:

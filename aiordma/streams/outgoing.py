@@ -31,16 +31,23 @@ class Outgoing:
 
     Attributes:
         size: Bytes that wait and are not in the ring yet.
+        ended: The program has said that it sends no more.
+        lasts: The program has closed the stream, and bytes still wait.
+        late: Calls of `write` that came after the end.
+        in_vain: One came although the peer was known to have closed.
     """
 
-    __slots__ = ("_backlog", "_machine", "_port", "_state", "size")
+    __slots__ = (
+        "_backlog", "_machine", "_port", "_state", "ended", "in_vain", "lasts", "late", "size",
+    )  # fmt: skip
 
     def __init__(self, port: StreamPort, machine: Machine) -> None:
         self._port = port
         self._state = port.state
         self._machine = machine
         self._backlog: deque[memoryview | bytearray] = deque()
-        self.size = 0
+        self.size = self.late = 0
+        self.ended = self.lasts = self.in_vain = False
 
     @property
     def progress(self) -> int:
@@ -89,7 +96,7 @@ class Outgoing:
         self.size = 0
 
     def _send_backlog(self, length: int) -> None:
-        ring, at = self._port.send, self._state.head
+        ring, at = self._port.memory.send, self._state.head
         end = at + length
         while at < end:
             first = self._backlog[0]

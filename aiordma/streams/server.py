@@ -175,9 +175,8 @@ class RdmaServer(asyncio.AbstractServer):
 
     async def _answer(self, transport: RdmaTransport, request: Request) -> None:
         port, event = transport._port, request.event
-        # On iWARP the client begins, with a word about its buffers.  Its kernel takes for a bad
-        # answer what comes so early that it follows the answer.
-        transport._listens_first = port.context.is_iwarp
+        if port.context.is_iwarp:
+            transport._machine.listen_first()
         transport._meet(event.private_data)
         # What the client asked for, which rsockets expects to hear again, within the device's.
         limits = port.context.attributes

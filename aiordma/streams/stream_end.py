@@ -11,7 +11,7 @@ import errno
 import logging
 
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, lost_error
-from aiordma.link.ending import Ending
+from aiordma.link.ending import Ending, LastSteps
 from aiordma.rsocket.machine import Machine
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_port import StreamPort
@@ -40,26 +40,44 @@ def vanished() -> ConnectionLostError:
 
 
 class StreamEnd:
-    """That of one stream.
+    """The end of one stream: its cause, what has been said of it, and what it waits for.
 
     Args:
         port: The adapter's side.
         machine: Knows whether the end was said in the band.
         config: Times.
-        ending: The end that this is a part of.
+
+    Attributes:
+        cause: Why the connection is gone, or None; whether that is a failure depends on what was
+            said before.
+        said: This side says the end in the band, behind what was posted.
+        leaving: The loop ends: the stream only waits for what was posted.
     """
 
-    __slots__ = ("_arrived", "_config", "_ending", "_linger_s", "_machine", "_port")
+    __slots__ = (
+        "_arrived", "_config", "_ending", "_linger_s", "_machine", "_port", "cause", "leaving",
+        "said",
+    )  # fmt: skip
 
-    def __init__(
-        self, port: StreamPort, machine: Machine, config: StreamConfig, ending: Ending
-    ) -> None:
+    def __init__(self, port: StreamPort, machine: Machine, config: StreamConfig) -> None:
         self._port = port
         self._machine = machine
         self._config = config
-        self._ending = ending
+        self._ending = Ending(port)
         self._linger_s: float | None = None
         self._arrived = False
+        self.cause: BaseException | None = None
+        self.said = self.leaving = False
+
+    def say(self) -> None:
+        """Say it behind what was posted; the caller posts it."""
+        if not self.said:
+            self.said = True
+            self._machine.disconnect()
+
+    def peer_left(self) -> None:
+        """The connection manager has said that the connection is down."""
+        self._ending.peer_left()
 
     def arrived(self) -> None:
         """The peer's adapter has what it will ever have."""
@@ -76,8 +94,15 @@ class StreamEnd:
             self._linger_s = self._config.linger_s if linger_s is None else linger_s
         return self._linger_s
 
-    async def leave(self) -> bool:
-        """As in `LastSteps`."""
+    def begin(self) -> None:
+        """Let go of the connection, once what was posted has arrived; idempotent."""
+        self._ending.begin(LastSteps(self._leave))
+
+    async def wait(self) -> None:
+        """Wait until everything was given back.  Cancellation: ends the wait."""
+        await self._ending.wait()
+
+    async def _leave(self) -> bool:
         await self._linger()
         return not self._machine.disconnected or self._port.context.is_iwarp
 

@@ -8,8 +8,8 @@ Theory of operation
     A few more receives are posted than are announced: words about buffers and the end are not
     counted, and used-up receives are posted again by the chain, not one by one.
 
-    Most completions never get here: `attach` gives them to `StreamState`, which hands on what is
-    not plain, and counts what is under way.
+    Most completions never get here: from `attach` on `StreamState` takes them, which hands on what
+    is not plain, and counts what is under way.
 
     The ring and the table are the only memory that the peer may write to.  They are registered
     each for itself, so that the adapter refuses what is written beyond one of them; what is for
@@ -19,24 +19,23 @@ Theory of operation
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from socket import ntohl
+from typing import Protocol
 
 from aiordma._core import STREAM_MESSAGE, STREAM_PROBE, STREAM_RECV, SUB_SHIFT, StreamState
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.description import describe
 from aiordma.errors import ProtocolError, os_error
-from aiordma.link.adapter_side import AdapterSide
+from aiordma.link.adapter_side import AdapterSide, Owner
+from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
-from aiordma.loop.empty import nobody
 from aiordma.loop.workers import call_blocking
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
-from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
+from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
-from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, WCFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -44,7 +43,7 @@ from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["StreamPort"]
+__all__ = ["StreamMemory", "StreamOwner", "StreamPort"]
 
 _WORD = struct.Struct("=I")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
@@ -62,56 +61,138 @@ async def _registered(
     )
 
 
+class StreamOwner(Owner, Protocol):
+    """A stream, as its port sees it: called in the midst of a drain."""
+
+    def _on_word(self, word: int) -> None:
+        """The peer has sent a word."""
+
+    def _on_sent(self, word: int) -> None:
+        """The message with this word has completed; messages do in the order of their posts."""
+
+    def _on_flushed(self) -> None:
+        """What was posted before `flush` has arrived."""
+
+
+class StreamMemory:
+    """Registered memory of one stream; made by `register`.
+
+    Attributes:
+        ring: Where the peer's bytes land.
+        table: Where it writes descriptors, and mappings.
+        own: For this side alone: the ring for sending, control messages, and on iWARP words.
+        send: Where own bytes lie while they are sent.
+        words: Where words land, on iWARP.
+        mapped: What the program has registered for mappings.
+    """
+
+    __slots__ = ("mapped", "own", "ring", "send", "table", "words")
+
+    def __init__(
+        self, plan: Plan, ring: MemoryRegion, table: MemoryRegion, own: MemoryRegion
+    ) -> None:
+        self.ring = ring
+        self.table = table
+        self.own = own
+        self.send = own.view[: plan.config.send_buffer_size]
+        self.words = own.view[plan.words :]
+        self.mapped: list[MemoryRegion] = []
+
+    @classmethod
+    async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:
+        """Allocate and register.
+
+        Raises:
+            OSError: Out of memory that may be pinned.
+
+        Cancellation: what was made is given back.
+        """
+        made: list[MemoryRegion] = []
+        try:
+            for size, access in (
+                (plan.config.receive_buffer_size, _THEIRS),
+                (plan.table, _THEIRS),
+                (plan.own, Access.LOCAL_WRITE),
+            ):
+                # What others have left in a ring the peer could claim to have sent.
+                made.append(await _registered(pd, size, access, clear=access is _THEIRS))
+        except BaseException:
+            for region in made:
+                region.close()
+            raise
+        return cls(plan, *made)
+
+    @property
+    def regions(self) -> tuple[MemoryRegion, ...]:
+        """All that the queue pair may use."""
+        return (self.ring, self.table, self.own, *self.mapped)
+
+    def close(self) -> None:
+        """Deregister."""
+        for region in self.regions:
+            region.close()
+
+
+class _Probe:
+    """A message without bytes, which the peer's adapter acknowledges behind all that was posted.
+
+    Attributes:
+        under_way: It is not acknowledged yet.
+        awaited: So many acknowledgements until what was posted before `flush` has arrived.
+    """
+
+    __slots__ = ("awaited", "under_way")
+
+    def __init__(self) -> None:
+        self.under_way = False
+        self.awaited = 0
+
+    def flush(self) -> None:
+        """One that is under way stands for what was posted before it, and no more."""
+        self.awaited = 2 if self.under_way else 1
+
+
 class StreamPort(AdapterSide):
     """What the adapter holds for one stream.
 
     Made by `open`; `start` begins to receive.
 
     Attributes:
-        ring: Where the peer's bytes land; a piece of it is a `bytes` object, copied once.
-        send: Where own bytes lie while they are sent.
+        memory: The rings.
         state: Data and credits.
         plan: What follows from its configuration.
     """
 
-    __slots__ = (
-        "_attached", "_iwarp", "_on_flushed_out", "_on_sent", "_on_word", "_probing", "_regions",
-        "_words_view", "plan", "ring", "send", "state",
-    )  # fmt: skip
+    __slots__ = ("_probe", "memory", "plan", "state")
+
+    _owner: StreamOwner | None
 
     def __init__(
         self,
         cm_id: ConnectionId,
         context: Context,
-        channel: CompletionChannel,
+        completions: Completions,
         pd: ProtectionDomain,
-        cq: CompletionQueue,
         qp: QueuePair,
-        regions: list[MemoryRegion],
+        memory: StreamMemory,
         plan: Plan,
     ) -> None:
-        super().__init__(cm_id, context, channel, pd, cq, qp)
+        super().__init__(cm_id, context, completions, pd, qp)
         config = plan.config
         self.plan = plan
-        self._regions = regions
-        ring, table, own = regions
-        self._iwarp = context.is_iwarp
-        self._words_view = own.view[plan.words :] if self._iwarp else None
-        self._probing = False
-        self._on_flushed_out: Callable[[], None] | None = None
-        self._attached = False
-        self.send = own.view[: config.send_buffer_size]
-        self.ring = ffi.buffer(ffi.cast("char *", ring.addr), ring.length)
+        self.memory = memory
+        self._probe = _Probe()
+        ring, table, own = memory.ring, memory.table, memory.own
         self.state = StreamState(
             ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
             send=(own.addr, config.send_buffer_size, own.lkey),
             credits=config.recv_depth,
             send_depth=plan.sends - 1,
-            iwarp=self._iwarp,
+            iwarp=context.is_iwarp,
             inline_size=qp.limits.max_inline_data,
             # Addresses keep nothing alive.
-            memory=[region.view for region in regions],
+            memory=[region.view for region in memory.regions],
         )
 
     @classmethod
@@ -133,79 +214,63 @@ class StreamPort(AdapterSide):
             undo.append(release_queues)
             pd = ProtectionDomain(context)
             undo.append(pd.close)
-            regions = []
-            for size, access in (
-                (config.receive_buffer_size, _THEIRS),
-                (plan.table, _THEIRS),
-                (plan.own, Access.LOCAL_WRITE),
-            ):
-                # What others have left in a ring the peer could claim to have sent.
-                region = await _registered(pd, size, access, clear=access is _THEIRS)
-                undo.append(region.close)
-                regions.append(region)
+            memory = await StreamMemory.register(pd, plan)
+            undo.append(memory.close)
             cq = queues.take(plan.completions)
             cm_id.policy = plan.policy
-            qp = cm_id.create_qp(pd, plan.attributes, tuple(regions), cq)
+            qp = cm_id.create_qp(pd, plan.attributes, memory.regions, cq)
         except BaseException:
             for function in reversed(undo):
                 function()
             raise
         # The machine counts what is posted; the queue pair's own count is for others.
         qp._sq.room.try_acquire(plan.sends)
-        port = cls(cm_id, context, channel, pd, cq, qp, regions, plan)
+        port = cls(cm_id, context, Completions(channel, cq), pd, qp, memory, plan)
         port.at_close(release_queues)
         port.at_close(release)
         return port
 
     def machine(self) -> Machine:
         """The protocol's side of this stream."""
-        (ring, table), plan = self._regions[:2], self.plan
+        ring, table, plan = self.memory.ring, self.memory.table, self.plan
         return Machine(
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
             credits=plan.config.recv_depth,
             send_depth=plan.sends - 1,
-            iwarp=self._iwarp,
+            iwarp=self.context.is_iwarp,
             state=self.state,
         )
 
-    def start(
-        self,
-        on_word: Callable[[int], None],
-        on_sent: Callable[[int], None],
-        on_failed: Callable[[], None],
-    ) -> None:
-        """Set the handlers, have completions delivered and post all receives.
-
-        Messages complete in the order in which they were posted; `on_sent` gets the word of each.
-        """
-        self._on_word = on_word
-        self._on_sent = on_sent
-        self._begin(on_failed)
-        own = self._regions[2]
-        words = own.addr + self.plan.words if self._iwarp else 0
+    def start(self, owner: StreamOwner) -> None:
+        """Tell `owner` from now on, have completions delivered and post all receives."""
+        self._owner = owner
+        self._begin()
+        own = self.memory.own
+        words = own.addr + self.plan.words if self.context.is_iwarp else 0
         qp = int(ffi.cast("uintptr_t", self._qp_handle))
-        self.state.bind(qp, self._base, words, own.lkey)
+        self.state.bind(qp, self.completions.id, words, own.lkey)
         self.check(self.state.fill(self.plan.receives), "recv")
 
-    def attach(self, news: Callable[[int], None]) -> None:
-        """Have C take completions from now on, and call `news`; not in the midst of a drain."""
-        if not self._attached and not self.closed and self.failure is None:
-            self._attached = True
-            self._tell(news)
+    @property
+    def attached(self) -> bool:
+        """Whether C takes completions."""
+        return self.completions.in_c
 
-    def _tell(self, news: Callable[[int], None]) -> None:
-        self._channel.drain.add(self._base, self.state, news)
+    def attach(self) -> None:
+        """Have C take completions from now on; not in the midst of a drain."""
+        if not self.attached and not self.closed and self.failure is None:
+            self.completions.let_c_take(self.state, self.state)
 
-    def _on_flushed(self, _: int) -> None:
+    def _on_flush(self, _: int) -> None:
         self._came_back()
 
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
         """One of its requests has completed, and was not plain."""
-        if self._attached:
+        if self.attached:
             self.state.passed -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         if sub & STREAM_RECV and not record[1]:
@@ -220,7 +285,6 @@ class StreamPort(AdapterSide):
             self._failed(record)
         elif sub == STREAM_PROBE:
             self.posted -= 1
-            self._probing = False
             self._probed()
         self._came_back()
 
@@ -234,24 +298,26 @@ class StreamPort(AdapterSide):
         failed = bool(record[1])
         count = self.state.reach(sub)
         for _ in range(count - failed):
-            self._on_sent(self.state.retire())
+            word = self.state.retire()
+            if self._owner is not None:
+                self._owner._on_sent(word)
         if failed:
             if count:
                 self.state.drop()
             self._failed(record)
 
     def _received(self, slot: int, record: WCRecord) -> None:
-        if self._words_view is not None:
-            word = _WORD.unpack_from(self._words_view, slot * WORD_SIZE)[0]
+        if self.context.is_iwarp:
+            word = _WORD.unpack_from(self.memory.words, slot * WORD_SIZE)[0]
             whole = record[4] == WORD_SIZE
         else:
             word = ntohl(record[5])
             whole = bool(record[8] & _WITH_IMM)
         self.check(self.state.used(slot), "recv")
-        if whole:
-            self._on_word(word)
-        else:
+        if not whole:
             self.fail(ProtocolError(71, "the peer broke the protocol: a message without a word"))
+        elif self._owner is not None:
+            self._owner._on_word(word)
 
     def _operation(self, sub: int) -> str:
         return "receive" if sub & STREAM_RECV else "send"
@@ -271,37 +337,31 @@ class StreamPort(AdapterSide):
 
     def probe(self) -> None:
         """Have the peer's adapter acknowledge nothing; a failure tells that it is gone."""
-        if self.closed or self.failure is not None or self._probing:
+        if self.closed or self.failure is not None or self._probe.under_way:
             return
-        self._probing = True
+        self._probe.under_way = True
         self.posted += 1
         if code := self.state.probe():
             self.fail(os_error(code, "ibv_post_send"))
 
-    def flush(self, done: Callable[[], None]) -> None:
-        """Have `done` called when the peer's adapter has everything that was posted; once.
+    def flush(self) -> None:
+        """Tell the owner, once, when the peer's adapter has everything that was posted.
 
         Not where the connection breaks before.
         """
-        # A probe that is on its way already stands for what was posted before it, and no more.
-        waiting = self._probing
-        self._on_flushed_out = (lambda: self.flush(done)) if waiting else done
+        self._probe.flush()
         self.probe()
 
     def _probed(self) -> None:
-        done, self._on_flushed_out = self._on_flushed_out, None
-        if done is not None:
-            done()
-
-    # Memory of the program's own
-
-    def keep(self, region: MemoryRegion) -> None:
-        """Deregister it at the end."""
-        self._regions.append(region)
-
-    def forget(self, region: MemoryRegion) -> None:
-        """The program has deregistered it."""
-        self._regions.remove(region)
+        probe = self._probe
+        probe.under_way = False
+        if not probe.awaited:
+            return
+        probe.awaited -= 1
+        if probe.awaited:
+            self.probe()
+        elif self._owner is not None:
+            self._owner._on_flushed()
 
     # End
 
@@ -311,20 +371,15 @@ class StreamPort(AdapterSide):
         C counts the receives; all else that completes from now on is Python's.
         """
         self.state.dead = True
-        if self._attached and not self.state.flushing:
+        if self.attached and not self.state.flushing:
             self.state.flushing = True
-            self._tell(self._on_flushed)
+            self.completions.let_c_take(self.state, self._on_flush)
         super().to_error()
 
     def close(self) -> None:
         """Give everything back; see `AdapterSide.close`."""
         self.state.dead = True
-        if self._attached:
-            self._attached = False
-            self._channel.drain.remove(self._base)
         super().close()
-        self._on_word = self._on_sent = self._on_failed = nobody
-        self._on_flushed_out = None
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing may be posted."""
@@ -332,9 +387,8 @@ class StreamPort(AdapterSide):
         super().poison_after_fork()
 
     def _give_back(self) -> list[Resource]:
-        for region in self._regions:
-            region.close()
-        return list(self._regions)
+        self.memory.close()
+        return list(self.memory.regions)
 
     def describe(self) -> dict[str, object]:
         """Device, port, GID and so on, as `RdmaTransport.get_extra_info` tells them."""

@@ -39,7 +39,6 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
-from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
@@ -110,37 +109,25 @@ class RdmaTransport(transports._FlowControlMixin):
         self._config = config
         self._machine = port.machine()
         self._out = Outgoing(port, self._machine)
-        self._state = port.state
-        self._in = Incoming(port, self._machine, self._fatal_error, self.close, self._soon)
-        calls = self._state
-        calls.run, calls.other, calls.failed = self._context.run, self._on_news, self._push_failed
-        calls.rest = self._write
-        calls.elsewhere = functools.partial(check_thread, loop, "stream")
+        self._in = Incoming(port, self._machine, self)
+        self._end = StreamEnd(port, self._machine, config)
+        state = port.state
+        state.handler, state.run, state.rest = self, self._context.run, self._write
+        state.elsewhere = functools.partial(check_thread, loop, "stream")
         if type(self).write is RdmaTransport.write:
-            self.write = calls.write  # type: ignore[assignment]  # a call of Python less
+            self.write = state.write  # type: ignore[method-assign, assignment]  # a call of Python less
         name = "idle_timeout_s of this side's StreamConfig"
         self._keepalive = Keepalive(loop, port.plan.silence, config.idle_timeout_s, name)
         self._shown = 0.0  # when this side last gave a sign of life by itself
-        self._ending = Ending(port)
-        self._end = StreamEnd(port, self._machine, config, self._ending)
         self._protocol: Any = None
         self._server: Any = None
         self._reading = False  # the protocol has seen connection_made
-        self._attached = False
         self._closing = False
-        self._eof_sent = False
         self._over = False
-        self._said_goodbye = False
-        self._leaving = False
-        self._flushing = False
-        self._cause: BaseException | None = None
         self._scheduled = False
-        self._lost_writes = 0
-        self._written_in_vain = False  # to a peer that was known to have closed
-        self._listens_first = False
         port.at_close(self._part)
         port.cm_id._sink = self._on_cm_event
-        port.start(self._on_word, self._on_sent, self._on_failed)
+        port.start(self)
         fork.guard(self)
         fork.guard_public(self)
 
@@ -166,8 +153,7 @@ class RdmaTransport(transports._FlowControlMixin):
         self._server = server
         if server is not None:
             server._attach(self)
-        if not self._listens_first:
-            self._machine.open()
+        self._machine.open()
         self._out.control()
         self._shown = now()
         self._keepalive.start(self)
@@ -189,13 +175,10 @@ class RdmaTransport(transports._FlowControlMixin):
     # From the port, in the midst of a drain
 
     def _on_word(self, word: int) -> None:
-        self._state.heard = True
+        self._port.state.heard = True
         if self._protocol is None and not self._over:
             # It can be here before the event that allows it is read, or after that got lost.
             self._port.cm_id.notify_established()
-        if self._listens_first:
-            self._listens_first = False
-            self._machine.open()
         try:
             self._machine.on_word(word)
         except ProtocolError as exc:
@@ -203,13 +186,16 @@ class RdmaTransport(transports._FlowControlMixin):
             return
         if not self._scheduled:
             self._scheduled = True
-            self._port.after_drain(self._run)
+            self._port.completions.after_drain(self._run)
 
     def _on_sent(self, word: int) -> None:
         self._machine.completed(word)
         if not self._scheduled:
             self._scheduled = True
-            self._port.after_drain(self._run)
+            self._port.completions.after_drain(self._run)
+
+    def _on_flushed(self) -> None:
+        self._end.arrived()
 
     def _on_failed(self) -> None:
         self._note(self._port.failure)
@@ -218,8 +204,8 @@ class RdmaTransport(transports._FlowControlMixin):
         if event.type in (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
         # What arrived before the disconnection counts before it.
-        self._port.sweep()
-        self._ending.peer_left()
+        self._port.completions.sweep()
+        self._end.peer_left()
         if event.type == EventType.DISCONNECTED:
             self._note(vanished())
         else:
@@ -227,27 +213,34 @@ class RdmaTransport(transports._FlowControlMixin):
         return True
 
     def _note(self, cause: BaseException | None) -> None:
-        """The connection is gone; whether that is a failure depends on what was said before."""
-        if self._cause is None:
-            self._cause = cause
+        if self._end.cause is None:
+            self._end.cause = cause
         self._gate()
         if not self._scheduled:
             self._scheduled = True
-            self._port.after_drain(self._run)
+            self._port.completions.after_drain(self._run)
 
-    def _on_news(self, bits: int) -> None:
-        """What C has taken and not passed on; called at the end of a drain."""
-        if bits & STREAM_FAILED:
-            self._port.check(self._state.error)
+    # From C, at the end of a drain
+
+    def _on_events(self, events: int) -> None:
+        if events & STREAM_FAILED:
+            self._port.check(self._port.state.error)
         self._context.run(self._process)
 
-    def _push_failed(self, exc: BaseException) -> None:
+    def _on_attention(self) -> None:
+        """There is more than was taken, or a post has failed."""
+        if error := self._port.state.error:
+            self._port.check(error)
+        # A protocol that does not ask for the rest is given it.
+        self._soon()
+
+    def _on_raised(self, exc: BaseException) -> None:
         self._fatal_error(exc, "Fatal error: protocol.data_received() call failed.")
 
     # From the timer
 
     def _was_heard(self) -> bool:
-        heard, self._state.heard = self._state.heard, False
+        heard, self._port.state.heard = self._port.state.heard, False
         return heard
 
     def _on_interval(self, *, silent: bool) -> None:
@@ -276,15 +269,14 @@ class RdmaTransport(transports._FlowControlMixin):
         self._process()
 
     def _process(self) -> None:
-        if self._over or self._leaving:
+        if self._over or self._end.leaving:
             self._linger()
             return
         if not self._reading:
             return
-        if not self._attached and not self._listens_first:
-            self._attached = True
+        if self._machine.opened and not self._port.attached:
             self._machine.begin()
-            self._port.attach(self._state)
+            self._port.attach()
         try:
             self._out.control()
             if self._in.deliver():
@@ -308,10 +300,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _say_the_rest(self) -> None:
         """All bytes are on their way: now the end may be said."""
         if self._closing:
-            if not self._said_goodbye:
-                self._said_goodbye = True
-                self._machine.disconnect()
-        elif self._eof_sent:
+            self._end.say()
+        elif self._out.ended:
             self._machine.shutdown()
         else:
             return
@@ -320,7 +310,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _linger(self) -> None:
         """It is over for the program; the adapter has still something to deliver."""
         self._out.control()
-        if self._machine.disconnected or self._cause is not None:
+        if self._machine.disconnected or self._end.cause is not None:
             self._end.arrived()
 
     def _settle(self) -> None:
@@ -332,13 +322,13 @@ class RdmaTransport(transports._FlowControlMixin):
             # The peer reads no more, and there are bytes for it.
             if not self._ends_first:
                 self._force(_not_taken())
-        elif self._said_goodbye:
+        elif self._end.said:
             self._finish(None)
-        elif self._cause is not None and not machine.disconnected and not self._unread():
-            if isinstance(self._cause, OSError):
-                self._force(lost(self._cause))
+        elif self._end.cause is not None and not machine.disconnected and not self._unread():
+            if isinstance(self._end.cause, OSError):
+                self._force(lost(self._end.cause))
             else:
-                self._fatal_error(self._cause, "Fatal error on an RDMA stream")
+                self._fatal_error(self._end.cause, "Fatal error on an RDMA stream")
 
     @property
     def _ends_first(self) -> bool:
@@ -347,9 +337,9 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def _unread(self) -> bool:
         """Whether what came before the connection broke is still to be taken by the program."""
-        if not self._state.readable or self._closing or self._out.size:
+        if not self._port.state.readable or self._closing or self._out.size:
             return False
-        if isinstance(self._cause, ProtocolError):
+        if isinstance(self._end.cause, ProtocolError):
             return False
         if self._in.waiting and not self._in.enough():
             return False
@@ -397,7 +387,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._over:
             self._write(data, 0)
         else:
-            self._state.write(data)
+            self._port.state.write(data)
 
     def _write(self, data: Any, sent: int) -> None:
         """What was not plain: `sent` bytes have gone."""
@@ -406,39 +396,39 @@ class RdmaTransport(transports._FlowControlMixin):
         if isinstance(data, memoryview) and not data.c_contiguous:
             msg = "data argument must be contiguous"
             raise TypeError(msg)
-        if self._eof_sent:
+        if self._out.ended:
             msg = "Cannot call write() after write_eof()"
             raise RuntimeError(msg)
         if not data:
             return
         # While close() still flushes, TLS has its last words left: it writes when it is resumed.
-        if self._over or self._said_goodbye or (self._closing and not self._flushing):
-            if self._lost_writes >= _WARN_AFTER:
+        if self._over or self._end.said or (self._closing and not self._out.lasts):
+            if self._out.late >= _WARN_AFTER:
                 _log.warning("write() on a closed transport")
-            self._lost_writes += 1
+            self._out.late += 1
             return
         if self._machine.disconnected:
             # As over TCP: the protocol gets the end first, and a program that goes on writing gets
             # an error after it.
-            if self._written_in_vain:
+            if self._out.in_vain:
                 self._fatal_error(_not_taken(), "Fatal write error on an RDMA stream")
-            self._written_in_vain = not self._ends_first
+            self._out.in_vain = not self._ends_first
             return
-        if self._cause is not None:
-            self._fatal_error(lost(self._cause), "Fatal write error on an RDMA stream")
+        if self._end.cause is not None:
+            self._fatal_error(lost(self._end.cause), "Fatal write error on an RDMA stream")
             return
         if type(data) is not bytes:
-            sent = self._state.send(data)
-        if self._state.error:
-            self._port.check(self._state.error)
+            sent = self._port.state.send(data)
+        if self._port.state.error:
+            self._port.check(self._port.state.error)
         if self._out.keep(data, sent):
             self._gate()
             self._maybe_pause_protocol()
 
     def _gate(self) -> None:
         """Whether `write` may leave everything to C."""
-        self._state.held = bool(
-            self._out.size or self._closing or self._eof_sent or self._over or self._cause
+        self._port.state.held = bool(
+            self._out.size or self._closing or self._out.ended or self._over or self._end.cause
         )
 
     def write_eof(self) -> None:
@@ -448,9 +438,9 @@ class RdmaTransport(transports._FlowControlMixin):
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "stream")
-        if self._closing or self._eof_sent:
+        if self._closing or self._out.ended:
             return
-        self._eof_sent = True
+        self._out.ended = True
         self._gate()
         if not self._out.size and self._reading:
             self._say_the_rest()
@@ -473,7 +463,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._closing:
             return
         self._closing = self._in.stopped = True
-        self._flushing = bool(self._out.size)
+        self._out.lasts = bool(self._out.size)
         self._gate()
         if self._reading:
             self._send_waiting()
@@ -503,7 +493,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
         Cancellation: ends the wait.
         """
-        await self._ending.wait()
+        await self._end.wait()
 
     def _fatal_error(
         self, exc: BaseException, message: str = "Fatal error on an RDMA stream"
@@ -544,11 +534,10 @@ class RdmaTransport(transports._FlowControlMixin):
         if not self._end.hurry():
             self._end.arrived()
         elif whole:
-            self._said_goodbye = True
-            self._machine.disconnect()
+            self._end.say()
             self._out.control()
         else:
-            self._port.flush(self._end.arrived)
+            self._port.flush()
 
     def _finish(self, exc: BaseException | None) -> None:
         # A server waits for the report, and a KeyboardInterrupt comes between any two steps.
@@ -568,7 +557,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._protocol = None
             self._in.set_protocol(None)
             self._in.wake()
-            self._ending.begin(LastSteps(self._end.leave))
+            self._end.begin()
             if self._server is not None:
                 self._server._detach(self)
                 self._server = None
@@ -579,29 +568,28 @@ class RdmaTransport(transports._FlowControlMixin):
             self._over = self._closing = self._in.stopped = True
             self._keepalive.stop()
             if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
-                if not self._listens_first:
-                    self._machine.open()
+                self._machine.open()
                 self._take_leave(whole=True)
             else:
                 self._end.arrived()
-            self._ending.begin(LastSteps(self._end.leave))
+            self._end.begin()
 
     async def _deliver(self) -> None:
         """The stream waits for its requests; its end is one of them if no bytes wait for room."""
         if self._port.closed:
             return
         if not self._over:
-            self._leaving = True
+            self._end.leaving = True
             self._take_leave(whole=not self._out.size)
         self._end.hurry()
-        self._ending.begin(LastSteps(self._end.leave))
-        await self._ending.wait()
+        self._end.begin()
+        await self._end.wait()
 
     def _part(self) -> None:
         """Everything was given back, and nothing will be told any more."""
         vars(self).pop("write", None)
         self._in.part()
-        self._state.rest = functools.partial(_written_late, weakref.ref(self))
+        self._port.state.rest = functools.partial(_written_late, weakref.ref(self))
 
     # Others
 
@@ -641,7 +629,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def poison_after_fork(self) -> None:
         """In a forked child: a `write` that was kept refuses, as the others do."""
-        self._state.rest = _written_in_a_child
+        self._port.state.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Call another protocol from now on.
@@ -652,7 +640,7 @@ class RdmaTransport(transports._FlowControlMixin):
         check_thread(self._loop, "stream")
         self._protocol = protocol
         self._in.set_protocol(protocol)
-        if self._state.readable:
+        if self._port.state.readable:
             self._soon()
 
     def __del__(

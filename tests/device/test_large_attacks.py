@@ -144,7 +144,7 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
         receiving = []
         for size in [8 * MIB] * 8 + [64 * MIB] * 4:
             raw, victim = await stack.enter_async_context(attacker(address, listener))
-            assert link_of(victim).account._source == address
+            assert link_of(victim).buffers.account._source == address
             stuck.append(link_of(victim))
             receiving.append(asyncio.create_task(victim.recv()))
             await raw.send(announcement(1, size))
@@ -154,7 +154,7 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
             aiordma.connect(address, listener.port, config=config)
         )
         server = await listener.accept()
-        link_of(server)._account = Account(budget, "another source")
+        link_of(server).buffers._account = Account(budget, "another source")
         begun = time.monotonic()
         async with asyncio.timeout(10):
             for size in (20_000, MIB):
@@ -266,7 +266,7 @@ async def test_g01_what_is_kept_of_answers_is_counted(address: str) -> None:
                     with await client.recv() as answer:
                         assert answer == data
                     await asyncio.gather(sending, answering)
-        kept = [link_of(server).outgoing._kept for server in servers]
+        kept = [link_of(server).buffers.outgoing._kept for server in servers]
         assert 0 < sum(kept) <= MIB, kept
         assert sum(kept) <= listener._budget.ahead <= MIB
     assert PROCESS_BUDGET.ahead == 0

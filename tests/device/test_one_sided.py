@@ -227,7 +227,7 @@ async def test_what_has_ended_before_the_connection_has_succeeded(pair: Pair) ->
         state, deadline = state_of(client), time.monotonic() + 10
         while state.operating and not state.done:  # the loop stands still
             assert time.monotonic() < deadline
-            link_of(client).sweep()
+            link_of(client).completions.sweep()
         assert state.operating, "it was told already"
         assert await writing == 64
 

@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma.endpoint.config import MIN_WINDOW
-from aiordma.endpoint.link import Link
+from aiordma.link.completions import Completions
 from aiordma.verbs import AsyncEvent, AsyncEventType
 from tests.device.oracle import until
 from tests.inside import (
@@ -116,7 +116,7 @@ async def test_a_window_grows_while_there_is_room(
         (one, other), _ = made
         # A sender looks for sends that are done before it asks for more slots.  This adapter may
         # be done with all of them by then; others are not so near.
-        monkeypatch.setattr(Link, "sweep", lambda link: None)
+        monkeypatch.setattr(Completions, "sweep", lambda self: None)
         budget = budget_of(one)
         before = budget.used
         for _ in range(3):

@@ -61,7 +61,7 @@ async def _flushed(connection: Connection) -> None:
     while connection._outcome.cause is None:
         if link._unexplained and state.completed == state.sent:
             return
-        link.sweep()
+        link.completions.sweep()
         await asyncio.sleep(0)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiordma.datagram.config import DatagramConfig, Key
 from aiordma.datagram.destinations import Destination, Destinations
-from aiordma.datagram.port import DatagramPort
+from aiordma.datagram.port import DatagramOwner, DatagramPort
 from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.verbs.ah import AHAttributes, gid_of
 
@@ -50,9 +50,9 @@ class FakePort:
     def describe(self) -> dict[str, Any]:
         return {"device": "fake0"}
 
-    def start(self, *handlers: Callable[..., None]) -> None:
-        self.on_received, self.on_sent = handlers[:2]
-        self.on_restarted, self.on_failed = handlers[2:]
+    def start(self, owner: DatagramOwner) -> None:
+        self.on_received, self.on_sent = owner._on_received, owner._on_sent
+        self.on_restarted, self.on_failed = owner._on_restarted, owner._on_failed
 
     def fail(self, cause: BaseException) -> None:
         self.failure = cause

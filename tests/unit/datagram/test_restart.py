@@ -9,11 +9,14 @@ from typing import Any, cast
 
 import pytest
 
+from aiordma._core import SUB_RECV, SUB_SHIFT
 from aiordma._ffi import ffi, load_error
 from aiordma.datagram.port import DatagramPort
-from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
-from aiordma.loop.slots import SUB_SHIFT, SlotTable
+from aiordma.datagram.slots import RecvSlots, SendSlots
+from aiordma.link.completions import Completions
+from aiordma.loop.slots import SlotTable
 from aiordma.verbs.enums import QPState, WCStatus
+from aiordma.verbs.wc import WCRecord
 
 from ..conftest import Run, settle
 from .test_slots import FakeHandle, FakeRegion, posted
@@ -56,12 +59,12 @@ class Place:
         self.received: list[int] = []
         self.table = Table()
         self.recv = RecvSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
+        channel, cq = SimpleNamespace(table=self.table), SimpleNamespace(manage=lambda **_: None)
         parts: list[Any] = [
             SimpleNamespace(_sink=None, _start_qp=lambda qp: None),  # the connection id
             None,
-            SimpleNamespace(table=self.table),  # the completion channel
+            Completions(cast("Any", channel), cast("Any", cq)),
             None,
-            SimpleNamespace(manage=lambda: None),  # the completion queue
             SimpleNamespace(modify=self._modify, _require=lambda: ffi.NULL),
             self.recv,
             SendSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE),
@@ -69,13 +72,20 @@ class Place:
         port = self.port = DatagramPort(*parts)
         self.loop = Timed()
         port.loop = cast("Any", self.loop)
-        port.start(
-            lambda slot, record: self.received.append(slot),
-            lambda: None,
-            self.restarted.append,
-            pytest.fail,
-        )
+        port.start(self)
         port.post_recv(range(COUNT))
+
+    def _on_received(self, slot: int, record: WCRecord) -> None:
+        self.received.append(slot)
+
+    def _on_sent(self) -> None:
+        """Its slot is free."""
+
+    def _on_restarted(self, cause: OSError) -> None:
+        self.restarted.append(cause)
+
+    def _on_failed(self) -> None:
+        pytest.fail("it has ended")
 
     def _modify(self, mask: Any, *, qp_state: QPState) -> None:
         self.states.append(qp_state)
@@ -113,7 +123,7 @@ def test_i05_what_does_not_come_back_is_free_after_the_new_beginning(
             assert place.send(b"y", handle)
         # What completes late is of before, and nobody's.
         assert place.table.get(stale) is None
-        place.completes(RECV, WCStatus.SUCCESS)
+        place.completes(SUB_RECV, WCStatus.SUCCESS)
         assert place.received == [0]
 
     run(main())
@@ -126,7 +136,7 @@ def test_i05_all_that_came_back_begins_anew_without_waiting(run: Run, posted: li
         place.completes(COUNT - 1, WCStatus.WR_FLUSH_ERR)
         for slot in range(COUNT):
             assert place.states == []
-            place.completes(RECV | slot, WCStatus.WR_FLUSH_ERR)
+            place.completes(SUB_RECV | slot, WCStatus.WR_FLUSH_ERR)
         await settle()
         assert place.states == [QPState.RESET]
         assert (place.port.sending, handle.users, len(place.recv)) == (0, 0, COUNT)

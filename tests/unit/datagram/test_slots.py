@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import pytest
 
+from aiordma._core import SUB_RECV
 from aiordma._ffi import ffi, lib, load_error
-from aiordma.datagram.slots import RECV, RecvSlots, SendSlots
+from aiordma.datagram.slots import RecvSlots, SendSlots
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.mr import MemoryRegion
 
@@ -85,7 +86,7 @@ def test_receiving(posted: list[tuple[int, ...]]) -> None:
     region = FakeRegion(40)
     slots = RecvSlots(cast("MemoryRegion", region), 4, 10)
     slots.post(None, BASE, range(4))
-    assert posted == [(BASE + (RECV << 24), 0x10000, 10, 7, 0, 1, 2, 3)]
+    assert posted == [(BASE + (SUB_RECV << 24), 0x10000, 10, 7, 0, 1, 2, 3)]
     assert len(slots) == 4
     region.view[20:25] = b"hello"
     slots.filled(2)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from socket import ntohl
@@ -29,7 +30,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.plan import CONTROL_SIZE, hello_of, plan_of
-from aiordma.loop.empty import nobody
+from aiordma.link.completions import Completions
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode
@@ -78,6 +79,19 @@ class FakeId:
                 loop.call_soon(side.event, EventType.DISCONNECTED)
 
 
+class _FakeCompletions(Completions):
+    """Takes all that has completed when it is asked to."""
+
+    def __init__(self, link: FakeLink, queue: Queue) -> None:
+        channel = SimpleNamespace(drain=queue.drain)
+        super().__init__(cast("Any", channel), cast("Any", None))
+        self._link = weakref.ref(link)
+
+    def sweep(self) -> None:
+        if (link := self._link()) is not None:
+            link.sweep()
+
+
 class FakeLink(Link):
     """The adapter's side of a connection, whose adapter is fake.
 
@@ -110,30 +124,27 @@ class FakeLink(Link):
         )
         for arena in (self.send, self.recv):
             if isinstance(arena, FakeElastic):
-                arena.pin, arena.unpin = self.pin, self.unpin
+                arena.keeper = self
         self.state = new_state(config, self.loop, self.recv.count, self.send.count)
         self.control = None if config.raw else FakeArena(CONTROL_SLOTS, CONTROL_SIZE)
         self.cm_id = FakeId()
         self.pd = cast("Any", None)
         self.pool, self.outgoing = FakePool(), FakePool()
         self.check_large = bool(config.check_large)  # as an adapter of hardware by default
-        self.lands_in_the_open = False
+        self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
-        self.before_close = None
+        self._owner = None
         self.closed = False
         self.failure = None
         self.posted = 0
         self._adapter = QueuePair(self._send, self._receive)
         self._queue = Queue()
         self._qp_handle = self._adapter.handle
-        self._channel = cast("Any", SimpleNamespace(drain=self._queue.drain))
-        self._base = self._inline_size = self._listeners = 0
-        self._elastic = isinstance(self.recv, FakeElastic)
-        self._quiet = False
+        self.completions = _FakeCompletions(self, self._queue)
         self._unexplained = self._idle = None
         self._thread = threading.get_ident()
         self._at_close = []
-        self._on_failed = nobody
+        self.qp = cast("Any", SimpleNamespace(limits=SimpleNamespace(max_inline_data=0)))
         self._data_slots = config.send_depth
         self.refused = 0
         self.telling = True
@@ -153,8 +164,13 @@ class FakeLink(Link):
         self.busy: set[int] = set()  # own send slots under way
         self.pinned: set[Any] = set()
 
-    def _begin(self, on_failed: Callable[[], None]) -> None:
-        self._on_failed = on_failed
+    def _begin(self) -> None:
+        """There is no table of slots."""
+
+    @property
+    def buffers(self) -> Any:  # type: ignore[override]
+        """The pools and the account are the link's own."""
+        return self
 
     # What C posts
 
@@ -242,7 +258,8 @@ class FakeLink(Link):
     def fail(self, cause: BaseException) -> None:
         if self.failure is None:
             self.failure = self._adapter.wrong or cause
-            self._on_failed()
+            if self._owner is not None:
+                self._owner._on_failed()
 
     @property
     def can_send(self) -> bool:
@@ -264,16 +281,17 @@ class FakeLink(Link):
     def close(self) -> None:
         if self.closed:
             return
-        if self.before_close is not None:
-            self.before_close()
+        if self._owner is not None:
+            self._owner._on_closing()
         self.closed = self.state.closed = True
-        self._queue.drain.remove(self._base)
+        self.completions.end()
         for region in list(self.pinned):
             self.unpin(region)
         self.pool.close()
         self.outgoing.close()
         for function in self._at_close:
             function()
+        self._owner = None
 
     async def wait_closed(self) -> None:
         """Gone at once."""

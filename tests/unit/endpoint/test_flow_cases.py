@@ -243,18 +243,18 @@ def test_frames_that_wait_for_a_slot_have_completed_sends_wake_the_loop(frame: F
         link, end = wire.links[1], wire.ends[1]
         for number in range(CONTROL_SLOTS):
             end._sender.control(FrameKind.DONE, number)
-        assert link._listeners == 0
+        assert link.completions._listeners == 0
         if frame == FrameKind.PONG:
             link.inject(FRAME.pack(FrameKind.PING, 0, 0, 0, 0))
             await settle()
         else:
             end._sender.control(FrameKind.DONE, CONTROL_SLOTS)
-        assert (link.state.unsaid, link._listeners) == (1, 1)
+        assert (link.state.unsaid, link.completions._listeners) == (1, 1)
         wire.links[0].land()
         link.acknowledge()
         await settle()
         assert kinds(link.sent)[-1] == frame
-        assert (link.state.unsaid, link._listeners) == (0, 0)
+        assert (link.state.unsaid, link.completions._listeners) == (0, 0)
         await wire.lose()
 
     run_on("asyncio", main())

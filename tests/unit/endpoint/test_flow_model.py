@@ -222,7 +222,7 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         window = end._receiver.window
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
         assert (state.unsaid, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
-        assert (state.blocked, link._listeners) == (False, 0), "it waits for nothing"
+        assert (state.blocked, link.completions._listeners) == (False, 0), "it waits for nothing"
         assert end._exposer.window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window
         )

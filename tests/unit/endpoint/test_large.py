@@ -191,7 +191,7 @@ def test_g04_an_announcement_without_the_checksum_that_was_asked_for(run: Run, c
 def test_g03_a_delivered_message_lies_in_no_memory_that_the_peer_could_write(run: Run) -> None:
     async def main() -> None:
         wire = await opened()
-        wire.links[1].lands_in_the_open = True
+        wire.links[1].in_the_open = True
         data = random.Random(3).randbytes(1000)
         landing: list[memoryview] = []
         wire.links[1].damage = landing.append

@@ -109,8 +109,8 @@ class Stream:
         self.probes: list[float] = []
         self.words: list[float] = []
         self.failures: list[tuple[float, BaseException]] = []
-        self._state = SimpleNamespace(heard=False)
-        self._port = SimpleNamespace(probe=lambda: self.probes.append(self.clock.now))
+        state = SimpleNamespace(heard=False)
+        self._port = SimpleNamespace(state=state, probe=self._probe)
         self._machine = SimpleNamespace(show_life=lambda: self.words.append(self.clock.now))
         self._out = SimpleNamespace(control=lambda: None)
         self._shown = 0.0
@@ -119,6 +119,9 @@ class Stream:
             cast("Any", self.clock), interval, self._config.idle_timeout_s, "idle_timeout_s"
         )
         self.keepalive.start(cast("Any", self))
+
+    def _probe(self) -> None:
+        self.probes.append(self.clock.now)
 
     def _give_up(self, cause: BaseException) -> None:
         self.failures.append((self.clock.now, cause))
@@ -265,7 +268,7 @@ def test_a_silent_stream_is_given_up_and_its_adapter_was_asked() -> None:
 def test_a_stream_says_a_word_whatever_it_hears() -> None:
     stream = Stream(keepalive_s=5, idle_timeout_s=40)
     for second in range(1, 101):
-        stream._state.heard = True
+        stream._port.state.heard = True
         stream.clock.run_until(second)
     assert stream.failures == []
     assert stream.probes == []

@@ -73,30 +73,40 @@ class Stream:
         machine.meet(PEER.pack())
         machine.begin()
         port = SimpleNamespace(state=self.state, loop=loop, check=self._fail)
-        self.incoming = Incoming(
-            cast("StreamPort", port), machine, lambda exc, _: self.report(exc), self._fail,
-            self._again,
-        )  # fmt: skip
+        self.incoming = Incoming(cast("StreamPort", port), machine, self)
         self.adapter = Adapter()
         self._queue = self.adapter.queue()
         self._said = 0
         if form == "by C":
             self.state.run = lambda function, data: function(data)
-            self.state.failed = lambda exc: self.report(exc)
         # Without `run` C gives the protocol nothing.
-        self.state.other = self._tell
+        self.state.handler = self
         self.adapter.drain.add(0, self.state, cast("Any", self.state))
         self.readable = Readable(self.adapter.drain, self._slow)
 
     def _fail(self, *_: object) -> None:
         pytest.fail("the stream has no reason to end")
 
-    def _tell(self, events: int) -> None:
+    # What C and the receiving half tell a stream
+
+    def _on_events(self, events: int) -> None:
         self.told += 1
         self.incoming.deliver()
 
-    def _again(self) -> None:
+    def _on_attention(self) -> None:
+        self._soon()
+
+    def _on_raised(self, exc: BaseException) -> None:
+        self.report(exc)
+
+    def _soon(self) -> None:
         self.soon += 1
+
+    def _fatal_error(self, exc: BaseException, message: str) -> None:
+        self.report(exc)
+
+    def close(self) -> None:
+        self._fail()
 
     def _slow(self) -> None:
         """What the channel does with an exception: it is the loop's."""

@@ -30,7 +30,8 @@ class State:
 
 
 def sending(state: State) -> Outgoing:
-    port = SimpleNamespace(state=state, send=memoryview(state.ring), check=lambda _: None)
+    memory = SimpleNamespace(send=memoryview(state.ring))
+    port = SimpleNamespace(state=state, memory=memory, check=lambda _: None)
     return Outgoing(cast("Any", port), cast("Any", None))
 
 

@@ -1,0 +1,130 @@
+"""Buffers: the registered memory of a connection beside its slots.
+
+What does not fit into slots lies in buffers out of two pools: one for what arrives, one for what
+the peer reads.  Both are made at first use, as most connections have short messages only, and are
+counted on the connection's account.
+
+Memory that comes and goes while the queue pair lives is pinned here: the pin ends with the request
+or with the queue pair.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from aiordma.cm.connection_id import ConnectionId
+from aiordma.errors import ResourceClosedError
+from aiordma.link.source import source_of
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve
+from aiordma.memory.pool import BufferPool
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+from aiordma.verbs.qp import QueuePair
+
+__all__ = ["Buffers"]
+
+_LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
+
+class Buffers:
+    """Those of one connection.
+
+    Args:
+        cm_id: Knows the peer's address.
+        pd: Protection domain.
+        incoming_size: Bytes of buffers for what arrives that are kept for the next message.
+        outgoing_size: Likewise, for what the peer reads.
+
+    Attributes:
+        budget: What large messages are counted on; a listener sets its own before they can come.
+        in_the_open: Whether the peer may write where its data land, for as long as that is
+            registered.
+    """
+
+    __slots__ = (
+        "_account", "_closed", "_cm_id", "_incoming", "_outgoing", "_pd", "_pinned", "_sizes",
+        "budget", "in_the_open",
+    )  # fmt: skip
+
+    def __init__(
+        self, cm_id: ConnectionId, pd: ProtectionDomain, incoming_size: int, outgoing_size: int
+    ) -> None:
+        self._cm_id = cm_id
+        self._pd = pd
+        self._sizes = incoming_size, outgoing_size
+        self._incoming: BufferPool | None = None
+        self._outgoing: BufferPool | None = None
+        self._account: Account | None = None
+        self._pinned: dict[MemoryRegion, None] = {}
+        self._closed = False
+        self.budget = PROCESS_BUDGET
+        self.in_the_open = pd.context.is_iwarp
+
+    @property
+    def account(self) -> Account:
+        """What the connection holds of the budget; made for the first large message."""
+        if self._account is None:
+            self._account = Account(self.budget, source_of(self._cm_id.destination_address))
+            if self._closed:
+                self._account.close()
+        return self._account
+
+    @property
+    def pool(self) -> BufferPool:
+        """Buffers for what arrives and does not fit into slots; made at first use."""
+        if self._incoming is None:
+            # iWARP writes the answer of a read as if the peer wrote it.
+            lands = _LANDS_ON_IWARP if self.in_the_open else Access.LOCAL_WRITE
+            self._incoming = self._new_pool(lands, self._sizes[0], self.account)
+        return self._incoming
+
+    @property
+    def outgoing(self) -> BufferPool:
+        """Buffers that the peer reads; made at first use."""
+        if self._outgoing is None:
+            reserve = Reserve(self.account)
+            self._outgoing = self._new_pool(Access.REMOTE_READ, self._sizes[1], reserve)
+        return self._outgoing
+
+    def _new_pool(self, access: Access, keep: int, account: Account | Reserve) -> BufferPool:
+        pool = BufferPool(self._pd, keep, access, account)
+        if self._closed:
+            pool.close()
+        return pool
+
+    def pin(self, region: MemoryRegion) -> None:
+        """Keep a region registered until `unpin`, or until the queue pair is gone.
+
+        Raises:
+            ForkedError: This process was forked from the connection's.
+            ResourceClosedError: The connection is closed.
+        """
+        if self._closed:
+            raise ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+        region._retain()
+        self._pinned[region] = None
+
+    def unpin(self, region: MemoryRegion) -> None:
+        """The adapter is done with the region."""
+        if region in self._pinned:
+            del self._pinned[region]
+            region._let_go()
+
+    def close(self, qp: QueuePair) -> None:
+        """Give everything back; what the adapter may use when `qp` is gone."""
+        self._closed = True
+        if self._pinned:
+            pinned, self._pinned = self._pinned, {}
+
+            def let_go(_: object) -> None:
+                for region in pinned:
+                    region._let_go()
+
+            qp._gone.add_done_callback(let_go)
+        for pool in (self._incoming, self._outgoing):
+            if pool is not None:
+                pool.close()
+        if self._account is not None:
+            # Its memory stays pinned until the queue pair is gone.
+            qp._gone.add_done_callback(self._account.closer())

@@ -1,0 +1,112 @@
+"""Completions: how the completions of one queue pair come, and what they wake its loop for.
+
+One entry of the channel's slot table serves a queue pair, so that a message costs no table entry
+and no future: the 16-bit sub-index of a wr_id tells what completed.  What is plain C takes, once
+it has been given the state; the rest goes to the owner of the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiordma.verbs.attention import expect, listen, unlisten
+from aiordma.verbs.comp_channel import CompletionChannel, Sink
+from aiordma.verbs.cq import CompletionQueue
+
+if TYPE_CHECKING:
+    from aiordma._core import MessageState, StreamState
+
+__all__ = ["Completions"]
+
+
+class Completions:
+    """Those of one queue pair.
+
+    Args:
+        channel: Where the queue reports.
+        cq: The queue, perhaps shared.
+        quiet: Whether the loop is woken by what the peer asks attention for, and by nothing else.
+        unused: Whether nothing was posted yet, and the queue is of this queue pair alone.
+
+    Attributes:
+        cq: The queue.
+        id: The wr_id of the entry, without a sub-index; 0 before `begin`.
+        in_c: Whether C takes the plain ones.
+        over: Nothing is delivered any more, nor asked of the queue.
+    """
+
+    __slots__ = ("_channel", "_listeners", "_quiet", "_unused", "cq", "id", "in_c", "over")
+
+    def __init__(
+        self,
+        channel: CompletionChannel,
+        cq: CompletionQueue,
+        *,
+        quiet: bool = False,
+        unused: bool = False,
+    ) -> None:
+        self._channel = channel
+        self._quiet = quiet
+        self._unused = unused
+        self._listeners = 0
+        self.cq = cq
+        self.id = 0
+        self.in_c = self.over = False
+
+    def begin(self, sink: Sink) -> None:
+        """Have completions delivered to `sink` from now on."""
+        self.id = self._channel.table.add(sink)
+        self.cq.manage(solicited_only=self._quiet, unused=self._unused)
+
+    def begin_anew(self, sink: Sink) -> None:
+        """The queue pair was reset: what completed before belongs to no request any more."""
+        self._channel.table.remove(self.id)
+        self.id = self._channel.table.add(sink)
+
+    def let_c_take(self, state: MessageState | StreamState, told: Callable[[int], object]) -> None:
+        """Have C take what is plain, into `state`, and call `told` with the events of a drain."""
+        self.in_c = True
+        self._channel.drain.add(self.id, state, told)
+
+    def end(self) -> None:
+        """The queue pair is closed: nothing is delivered any more."""
+        self.over = True
+        if self.in_c:
+            self.in_c = False
+            self._channel.drain.remove(self.id)
+        if self._listeners and self._quiet:
+            unlisten(self.cq)
+        if self.id:
+            self._channel.table.remove(self.id)
+
+    def sweep(self) -> None:
+        """Take what has completed already, without waiting for the descriptor."""
+        self._channel._sweep(self.cq)
+
+    def after_drain(self, function: Callable[[], None]) -> None:
+        """Run `function` when the completions at hand have been dispatched."""
+        self._channel.after_drain(function)
+
+    # Wake-ups: of a quiet queue, for what the peer asks attention for
+
+    def listen(self) -> None:
+        """Have own requests wake the loop, too, until as many `unlisten`."""
+        self._listeners += 1
+        wanted = self._listeners == 1 and self._quiet and not self.over
+        if wanted and listen(self.cq):
+            self.sweep()
+
+    def unlisten(self) -> None:
+        """One fewer wants that."""
+        self._listeners -= 1
+        if not self._listeners and self._quiet and not self.over:
+            unlisten(self.cq)
+
+    def expect(self, *, answers: bool) -> None:
+        """Whether what the program posts is mostly answered at once, and each answer makes it post.
+
+        Then the queue is armed late; see `drain_once` in _core/drain.c.  Each of the two by turns.
+        """
+        if self._quiet:
+            expect(self.cq, 1 if answers else -1)
