@@ -2,8 +2,8 @@
  * Owner: what a Resource counts, and the two things that are done with it most often.
  *
  * Each connection has five resources, and each of its steps asks some of them for their C handle.
- * In Python, where attributes of objects of many classes are looked up the long way, the making
- * of one was 35 us of emulated time and the asking 3.  What happens how, and why, is in
+ * With the same in Python a connected pair takes 2.356 million instructions instead of 2.164, 8.9 %
+ * more (`make profile`, "connect uvloop", 2026).  What happens how, and why, is in
  * verbs/resource.py, which holds the rest; counts change under its lock here, too.
  */
 #include "core.h"
