@@ -16,6 +16,7 @@ from pathlib import Path
 
 import house
 import mutate
+import words
 from checks import ROOT, CheckFailedError, Checks, call, repository_files
 
 BIN = Path(sys.executable).parent
@@ -60,6 +61,12 @@ def check_house() -> None:
     ]
     if bad:
         raise CheckFailedError("; ".join(bad))
+
+
+def check_words() -> None:
+    """Fail if comments and docstrings break the rules of tools/words.py."""
+    if wrong := words.problems():
+        raise CheckFailedError("\n".join(wrong))
 
 
 def check_c_warnings() -> None:
@@ -183,6 +190,7 @@ def main() -> int:
     checks.run("codespell", check_spelling)
     checks.run("file sizes", check_sizes)
     checks.run("structure", check_house)
+    checks.run("words", check_words)
     checks.run("mutations", check_mutations)
     return checks.finish()
 
