@@ -1,1 +1,1 @@
-"""What messages, streams and datagrams share: finding a peer, and the adapter's objects."""
+"""Shared by messages, streams and datagrams: finding a peer, and the adapter's objects."""

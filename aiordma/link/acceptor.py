@@ -14,8 +14,8 @@ Theory of operation
     (`admission.Places`): a request beyond it waits, and takes none.  A client that stops in the
     middle is dropped after `handshake_timeout_s`, and sooner while requests wait.
 
-    What is accepted, a listener of messages and a server of streams tell by a few methods
-    (`Server`).  The acceptor leads to them by its open ids and handshakes, and not after `close`.
+    A listener of messages and a server of streams say by a few methods how a client is accepted
+    (`Server`).  The acceptor refers to them by its open ids and handshakes, and not after `close`.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ class Request:
         cm_id: The id of the connection that is to be.
         event: The request.
         peername: The client's (address, port).
-        sockname: The (address, port) that it asked for.
-        source: What `source_of` makes of the client's address.
-        greeting: What `Server._examine` has read out of the private data.
+        sockname: The (address, port) that the client asked for.
+        source: Source of the client, as `source_of` returns it.
+        greeting: The result of `Server._examine`: the client's wishes in its private data.
         answered: Whether it is being accepted, or was refused.
-        place: That of its handshake; None while it has none.
+        place: Place of its handshake; None while it waits for a place.
     """
 
     __slots__ = (
@@ -125,10 +125,10 @@ class Request:
     async def open(
         self, make: Callable[[ConnectionId], Awaitable[Side]], size: int | None = None
     ) -> Side:
-        """What the adapter holds for the connection, counted until it is gone.
+        """Make the AdapterSide of the connection; it is counted until its queue pair is gone.
 
         Args:
-            make: Allocates it.
+            make: Allocates the AdapterSide.
             size: Bytes that it pins; None: as many as each of the listener's.
 
         Raises:
@@ -178,23 +178,23 @@ class Acceptor:
     """The listening ids of one listener or server, and the requests of their clients.
 
     Args:
-        server: Whose they are.
+        server: Owner of the ids; accepts the clients.
         addresses: To listen on.
         backlog: Requests and connections that may wait.
-        limits: What clients may hold.
-        pinned: Bytes that each of them pins.
+        limits: Limits of the connections and memory that clients may hold.
+        pinned: Bytes that each connection pins.
         context: In which handshakes run, each in a copy; None: in the current one.
         listen: Whether to listen at once, or from `listen` on.
 
     Raises:
-        OSError: None of the addresses can be listened on; or one is taken, then on none.
+        OSError: No address can be listened on, or an address is taken; then it listens on none.
 
     Attributes:
         loop: The loop that it belongs to.
         addresses: Local (address, port) pairs; the port is the same.
-        places: Those of handshakes.
-        ledger: Connections, and what they pin.
-        shortages: What clients were refused for want of.
+        places: Places of the handshakes.
+        ledger: Counts connections and the bytes that they pin.
+        shortages: The shortages for which clients were refused.
         handshakes: Tasks that are under way.
         refused: Requests that the library refused by itself.
         dropped: Clients that were dropped in the middle of a handshake because others waited.

@@ -4,9 +4,9 @@ Theory of operation
     Connections, streams and datagram endpoints have one each.  How its completions come is in
     `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and tells what completed.
 
-    A failure is reported once, with its first cause: whatever follows it is flushed and is not a
-    reason.  Where the flush is seen first, the reason follows by another descriptor, or is taken
-    to be none after a bounded time.
+    A failure is reported once, with its first cause: the completions behind it are flushes, and a
+    flush is not a reason.  If the flush is seen first, the reason follows by another descriptor.
+    If no reason has come after a bounded time, the connection ends without one.
 
     The end is bounded: what the adapter does not flush in time is ended by the destruction of the
     queue pair, which the reaper does.  From then on nothing leads to the owner any more, so that
@@ -51,10 +51,10 @@ _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 
 
 class Closing(Protocol):
-    """What a connection waits for at its end."""
+    """A resource whose end a connection waits for."""
 
     async def wait_closed(self) -> None:
-        """Wait for its end.
+        """Wait until the resource is destroyed.
 
         Raises:
             OSError: The C library refused.
@@ -69,13 +69,13 @@ class Owner(Protocol):
 
 
 class AdapterSide:
-    """What the adapter holds for one connection or endpoint; subclasses post, and take completions.
+    """The queue pair of a connection or endpoint; a subclass posts and takes completions.
 
     Attributes:
         completions: How they come.
         posted: Work requests whose completion has not arrived.
-        failure: First cause of its end, or None.
-        closed: Whether everything was given back.
+        failure: First cause of the connection's end, or None.
+        closed: Whether `close` was called.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class AdapterSide:
 
     @property
     def forked(self) -> bool:
-        """Whether it was made by a process that this one was forked from."""
+        """Whether this process is a forked child of the connection's process."""
         return self._qp_handle is None
 
     def poison_after_fork(self) -> None:
@@ -130,25 +130,25 @@ class AdapterSide:
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed; the subclass counts it off `posted`."""
+        """Take a completion of this queue pair; the subclass counts it off `posted`."""
         raise NotImplementedError
 
     @property
     def under_way(self) -> int:
-        """Work requests that the adapter has not given back.
+        """Work requests that have not completed.
 
-        It may be below 0: software iWARP flushes some of them twice.
+        It may be below 0: software iWARP flushes some requests twice.
         """
         return self.posted
 
     def _operation(self, sub: int) -> str:
-        """What a sub-index means, for the text of an error."""
+        """Name of the operation that a sub-index stands for, for the text of an error."""
         raise NotImplementedError
 
     def _failed(self, record: WCRecord) -> None:
         if record[1] == _FLUSHED:
-            # The reason has come before, or comes by another descriptor; or, where Soft-RoCE has
-            # no way to send a packet, never.
+            # The reason has come before, or comes by another descriptor.  If Soft-RoCE cannot send
+            # a packet, it never comes.
             if self._unexplained is None and self.failure is None and not self.closed:
                 self._unexplained = self.loop.call_later(_REASON_S, self._without_reason)
                 self._unexplained_end()
@@ -159,7 +159,7 @@ class AdapterSide:
         )
 
     def _unexplained_end(self) -> None:
-        """The adapter has ended the connection, and the reason is not known yet; called once."""
+        """Called once if the adapter has ended the connection and the reason is not known yet."""
 
     def _without_reason(self) -> None:
         self._unexplained = None
@@ -174,16 +174,16 @@ class AdapterSide:
         self.fail(ConnectionLostError(errno.ECONNRESET, text))
 
     def fail(self, cause: BaseException) -> None:
-        """The connection is broken; the first cause counts, and is reported once."""
+        """Record the cause that breaks the connection, and report it; a second cause is ignored."""
         if self.failure is not None:
             return
         _log.debug("queue pair %d: %r", self.qp.num, cause)
         if isinstance(cause, ProtocolError):
-            # The other side may not be told, or its program not say it.
+            # The peer may not get the reason, and its program may not show it.
             _log.warning(
                 "this side ends the connection with %s: %s", self.peer_name(), cause.args[1]
             )
-        # Its frames would lead back here.
+        # The frames of its traceback refer to this object: a cycle.
         self.failure = cause.with_traceback(None)
         if not self._last_word(cause):
             self.to_error()
@@ -198,24 +198,28 @@ class AdapterSide:
         return "the peer"
 
     def _last_word(self, cause: BaseException) -> bool:
-        """Post what tells the peer why; True: the queue pair is left to send it until the end."""
+        """Post a message that tells the peer the cause, if the subclass has such messages.
+
+        Returns:
+            Whether it was posted; the queue pair then stays in RTS until the connection is closed.
+        """
         return False
 
     def to_error(self) -> None:
-        """Queue pair to the error state: what is posted gets flushed."""
+        """Move the queue pair to the error state: the posted requests are flushed."""
         try:
             self.qp.to_error()
         except OSError as exc:
-            # The device is gone, or an iWARP connection has ended it before us.
+            # The device is gone, or an iWARP connection has moved the queue pair before.
             _log.debug("queue pair %d to error: %s", self.qp.num, exc)
 
     @property
     def can_send(self) -> bool:
-        """Whether what was posted may still arrive."""
+        """Whether posted sends may still arrive."""
         return not self.closed and not self.qp._in_error
 
     def in_loop(self, function: Callable[[], None]) -> None:
-        """Run `function` in the connection's loop: now if that is this thread, else soon.
+        """Run `function` in the connection's loop: now in the loop's thread, else soon.
 
         A message may be released, or collected, in any thread.
         """
@@ -227,9 +231,9 @@ class AdapterSide:
     # End
 
     async def quiesce(self) -> None:
-        """After the error state: wait until everything posted came back, for a bounded time.
+        """Wait until each posted request has completed, for a bounded time, after the error state.
 
-        Soft-RoCE may never flush some receives; destroying the queue pair ends them too.
+        Soft-RoCE may never flush some receives; destroying the queue pair ends them, too.
         """
         if self.under_way <= 0:
             return
@@ -246,7 +250,7 @@ class AdapterSide:
             self._idle.set()
 
     def close(self) -> None:
-        """Give everything back, in the order that C needs; the C calls run in the reaper."""
+        """Close all resources, in the order that C needs; worker threads make the C calls."""
         if self.closed:
             return
         self.closed = True
@@ -265,11 +269,11 @@ class AdapterSide:
         self._owner = None
 
     def _give_back(self) -> Sequence[Closing]:
-        """Close what the subclass has beside the queue pair; what there is to wait for."""
+        """Close the subclass's resources beside the queue pair; return those to wait for."""
         raise NotImplementedError
 
     def at_close(self, function: Callable[[], None]) -> None:
-        """Have `function` called by `close()`; now if that was before."""
+        """Have `function` called by `close()`; now if the connection is closed already."""
         if self.closed:
             function()
         else:
@@ -278,11 +282,11 @@ class AdapterSide:
     async def wait_closed(self) -> None:
         """Wait until the adapter holds nothing of this connection any more, for a bounded time.
 
-        Soft-RoCE can take 50 seconds for a destroy.  That goes on in the reaper.
+        Soft-RoCE can take 50 seconds for a destroy; after the bound it goes on in its thread.
         """
         try:
             with Limit(_DESTROY_S):
-                # Mostly one wait: with the queue pair goes what was waiting for it.
+                # Mostly a single wait: the resources that waited for the queue pair end with it.
                 ending: tuple[Closing, ...] = (self.qp, *self._parts, self.pd, self.cm_id)
                 for resource in ending:
                     try:

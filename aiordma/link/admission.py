@@ -1,22 +1,22 @@
 """Admission: how many clients of a listener are in the middle of a handshake, and which goes first.
 
 Theory of operation
-    A handshake costs memory before the client has proved anything, so there are places for so many
-    of them, in total and for each source (`source_of`).  A request that finds no place waits in
-    the line of its source, where it costs a connection id and nothing else.  A free place goes to
-    the sources by turns, so that a source with a long line holds up no other.
+    A handshake costs memory before the client has proved anything.  So `Places` limits the number
+    of handshakes, in total and for each source (`source_of`).  A request that finds no place waits
+    in the line of its source, where it costs a connection id and nothing else.  A free place goes
+    to the sources by turns, so that a source with a long line holds up no other.
 
-    While requests wait, a client that is slow to do its part is a client in the way: after
-    `pressed_s` the oldest handshake is ended, of the source that has most of them.  What the server
-    itself still has to do counts for no client: the time begins with `Place.turn`, and stands still
-    while the loop is late, which it looks for ten times in `pressed_s`.  On a busy machine the
-    clients are as late as the loop is.
+    While requests wait, the oldest handshake is ended after `pressed_s`, of the source that has
+    most of them: the client that is slow to act holds up the others.  The server's own work counts
+    for no client: the time begins with `Place.turn`, and stands still while the loop is late, which
+    `Places` looks for ten times in `pressed_s`.  On a busy machine the clients are as late as the
+    loop is.
 
-    A place is free when its memory is, not when it was decided to end the handshake: otherwise a
-    flood of clients that are dropped would pin more than there are places.
+    A place becomes free when its memory is free, not when the handshake is given up: otherwise a
+    flood of clients that are dropped would pin more memory than the places stand for.
 
-    `Ledger` counts what lasts: connections and the bytes that they pin, of one listener and of all
-    listeners of the process.
+    `Ledger` counts connections, from the handshake to the end, and the bytes that they pin, of one
+    listener and of all listeners of the process.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def when_gone(
     leave: Callable[[], None],
     give_back: Callable[[], None] | None = None,
 ) -> Callable[[object], None]:
-    """A callback for the job that ends when a queue pair is gone.
+    """Return a callback for the job that ends when a queue pair is gone.
 
     Args:
-        in_loop: Has a function called by the loop's thread.
-        leave: `Place.leave` of the handshake; called there.
-        give_back: What `Ledger.take` has returned; called at once, in a thread of the reaper.
+        in_loop: Has a function called in the loop's thread.
+        leave: `Place.leave` of the handshake; called in the loop's thread.
+        give_back: The function that `Ledger.take` has returned; called at once, in the worker
+            thread that has destroyed the queue pair.
     """
 
     def gone(_: object) -> None:
@@ -57,10 +58,10 @@ def when_gone(
 
 
 class Place:
-    """One client on its way in; made by `Places.arrive`.
+    """A client's place in the line or among the handshakes; made by `Places.arrive`.
 
     Attributes:
-        source: That of the client, as `source_of` has it.
+        source: Source of the client, as `source_of` returns it.
     """
 
     __slots__ = ("_calls", "_drop", "_dropped", "_places", "_since", "source")
@@ -81,7 +82,7 @@ class Place:
         self._since = places._now()
 
     def turn(self, drop: Callable[[], bool]) -> None:
-        """From now on the client has to act.
+        """Begin the time in which the client has to act.
 
         Args:
             drop: Ends the handshake; False if the client has acted already.
@@ -92,18 +93,18 @@ class Place:
             self._places._press()
 
     def acted(self) -> None:
-        """The client has done its part, and is not dropped any more."""
+        """Note that the client has acted: it is not dropped any more."""
         self._drop = None
 
     def leave(self) -> None:
-        """The handshake is over, or the request answered.  Idempotent."""
+        """End the place: the handshake is over, or the request is answered.  Idempotent."""
         places, self._places, self._drop, self._calls = self._places, None, None, None
         if places is not None:
             places._left(self)
 
 
 class _Source:
-    """The clients of one source: those that wait, and those that have a place, oldest first."""
+    """The clients of one source: `line` waits, `open` has places, each with the oldest first."""
 
     __slots__ = ("dropped", "line", "open")
 
@@ -121,7 +122,7 @@ class _Source:
         return len(self.open) - self.dropped
 
     def oldest(self) -> Place | None:
-        """The client that has had to act for longest."""
+        """The client that has to act and has taken longest, or None."""
         acting = (place for place in self.open if place._drop is not None)
         return min(acting, key=_since, default=None)
 
@@ -148,15 +149,15 @@ class Places:
         self._patience_s = patience_s
         self._sources: OrderedDict[str, _Source] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0  # when it is to come
-        self._late_s = 0.0  # what it came late, in all
+        self._due = 0.0  # when the timer is due
+        self._late_s = 0.0  # seconds that the timer came late, in all
         #: Requests that wait, and clients that have a place.
         self.waiting = 0
         self.open = 0
 
     @classmethod
     def of_handshakes(cls, limits: ListenerLimits, pinned: int) -> Self:
-        """Those of clients that pin so many bytes each while they shake hands."""
+        """Places for handshakes of which each pins `pinned` bytes."""
         return cls(
             limits.half_open(pinned),
             limits.max_half_open_per_source,
@@ -167,12 +168,12 @@ class Places:
     def arrive(
         self, source: str, begin: Callable[[Place], None], refuse: Callable[[], None]
     ) -> None:
-        """A client asks for a place.
+        """Put a client into the line of its source.
 
         Args:
-            source: What `source_of` makes of its address.
-            begin: Called with the place when there is one, perhaps at once; `Place.leave` ends it.
-            refuse: Called instead if there is none in time.
+            source: Source of the client, as `source_of` returns it.
+            begin: Called with the place when it is free, perhaps at once; `Place.leave` ends it.
+            refuse: Called instead if no place is free in time.
         """
         self._sources.setdefault(source, _Source()).line.append(Place(self, source, begin, refuse))
         self.waiting += 1
@@ -180,9 +181,10 @@ class Places:
         self._press()
 
     def make_room(self, source: str) -> bool:
-        """Refuse the request that has waited longest of the source that holds most.
+        """Refuse the request that has waited longest, of the source that holds most.
 
-        False if that is `source` itself: the newcomer is one too many then.
+        Returns:
+            False if that source is `source` itself: the newcomer is to be refused then.
         """
         crowded = [name for name, clients in self._sources.items() if clients.line]
         fullest = max(crowded, key=lambda name: self._sources[name].held, default=source)
@@ -241,7 +243,7 @@ class Places:
     # Under pressure
 
     def _now(self) -> float:
-        """The time, less that in which the loop was late."""
+        """The loop's time in seconds, less the seconds in which the loop was late."""
         now = self._loop.time()
         if self._timer is not None and now > self._due:
             self._late_s += now - self._due
@@ -249,7 +251,7 @@ class Places:
         return now - self._late_s
 
     def _press(self) -> None:
-        """End what has had its time while others wait, and look again when the next has."""
+        """End the handshakes and waits whose time is over, and set the timer for the next."""
         now = self._now()
         if self._timer is not None:
             self._timer.cancel()
@@ -288,7 +290,7 @@ class Places:
                     break
 
     def _drop_oldest(self, clients: _Source, now: float) -> float | None:
-        """Drop a client that is late; or when the first of them will be."""
+        """Drop the oldest client if it is late; return the time when it will be, if it is not."""
         place = clients.oldest()
         if place is None:
             return None
@@ -304,10 +306,10 @@ class Places:
 
 
 class _Tally:
-    """How many of a thing there are, and how many of them each source has.
+    """A number of connections or bytes, in total and for each source.
 
-    A source gets `fair_share` of the most that there may be, so that the next one finds some.  The
-    first client of each source needs no share, only room.
+    A source gets `fair_share` of the limit, so that the next source finds room.  The first client
+    of each source needs no share, only room.
     """
 
     __slots__ = ("all", "sources")
@@ -317,13 +319,13 @@ class _Tally:
         self.sources: Counter[str] = Counter()
 
     def why_full(self, limit: str, most: int, source: str, more: int) -> str:
-        """Why a source cannot have so many more; empty if it can.
+        """The reason why a source cannot have `more`; empty if it can.
 
         Args:
             limit: The name of the setting.
-            most: How many there may be.
+            most: The limit.
             source: The source.
-            more: How many more it wants.
+            more: Number that the source asks for.
         """
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
@@ -334,14 +336,14 @@ class _Tally:
         return ""
 
     def count(self, source: str, step: int) -> None:
-        """Count so many of a source in, or out."""
+        """Count `step` of a source in, or out if it is negative."""
         self.all += step
         self.sources[source] += step
         if not self.sources[source]:
             del self.sources[source]
 
     def forget(self) -> None:
-        """Begin anew: a forked child has none of them."""
+        """Set all to 0: a forked child has no connections."""
         self.all = 0
         self.sources.clear()
 
@@ -352,11 +354,11 @@ fork.renew(PINNED.forget)
 
 
 class Ledger:
-    """Connections of one listener, half-open ones included, and what they pin.
+    """Connections of one listener, half-open ones included, and the bytes that they pin.
 
     Args:
-        limits: How many, and how much.
-        size: Bytes that each of them pins, unless `take` is told otherwise.
+        limits: Limits of both.
+        size: Bytes that each connection pins, unless `take` is told otherwise.
     """
 
     def __init__(self, limits: ListenerLimits, size: int) -> None:
@@ -367,19 +369,19 @@ class Ledger:
 
     @property
     def connections(self) -> int:
-        """Connections now."""
+        """Number of connections."""
         return self._clients.all
 
     @property
     def pinned(self) -> int:
-        """Bytes that they pin."""
+        """Bytes that the connections pin."""
         return self._pinned.all
 
     def why_full(self, source: str, size: int | None = None) -> str:
-        """Why one more client of that source cannot be let in; empty if it can.
+        """The reason why a further client of a source cannot be let in; empty if it can.
 
         Args:
-            source: What `source_of` makes of its address.
+            source: Source of the client, as `source_of` returns it.
             size: Bytes that it pins; None: as many as each.
         """
         size = self._size if size is None else size
@@ -395,17 +397,17 @@ class Ledger:
         )
 
     def take(self, source: str, size: int | None = None) -> Callable[[], None]:
-        """Count a connection in; what is returned counts it out, once, in any thread.
+        """Count a connection in; the returned function counts it out, once, in any thread.
 
         Args:
             source: As for `why_full`.
             size: As for `why_full`.
 
         Raises:
-            OSError: ENOBUFS, it cannot be let in.
+            OSError: ENOBUFS, the client cannot be let in.
         """
         size = self._size if size is None else size
-        with _lock:  # asked and counted at once, beside listeners in other threads
+        with _lock:  # listeners in other threads count, too
             if full := self.why_full(source, size):
                 raise plain_error(errno.ENOBUFS, f"no more connections: {full}")
             self._count(source, 1, size)

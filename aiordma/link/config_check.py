@@ -12,11 +12,11 @@ __all__ = ["check_numbers", "check_seconds"]
 def check_numbers(
     config: Any, ranges: Iterable[tuple[str, int, int]], optional: Collection[str] = ()
 ) -> None:
-    """Each named attribute is an int from low to high; those of `optional` may be None.
+    """Check that each named attribute is an int from low to high; those of `optional` may be None.
 
     Raises:
-        TypeError: One is no int.
-        ValueError: One is out of its range.
+        TypeError: A value is no int.
+        ValueError: A value is out of its range.
     """
     for name, low, high in ranges:
         value = getattr(config, name)
@@ -31,10 +31,10 @@ def check_numbers(
 
 
 def check_seconds(config: Any, names: Iterable[str], optional: Collection[str] = ()) -> None:
-    """Each named attribute is a positive, finite number; those of `optional` may be None.
+    """Check that each named attribute is a positive, finite number, or None if in `optional`.
 
     Raises:
-        ValueError: One is not.
+        ValueError: A value is not.
     """
     for name in names:
         value = getattr(config, name)

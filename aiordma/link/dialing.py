@@ -1,7 +1,8 @@
-"""Dialing: from a name and a port to a connection id that knows the way, and what is made on it.
+"""Dialing: from a name and a port to a connection id that has its device and its route.
 
-Messages and streams connect alike: names are looked up, addresses tried with a head start each, and
-all of it has one deadline.  They differ in what is made once the way is known.
+Messages and streams connect alike: the name is looked up, its addresses are tried with a head start
+each, and all of it has one deadline.  They differ in the `attempt` that makes a connection on the
+connection id.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _warm = False
 
 
 async def warm_up() -> None:
-    """Load the libraries and have them scan the devices, off the loop: that takes a while.
+    """Load the libraries and have them scan the devices, in a thread: that takes a while.
 
     Raises:
         LibraryMissingError: rdma-core is not installed.
@@ -45,20 +46,23 @@ async def warm_up() -> None:
 
 
 def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
-    """The event channel that all connections of the running loop share, and its release."""
+    """Return the event channel that all connections of the running loop share, and its release."""
     background.prepare()
     return registry.acquire("connection events", EventChannel)
 
 
 def limit_of(timeout: float | EllipsisType | None, usual: float) -> Limit:
-    """The limit of a connect: what the program says is kept to the letter.
+    """Return the limit of a connect.
+
+    A `timeout` of the program is kept to the letter.  In the limit of the settings the time does
+    not count in which the program itself holds up the loop.
 
     Args:
-        timeout: Seconds, None for no limit, or ... for the usual.
-        usual: Seconds of the settings, in which the program's own hold-ups do not count.
+        timeout: Seconds, None for no limit, or ... for `usual`.
+        usual: Seconds of the settings.
 
     Raises:
-        TypeError, ValueError: No time.
+        TypeError, ValueError: `timeout` is no time.
     """
     if timeout is ...:
         return PatientLimit(usual)
@@ -76,23 +80,23 @@ async def dial(
     limit: Limit,
     discard: Callable[[T], object],
 ) -> T:
-    """The first connection that `attempt` makes to an address of `host`.
+    """Return the first connection that `attempt` makes to an address of `host`.
 
     Args:
         host: Name or address.
         port: Its port.
-        attempt: Connects to an address, from a local one or from any (None), and says when the
-            request goes out; gives back what it took when it fails or is canceled.
+        attempt: Connects to an address, from a local address or from any (None), and calls
+            `Course.ask` when the request goes out; closes its resources if it fails or is canceled.
         local_addr: Local (address, port) to connect from; "" and 0 for any.
         delay: Seconds of head start for an address; None for one attempt at a time.
-        limit: Of all of it, from `limit_of`.
-        discard: For connections that came too late.
+        limit: Limit of the whole, from `limit_of`.
+        discard: Called with a connection that comes too late.
 
     Raises:
         ConnectTimeoutError: Not within `limit`.
         OSError: Each attempt failed; see `AllFailedError.as_one`.
 
-    Cancellation: what was begun is undone.
+    Cancellation: attempts under way are canceled, and have closed their resources.
     """
     course = Course(limit)
 
@@ -125,7 +129,7 @@ async def dial(
 
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:
-    """The error of a deadline, with what has happened until then."""
+    """Return the error of a deadline, whose text tells how far the connect had come."""
     if course.refusal is not None:
         text += f", refused {course.refusals} times: {course.refusal.hint}"
         hint = "the listener's program accepts too slowly, or its backlog is too small"
@@ -154,21 +158,21 @@ async def way_to(
     tos: int | None = None,
     limit: float | None,
 ) -> tuple[ConnectionId, Callable[[], None]]:
-    """An id that has its device and its route, and the release of its event channel.
+    """Return a connection id that has its device and its route, and its channel's release.
 
-    Both belong to the caller, who closes the one and calls the other.
+    Both belong to the caller: it closes the connection id, then calls the release.
 
     Args:
-        address: The peer's.
+        address: The peer's address and port.
         local_addr: Local (address, port), or None.
-        reuse_address: Share the local address with others that do so, too.
+        reuse_address: Share the local address with other ids that share it.
         tos: Type of service, or None.
-        limit: Seconds that the caller gives all of it; None for none.
+        limit: Seconds for both steps; None for no limit of the caller's.
 
     Raises:
         AddressError, RouteError, DeviceNotFoundError: There is no way.
 
-    Cancellation: both are given back.
+    Cancellation: the id is closed and the channel is released.
     """
     channel, release = shared_channel()
     try:
@@ -191,7 +195,7 @@ async def way_to(
 
 
 async def _ways(host: str, port: int, local_addr: Address | None) -> dict[Address, Address | None]:
-    """The peer's addresses, each with the local one to connect from."""
+    """Return the peer's addresses, each with the local address to connect from."""
     targets = await look_up(host, port)
     if local_addr is None:
         return dict.fromkeys(targets)

@@ -1,13 +1,13 @@
 """Ending: the end of a connection or a stream, one path for every cause.
 
-Order: what was sent arrives, and with it the end in the band, if the peer is there to hear it;
-disconnection; queue pair to the error state; everything posted comes back, or half a second passes;
-the adapter's objects are given back, in the reaper.  Each wait has a bound.  Whatever ends the
-task, the giving back is done.
+Order: sent data arrive, and behind them the protocol's own message of the end, if the peer is there
+to hear it; disconnection; queue pair to the error state; all posts are flushed, or half a second
+passes; a worker thread destroys the adapter's objects.  Each wait has a bound.  The objects are
+given back even if the task is canceled.
 
-What was sent arrives before the disconnection, which is a packet of its own: on Soft-RoCE three of
-a hundred disconnections overtook what had been posted before them, and the error state that follows
-ends what is on its way.
+Sent data arrive before the disconnection, which is a packet of its own: on Soft-RoCE three of a
+hundred disconnections overtook the messages posted before them, and the error state that follows
+ends messages that are under way.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _DISCONNECT_S = 1.0
 
 
 class LastSteps(NamedTuple):
-    """What a connection or a stream does of its end.
+    """The steps of the end that only a connection or only a stream can do.
 
     Attributes:
-        leave: Lets arrive what was sent, and says the end; whether a disconnection is to follow.
+        leave: Waits until sent data have arrived, and tells the peer of the end; returns whether a
+            disconnection is to follow.
         stop: Ends tasks and timers, once the queue pair is in the error state.
-        over: Fails what still waits, before the adapter's objects are given back.
+        over: Fails the calls that still wait, before the adapter's objects are given back.
     """
 
     leave: Callable[[], Awaitable[bool]]
@@ -46,7 +47,7 @@ class Ending:
     """The end of one connection.
 
     Args:
-        side: What is to be given back.
+        side: The AdapterSide that is given back.
 
     Attributes:
         left: The peer has disconnected: it will hear nothing any more.

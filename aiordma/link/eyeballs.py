@@ -1,9 +1,9 @@
 """Happy eyeballs (RFC 8305): try the addresses of a name with a head start for the first.
 
-A host that has both families may be reachable by one.  The first address has `delay` seconds; then
-the next is tried beside it, at once if the first failed before.  The first connection wins.  The
-attempts that are still under way are canceled, and have given back what they took when `race`
-returns.
+A host that has addresses of both families may be reachable by only one family.  The first address
+has `delay` seconds; then the next is tried beside it, at once if the first failed before.  The
+first connection wins.  The attempts that are still under way are canceled, and have closed their
+resources when `race` returns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AllFailedError(Exception):
-    """No address could be connected to; programs see what `as_one` makes of it.
+    """No address could be connected to; programs see the error that `as_one` returns.
 
     Attributes:
         failures: The addresses that were tried, each with its error.
@@ -34,10 +34,11 @@ class AllFailedError(Exception):
         self.failures = failures
 
     def as_one(self, host: str, port: int) -> OSError:
-        """An error that tells of all of them.
+        """Return one error that stands for all failures.
 
-        Of the kind of the one that came furthest: a refusal says more than an address that no
-        device serves.  All are in its text, and in the `ExceptionGroup` that is its cause.
+        Its class is that of the failure that came furthest: a refusal says more than an address
+        that no device serves.  All failures are in its text, and in the `ExceptionGroup` that is
+        its cause.
         """
         errors = [error for _, error in self.failures]
         if len(errors) == 1:
@@ -56,7 +57,7 @@ def _words(error: OSError) -> str:
 
 
 def _distance(error: OSError) -> int:
-    """How far an attempt came."""
+    """Rank of an error: the further the attempt came, the higher."""
     if isinstance(error, ConnectionRejectedError):
         return 3
     if isinstance(error, ConnectTimeoutError):
@@ -65,7 +66,7 @@ def _distance(error: OSError) -> int:
 
 
 def interleave(addresses: Sequence[Address]) -> list[Address]:
-    """The families by turns, the first address's first; the order within each is kept."""
+    """Return the addresses with the families by turns; the order within a family is kept."""
     families: dict[bool, list[Address]] = {}
     for address in addresses:
         families.setdefault(":" in address[0], []).append(address)
@@ -79,19 +80,19 @@ async def race(
     delay: float | None,
     discard: Callable[[T], object],
 ) -> T:
-    """The first result of `attempt`, which begins for each address a while after the one before.
+    """Return the first result of `attempt`, which is called for each address after a head start.
 
     Args:
-        addresses: What to try, in this order.
-        attempt: Connects to one; gives back what it took when it fails or is canceled.
+        addresses: Addresses to try, in this order.
+        attempt: Connects to an address; closes its resources if it fails or is canceled.
         delay: Seconds of head start; None for one attempt at a time.
-        discard: For results that came too late.
+        discard: Called with a result that comes too late.
 
     Raises:
         AllFailedError: Each attempt raised OSError.
-        BaseException: One raised something else, which is a mistake and no answer.
+        BaseException: An attempt raised another exception, which is a bug and no answer.
 
-    Cancellation: all attempts are canceled, and are over when it is raised.
+    Cancellation: all attempts are canceled, and have ended when CancelledError is raised.
     """
     running: dict[asyncio.Task[T], Address] = {}
     try:

@@ -1,8 +1,8 @@
 """Keepalive: the timer of a connection or a stream, which notices silence.
 
 The adapter does nothing at all on an idle connection, and acknowledges messages of a program that
-has stopped.  So a silent peer is asked, and is given up when it stays silent for too long.  How it
-is asked, and what counts as a sign of life, is the protocol's:
+has stopped.  So a silent peer is asked, and is given up when it stays silent for too long.  The
+protocol decides how the peer is asked, and which messages are signs of life:
 
 - A connection of messages asks the program, by a PING, one at a time.  Messages, DONE and a PONG
   that was asked for are signs of life.  CREDIT is none, nor is a PING while this side's own is not
@@ -44,7 +44,7 @@ class Peer(Protocol):
 class Keepalive:
     """The timer of one connection.
 
-    It leads to the connection while it runs, and not after `stop`.
+    It refers to the connection while it runs, and not after `stop`.
 
     Args:
         loop: The connection's.

@@ -1,4 +1,4 @@
-"""ListenerLimits: what a listener lets its clients hold, each number with its unit."""
+"""ListenerLimits: the objects, bytes and seconds that the clients of a listener may hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DEFAULT_LIMITS", "ListenerLimits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListenerLimits:
-    """What the clients of one listener may hold, in objects, bytes and seconds.
+    """The objects, bytes and seconds that the clients of one listener may hold.
 
     The defaults suit an ordinary server; docs/limits.md has the table of all of them.  A source is
     an IPv4 address or an IPv6 /64.  A client is half-open from the moment the listener allocates
@@ -21,28 +21,31 @@ class ListenerLimits:
 
     Attributes:
         max_connections: Connections at a time, half-open ones included.  A request beyond them is
-            refused, and one of a source that has three quarters of what the others leave.
+            refused, and so is a request of a source that has its share: three quarters of the
+            number that the other sources leave.
         max_connections_per_source: Likewise, of one source.
         max_half_open: Half-open clients at a time.  Further requests wait, and hold no memory of
             the adapter while they do.
         max_half_open_per_source: Likewise, of one source.
-        max_half_open_bytes: Bytes that half-open clients pin at a time; one of them is let in
-            whatever it needs.
+        max_half_open_bytes: Bytes that half-open clients pin at a time; a single client is let in
+            whatever it pins.
         max_pinned_bytes: Bytes that the slots and rings of all connections of this listener pin at
-            a time; a request beyond them is refused, and one of a source that pins three quarters
-            of what the others leave.  None: half of the machine's memory.
-        max_process_pinned_bytes: Likewise, for all listeners of the process together, when this
-            listener lets in one more.  None: half of the machine's memory.
+            a time.  A request beyond them is refused, and so is a request of a source that pins its
+            share: three quarters of the bytes that the other sources leave.  None: half of the
+            machine's memory.
+        max_process_pinned_bytes: Likewise, for all listeners of the process together; checked when
+            this listener lets in a client.  None: half of the machine's memory.
         max_large_message_bytes: Bytes of large messages that the connections of this listener hold
-            at a time: what is being fetched, what was fetched and `recv()` has not returned yet,
-            and buffers that stay registered for the next one, in either direction.  What does not
-            fit waits.  The process has a budget besides, see `set_large_message_budget`.
+            at a time: messages that are being fetched, messages that `recv()` has not returned yet,
+            and buffers that stay registered for the next message, in either direction.  A message
+            that does not fit waits.  The process has a budget besides, see
+            `set_large_message_budget`.
         pressed_handshake_timeout_s: Seconds that a half-open client has to act while requests wait
             for its place, instead of `handshake_timeout_s`.  After that the client that has been
             half-open for longest is dropped, of the source that has most of them.
         max_wait_s: Seconds that a request waits for a place; after them it is refused, and
             aiordma's clients try again.
-        max_tls_handshakes: TLS handshakes at a time.  Further clients wait, half-open.
+        max_tls_handshakes: TLS handshakes at a time.  Further clients wait and stay half-open.
         max_tls_handshakes_per_source: Likewise, of one source.
         pressed_tls_handshake_timeout_s: Seconds for a TLS handshake while others wait for its
             place, instead of `ssl_handshake_timeout`.
@@ -108,5 +111,5 @@ def _half_of_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-#: Of a listener without settings of its own.
+#: Limits of a listener without settings of its own.
 DEFAULT_LIMITS = ListenerLimits()

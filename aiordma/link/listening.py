@@ -1,7 +1,7 @@
 """The listening ids of a listener: one for each address that it listens on.
 
-An id on `::` that takes IPv4 clients as well is not used: software iWARP resets their connections.
-A listener for both families has two ids, of which the IPv6 one takes IPv6 alone.
+A listener for both families has two ids, and the IPv6 id takes IPv6 clients only.  A single id on
+`::` that takes IPv4 clients as well is not used: software iWARP resets their connections.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ _log = logging.getLogger("aiordma")
 _TRIES = 10
 # An address without an RDMA device, and a family that this machine has not.
 _PASSED_OVER = (errno.ENODEV, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-# What the search for a way to loopback ends with where no device leads there, by device.
+# Errors of the search for a way to loopback if no device leads there; they differ by device.
 _NO_WAY = (errno.ENODEV, errno.ENOENT, errno.EINVAL, errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 def is_worth_a_line(count: int) -> bool:
-    """Whether the one of this number is to be logged, of those that repeat: 1, 2, 4, 8, ..."""
+    """Whether an event that repeats is to be logged at this count: 1, 2, 4, 8, ..."""
     return count & (count - 1) == 0
 
 
 class Shortages:
-    """Clients that a listener has refused because it is short of something, limits included.
+    """Clients that a listener has refused for want of resources or by its limits.
 
-    Not each is logged: a shortage meets every client that comes.
+    Only some are logged: a shortage meets every client that comes.
     """
 
     def __init__(self) -> None:
         self._short = self._full = 0
 
     def tell(self, peer: Address | None, error: BaseException) -> None:
-        """This process has no memory or descriptor for the client."""
+        """Count a client for which this process has no memory or descriptor."""
         if isinstance(error, ConnectionError) or not isinstance(error, (OSError, MemoryError)):
             return  # the client has left, or the listener is closed
         self._short += 1
         _warn(peer, error, self._short)
 
     def full(self, peer: Address | None, why: str) -> None:
-        """The limits of the listener allow no further client."""
+        """Count a client that the limits of the listener refuse."""
         self._full += 1
         _warn(peer, why, self._full)
 
@@ -62,7 +62,7 @@ def _warn(peer: Address | None, why: object, count: int) -> None:
 
 
 async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:
-    """The local addresses that a name stands for, to listen on.
+    """Return the local addresses of a name, to listen on.
 
     Raises:
         HostNotFoundError: The name does not resolve; TimeoutError: not within `seconds`.
@@ -72,13 +72,13 @@ async def resolve(host: str | None, port: int, seconds: float) -> list[Address]:
 
 
 def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
-    """The addresses to listen on: for `::` both wildcards, unless IPv6 alone is asked for.
+    """Return the addresses to listen on: for `::` both wildcards, unless `ipv6_only`.
 
-    Not on loopback addresses beside others, which many machines have under their own name: for
-    the kernel they are wildcards and take the port from the others.
+    Loopback addresses are left out beside others: many machines have them under their own name, and
+    for the kernel they are wildcards, which take the port from the others.
 
     Raises:
-        OSError: EAFNOSUPPORT, IPv6 alone is asked for and no address is IPv6.
+        OSError: EAFNOSUPPORT, `ipv6_only` and no address is IPv6.
     """
     chosen: list[Address] = []
     for host, port in addresses:
@@ -95,17 +95,17 @@ def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
 
 
 async def require_device(addresses: Sequence[Address], seconds: float) -> list[Address]:
-    """Those addresses that a device can be reached at; all that are not loopback.
+    """Return the addresses without the loopback addresses to which no device leads.
 
-    The kernel lets any program listen on loopback, and connects only where a device leads there.
-    An address that is not loopback is bound to its device, or refused, when it is listened on.
+    The kernel lets any program listen on loopback, but connects only if a device leads there.  An
+    address that is not loopback is bound to its device, or refused, when it is listened on.
 
     Args:
         addresses: From `choose`.
-        seconds: For the search of a way.
+        seconds: Limit of the search for a way.
 
     Raises:
-        DeviceNotFoundError: They are loopback, and no device leads there.
+        DeviceNotFoundError: All are loopback, and no device leads there.
 
     Cancellation: safe.
     """
@@ -139,13 +139,13 @@ def listen_on(
     backlog: int | None,
     sink: Callable[[ConnectionEvent], bool],
 ) -> list[ConnectionId]:
-    """Listening ids, all on one port; where the kernel chooses it, one that is free for all.
+    """Return listening ids, all on one port; a port that the kernel chooses is free for all.
 
     Of several addresses those that belong to no RDMA device are passed over.  With `backlog` None
-    they are bound and do not listen yet.
+    the ids are bound and do not listen yet.
 
     Raises:
-        OSError: None of the addresses can be listened on; or one is taken, then on none.
+        OSError: No address can be listened on.  EADDRINUSE: an address is taken, and no id listens.
     """
     tries = 1 if addresses[0][1] else _TRIES
     while True:

@@ -1,21 +1,22 @@
 """Pacing: how many connects to one address are under way at a time.
 
 Theory of operation
-    Connects that begin all at once end all at once: each step of each waits for the same step of
-    all others, requests overflow the queues of the peer's kernel, which asks again after seconds,
-    and on a busy machine all of them miss their deadlines together.  So those of one loop to one
-    address take turns, a few at a time, and the first are there while the last have not begun.
+    Connects that begin all at once end all at once: each step of each connect waits for the same
+    step of all others, requests overflow the queues of the peer's kernel, which asks again after
+    seconds, and on a busy machine all of them miss their deadlines together.  So the connects of
+    one loop to one address take turns, a few at a time, and the first connections are made before
+    the last connects begin.
 
-    A peer may let connects wait for each other, or be dead: where none has ended for a while, more
-    of them begin.
+    A peer may let connects wait for each other, or be dead: if no connect has ended for a while,
+    more of them begin.
 
-    What waits for its turn has asked its peer nothing, so that this time is not taken from a
-    connect's limit.  It is bounded all the same: those before it have limits, and begin in ever
-    larger numbers while none of them ends.
+    A connect that waits for its turn has sent no request to its peer, so that this time is not
+    taken from its limit.  The wait is bounded all the same: the connects before it have limits, and
+    begin in ever larger numbers while none of them ends.
 
-    A listener that refuses because too many wait asks to be tried again.  That is done here, later
-    each time, until the caller's deadline.  `Course` notes what has happened, for the error of that
-    moment.
+    A listener whose line is full refuses and asks to be tried again.  `paced` tries again, after
+    longer pauses each time, until the caller's deadline.  `Course` notes the refusals, for the
+    error of the deadline.
 """
 
 from __future__ import annotations
@@ -36,23 +37,23 @@ __all__ = ["Course", "paced"]
 
 T = TypeVar("T")
 AT_A_TIME = 8
-STALLED_S = 2.0  # without the end of any: as many again may begin
+STALLED_S = 2.0  # if no connect ends for so long, twice as many may be under way
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
 class Course:
-    """How far the connects of one call have come.
+    """The progress of the connects of one call.
 
     Args:
-        limit: Of the call; it stands still while a connect waits for its turn.
+        limit: Limit of the call; it stands still while a connect waits for its turn.
 
     Attributes:
         asked: Whether a request has gone to the peer.
-        waiting: Connects that were under way when this one had to wait for its turn; 0 if it does
-            not wait.
+        waiting: Connects that were under way when this call's connect began to wait for its turn;
+            0 if it does not wait.
         refusal: The last refusal that asked to be tried again.
-        refusals: How many there were.
+        refusals: Number of such refusals.
     """
 
     __slots__ = ("_answers", "_pace", "asked", "limit", "refusal", "refusals", "waiting")
@@ -72,7 +73,7 @@ class Course:
         return self._pace is not None and self._pace.answers > self._answers
 
     def ask(self) -> None:
-        """The request goes out."""
+        """Note that the request goes out."""
         self.asked = True
 
 
@@ -97,7 +98,7 @@ class _Pace:
         await turn
 
     def leave(self) -> None:
-        """One is over."""
+        """End a turn: its connect is over."""
         self.under_way -= 1
         self._room = AT_A_TIME
         self._admit()
@@ -121,7 +122,7 @@ class _Pace:
         self._watch()
 
     def close(self) -> None:
-        """No connect is under way."""
+        """Cancel the timer; no connect is under way."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -131,14 +132,16 @@ async def paced(
 ) -> T:
     """Await `attempt()` when it is its turn, and again while the listener asks for that.
 
+    There is no bound but the caller's.
+
     Args:
-        address: The peer's.
-        attempt: Connects, and gives back what it took when it fails or is canceled.
-        course: Told how far it has come.
+        address: The peer's address and port.
+        attempt: Connects; closes its resources if it fails or is canceled.
+        course: Notes the progress.
 
-    Raises: as `attempt`.  Without a bound of its own: the caller has one.
+    Raises: as `attempt`.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the attempt is canceled, and has closed its resources.
     """
     loop = asyncio.get_running_loop()
     pace, release = registry.acquire(("pace", address), functools.partial(_Pace, loop), loop)
@@ -166,7 +169,7 @@ async def paced(
                 return connection
             finally:
                 pace.leave()
-            # Those that were refused together do not come back together.
+            # Connects that were refused together do not come back together.
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
     finally:

@@ -1,12 +1,11 @@
-"""Which RDMA device an address belongs to, or is reached through.
+"""The RDMA device that an address belongs to, or through which it is reached.
 
-The kernel's own answers: a datagram socket that is connected to an address has the source
-address that its routes choose (nothing is sent), and a connection identifier that is bound to a
-source address knows the device behind it.  So RoCE, iWARP and IPoIB are all found, and no table
-of GIDs has to be read.
+The kernel answers both: a datagram socket that is connected to an address has the source address
+that the routes choose (nothing is sent), and a connection id that is bound to a source address has
+its device.  So RoCE, iWARP and IPoIB are all found, and no table of GIDs has to be read.
 
-Loopback belongs to no device, though librdmacm connects to 127.0.0.1 through the first one: a
-program that says loopback means this machine.
+Loopback belongs to no device, though librdmacm connects to 127.0.0.1 through the first device: a
+program that names loopback means this machine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _ANY = ("0.0.0.0", "::")
 
 
 async def device_at(host: str) -> str | None:
-    """Name of the device that has a numeric address of this machine; None if none has it.
+    """Return the name of the device of a numeric local address, or None if it has none.
 
     For a wildcard, the names of all devices.
 
@@ -41,11 +40,11 @@ async def device_at(host: str) -> str | None:
 
 
 async def device_towards(address: Address, local_host: str | None = None) -> str | None:
-    """Name of the device through which a numeric address is reached; None if through none.
+    """Return the name of the device through which a numeric address is reached, or None.
 
     Args:
-        address: The peer's.
-        local_host: Numeric address to come from; the routes' choice by default.
+        address: The peer's address and port.
+        local_host: Numeric local address; by default the address that the routes choose.
 
     Cancellation: safe.
     """
@@ -70,11 +69,12 @@ def _bound(host: str) -> str | None:
 
 
 def _source(address: Address) -> str | None:
-    """The address that packets to `address` come from; None if there is no way."""
+    """Return the local address of packets to `address`, or None if there is no route."""
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.setblocking(False)  # nothing is sent; and programs look for calls that could block
+        # Nothing is sent, so connect() cannot block; but some programs look for blocking sockets.
+        probe.setblocking(False)
         try:
             probe.connect((host, port or 9))
         except OSError:

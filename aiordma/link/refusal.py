@@ -32,7 +32,7 @@ _END_MARK = b"\x80"
 
 
 class RefusalReason(IntEnum):
-    """Why a listener refused by itself, without its program having a say."""
+    """Reasons for which a listener refuses by itself, without asking its program."""
 
     NOT_AIORDMA = 1
     VERSION = 2
@@ -59,15 +59,15 @@ _REFUSAL_WORDS = {
 
 
 def begins_hello(data: bytes) -> bool:
-    """Whether private data are those of a client of messages."""
+    """Whether private data come from a client of messages."""
     return data[:4] == HELLO_MAGIC
 
 
 def seal_refusal(user_data: bytes) -> bytes:
-    """The program's private data for a refusal to an aiordma peer.
+    """Return the private data that carry the program's bytes of a refusal to an aiordma peer.
 
-    The field arrives padded with zeros and without its length.  A mark, one byte 0x80, ends
-    the data wherever there is room for it; 148 bytes fill the field by themselves.
+    The field arrives padded with zeros and without its length.  So a mark, one byte 0x80, ends the
+    data if there is room for it; 148 bytes fill the field by themselves.
 
     Raises:
         ValueError: More than 148 bytes, or 148 that look like a mark and padding.
@@ -84,12 +84,12 @@ def seal_refusal(user_data: bytes) -> bytes:
 
 
 def refusal(reason: RefusalReason) -> bytes:
-    """Private data of a refusal by the library itself."""
+    """Return the private data of a refusal by the library itself."""
     return _REFUSAL_MAGIC + bytes((reason, VERSION))
 
 
 def parse_refusal(data: bytes) -> tuple[bytes, str]:
-    """The program's bytes and the library's words out of a refusal's private data."""
+    """Return the program's bytes and the library's words out of a refusal's private data."""
     stripped = data.rstrip(b"\0")
     if not stripped:
         return b"", ""
@@ -101,7 +101,7 @@ def parse_refusal(data: bytes) -> tuple[bytes, str]:
 
 
 def library_words(data: bytes) -> str:
-    """The words of a library that has refused by itself; empty if the data are a program's."""
+    """Return the words for a refusal by the peer's library; empty if its program refused."""
     stripped = data.rstrip(b"\0")
     if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
         return ""

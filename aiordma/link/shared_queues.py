@@ -1,16 +1,16 @@
 """SharedQueues: the completion queues that the connections of a loop and device share.
 
 Theory of operation
-    One queue, as long as it can grow; where the device cannot do that, or has reached its limit,
-    the next is begun.  A queue that had no room is not asked again before a queue pair of its has
-    gone, so that a new connection asks one queue, however many are full.
+    There is one queue, as long as it can grow.  If the device cannot grow it, or its limit is
+    reached, the next queue is begun.  A queue that had no room is not asked again before one of its
+    queue pairs is destroyed, so that a new connection asks one queue, however many are full.
 
-    No queue ever runs over: it has room for all that its queue pairs may have under way.  What one
-    that is gone has completed may still lie there, with no room promised for it any more; so it is
-    taken out before room is promised to the next.
+    No queue ever overruns: it has room for all requests that its queue pairs may have under way.
+    Completions of a destroyed queue pair may still be in the queue, although their room is not
+    promised any more; so the queue is polled before their room is promised to another queue pair.
 
-    Connections that are woken by solicited completions alone, and others, have queues of their own
-    each: what a queue is armed for concerns all that complete there.
+    Connections for which the queue is armed for solicited completions only, and others, have
+    separate queues: arming concerns all queue pairs that complete in a queue.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from aiordma.verbs.cq import CompletionQueue
 __all__ = ["SharedQueues"]
 
 _CQE = 1024  # completions that a shared queue has room for at first
-# Software iWARP's cannot grow; one of this size also leaps over the page of queues that its driver
-# cannot have, which would be the end after some 40 connections (docs/surprises.md).
+# Software iWARP cannot grow a queue.  A queue of this size also reaches across the page of queues
+# that its driver cannot have, which limits a process to some 40 connections (docs/surprises.md).
 _IWARP_CQE = 32_768
 
 
 class _Queue(CompletionQueue):
-    """One of them; it says when there may be room again.
+    """A shared queue; it calls `on_room` when there may be room again.
 
     Attributes:
         shared: Those that it is one of; None when they are closed.
@@ -57,10 +57,10 @@ class _Queue(CompletionQueue):
 
 
 class SharedQueues:
-    """Those of one loop and device.
+    """The shared completion queues of one loop and device.
 
     Args:
-        channel: Where they report.
+        channel: Completion channel of the queues.
     """
 
     def __init__(self, channel: CompletionChannel) -> None:
@@ -75,23 +75,23 @@ class SharedQueues:
     def of(
         cls, channel: CompletionChannel, *, quiet: bool
     ) -> tuple[SharedQueues, Callable[[], None]]:
-        """Those of the running loop and the channel's device, and their release.
+        """Return the shared queues of the running loop and the channel's device, and their release.
 
         Args:
-            channel: Where they report.
-            quiet: Whether the loop is woken for solicited completions alone.
+            channel: Completion channel of the queues.
+            quiet: Whether the queues are armed for solicited completions only.
         """
         key = ("shared completions", id(channel.context), quiet)
         return registry.acquire(key, lambda: SharedQueues(channel))
 
     def take(self, completions: int) -> CompletionQueue:
-        """A queue with room for so many more, which the queue pair then promises.
+        """Return a queue with room for `completions`, which the caller's queue pair then promises.
 
         Raises:
-            OSError: The adapter has no more.
+            OSError: The adapter cannot make a further queue.
         """
         while self._open:
-            with self._lock:  # full, unless it says otherwise meanwhile
+            with self._lock:  # full, unless `on_room` is called meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
             if cq in self._left:
@@ -102,7 +102,7 @@ class SharedQueues:
                 return cq
         context = self._channel.context
         first = _IWARP_CQE if context.is_iwarp else _CQE
-        # What is too much for the device it says by refusing it.
+        # If a single connection asks for more than the device has, the device refuses the queue.
         room = max(min(first, context.attributes.max_cqe), completions)
         cq = _Queue(context, room, self._channel, self)
         self.queues.append(cq)
@@ -116,7 +116,7 @@ class SharedQueues:
                 self._open.appendleft(cq)
 
     def close(self) -> None:
-        """The last connection has let go."""
+        """Close the queues: the last connection has released them."""
         queues, self.queues = self.queues, []
         for cq in queues:
             cq.shared = None

@@ -1,4 +1,4 @@
-"""The source of a client: what its limits are counted by."""
+"""The source of a client: the address or network by which limits are counted."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address as IPv6 follows
 
 
 def source_of(address: str | None) -> str:
-    """The source that an IP address belongs to.
+    """Return the source that an IP address belongs to.
 
-    An IPv4 address is a source of its own.  A host may give itself any address of its IPv6 network,
-    so that the source is the /64.
+    An IPv4 address is a source of its own.  A host may give itself any address of its IPv6 network;
+    so the source of an IPv6 address is its /64.
 
     Args:
-        address: As the kernel writes it, with a scope perhaps; None: it is not known.
+        address: IP address as the kernel writes it, perhaps with a scope; None: not known.
     """
     if address is None or ":" not in address:
         return address or ""

@@ -1,4 +1,4 @@
-"""RdmaTransportSocket: what asyncio's transports and servers call their socket."""
+"""RdmaTransportSocket: stands for the socket of an RDMA transport or server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SocketOption = tuple[int, int]
 
 _INT = struct.Struct("i")
 _KINDS = {socket.SOCK_STREAM: socket.IPPROTO_TCP, socket.SOCK_DGRAM: socket.IPPROTO_UDP}
-# What a socket answers before the program has set anything.
+# Values of options that the program has not set.
 _DEFAULTS: dict[SocketOption, int] = {
     (socket.SOL_SOCKET, socket.SO_BROADCAST): 0,
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 0,
@@ -35,15 +35,15 @@ class RdmaTransportSocket:
     """The stand-in for the socket of an RDMA transport or server, as `asyncio.TransportSocket` is.
 
     `get_extra_info("socket")` of a transport gives it, and `sockets` of a server has one for each
-    address.  There is no socket behind it: `fileno()` is -1, and what would change the connection
-    past its transport is refused.
+    address.  There is no socket behind it: `fileno()` is -1, and calls that would change the
+    connection past its transport are refused.
 
     Options can be set and asked for, so that programs that tune their connections run unchanged.
-    None of them has an effect: what of RDMA can be chosen is in `StreamConfig`.
+    No option has an effect: the settings of RDMA are in `StreamConfig`.
 
     Args:
         sockname: Local (address, port).
-        peername: The peer's, None if there is none.
+        peername: Address and port of the peer, None if there is no peer.
         kind: `socket.SOCK_STREAM` or `socket.SOCK_DGRAM`.
         facts: Options whose value is known and cannot be set: {(level, option): value}.
         defaults: Options whose value is this until the program sets them.
@@ -79,7 +79,7 @@ class RdmaTransportSocket:
 
     @property
     def proto(self) -> int:
-        """That of the socket it stands for, `socket.IPPROTO_TCP` or `IPPROTO_UDP`."""
+        """`socket.IPPROTO_TCP`, or `IPPROTO_UDP` of an endpoint for datagrams."""
         return _KINDS[self._kind]
 
     def fileno(self) -> int:
@@ -101,7 +101,7 @@ class RdmaTransportSocket:
         return _as_socket(self._peername)
 
     def getsockopt(self, level: int, option: int, buflen: int = 0) -> int | bytes:
-        """The value of an option: the real one where there is one, else the one that was set.
+        """Return the value of an option: its real value if it has one, else the value that was set.
 
         Args:
             level: As `socket.SOL_SOCKET`.
@@ -109,8 +109,8 @@ class RdmaTransportSocket:
             buflen: Bytes to return of the value; 0 for a number.
 
         Raises:
-            OSError: ENOPROTOOPT, the option was not set and has no value here; EINVAL, its value is
-                no number.
+            OSError: ENOPROTOOPT, the option was not set and has no value here; EINVAL, the value
+                is no number.
         """
         value = self._value((level, option))
         if not buflen:
@@ -143,7 +143,7 @@ class RdmaTransportSocket:
             level: As `socket.SOL_SOCKET`.
             option: As `socket.SO_KEEPALIVE`.
             value: A number, or bytes-like.
-            optlen: With `value` None, as `socket.setsockopt` has it: so many zeros.
+            optlen: Number of zero bytes, if `value` is None, as for `socket.setsockopt`.
 
         Raises:
             TypeError: An argument is of another type.

@@ -1,7 +1,4 @@
-"""What follows from a configuration alone, worked out once for all of its connections.
-
-`Kept` is the library's cache of values that can be made again: bounded, and nothing else.
-"""
+"""The bounded cache of values that can be made again, and the plan of each configuration."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ _Plan = TypeVar("_Plan")
 class Kept(dict[_Key, _Value]):
     """A dict of at most 64 values, by `keep`; above that it forgets all and begins anew.
 
-    Programs use few values of a kind, so that which of them to forget does not matter; the bound is
-    for those that use a new one each time.
+    Most programs use few values of a kind; the bound is for a program that uses a new one each
+    time.
     """
 
     __slots__ = ()
 
     def keep(self, key: _Key, value: _Value) -> _Value:
-        """Note a value, and return it."""
+        """Keep a value, and return it."""
         if len(self) >= _MOST and key not in self:
             self.clear()
         self[key] = value
@@ -35,11 +32,11 @@ class Kept(dict[_Key, _Value]):
 
 
 def kept(make: Callable[[_Config], _Plan]) -> Callable[[_Config], _Plan]:
-    """`make`, called once for each configuration, of which the last few are kept.
+    """Wrap `make` so that it is called once for each configuration; at most 64 plans are kept.
 
-    A configuration is a value, and hashing its two dozen fields takes longer than most of what is
-    looked up by it.  So plans are kept by the configuration's identity; it is kept with its plan,
-    so that its identity remains its own.
+    Plans are found by the identity of the configuration: to hash its two dozen fields takes longer
+    than most of the work that a plan saves.  The configuration is kept with its plan, so that no
+    other object gets its identity.
     """
     plans: Kept[int, tuple[_Config, _Plan]] = Kept()
 
