@@ -42,7 +42,6 @@ BOUNDS = {
     "contrib": (1, 4),
     "datagram": (10, 30),
     "endpoint": (34, 96),
-    "loop": (23, 39),
     "memory": (6, 32),
     "rsocket": (8, 24),
     "streams": (7, 72),

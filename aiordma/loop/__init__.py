@@ -1,1 +1,1 @@
-"""What stands between file descriptors and coroutines; knows asyncio, and nothing of RDMA."""
+"""Between file descriptors and coroutines; this folder knows asyncio, and nothing of RDMA."""

@@ -1,17 +1,17 @@
-"""Tasks of the library's own for which no task of the program waits, and the end of the loop.
+"""The library's own tasks, for which no task of the program waits, and the end of the loop.
 
-`asyncio.run` ends in three steps: it cancels the tasks that there are and waits for them, closes
-the asynchronous generators, and closes the loop.  A connection whose peer was canceled in the first
-step ends after it: a task that begins then would be destroyed while it is pending.  So each loop
-gets an asynchronous generator that does nothing until the second step.  Then, in this order:
+`asyncio.run` ends in three steps: it cancels all tasks and waits for them, closes the asynchronous
+generators, and closes the loop.  A connection whose peer was canceled in the first step ends after
+that step: a task that begins then would be destroyed while it is pending.  So each loop gets an
+asynchronous generator that does nothing until the second step.  Then it acts, in this order:
 
 1.  Datagram transports that are closing, which have no task, end at once (`at_end`).
-2.  Streams begin to deliver what their adapters have (`deliver_at_end`).  For TCP the kernel does
-    so, whatever becomes of the process; a queue pair ends with its process.
-3.  From here on no task begins any more; those that there are (`start`) are canceled.
+2.  Streams begin to deliver the bytes that their adapters have (`deliver_at_end`).  For TCP the
+    kernel does so, whatever becomes of the process; a queue pair ends with its process.
+3.  From here on `start` begins no task any more; the tasks that it has begun are canceled.
 4.  The generator waits for these tasks and for the streams, and then the loop is closed.
 
-Where a program closes its loop without the second step, the tasks are collected with the loop, and
+If a program closes its loop without the second step, the tasks are collected with the loop, and
 finalizers do their work.
 """
 
@@ -40,7 +40,7 @@ class Delivering(Protocol):
     """A stream, for `deliver_at_end`."""
 
     async def _deliver(self) -> None:
-        """Let arrive what was posted, in bounded time."""
+        """Wait until the posted bytes have arrived, in bounded time."""
 
 
 class _Background:
@@ -52,12 +52,12 @@ class _Background:
         self._loop = weakref.ref(loop)
         self.ended = False
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.patient: set[asyncio.Task[Any]] = set()  # of these, those that are not canceled
+        self.patient: set[asyncio.Task[Any]] = set()  # those of `tasks` that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
         self.delivering: weakref.WeakSet[Delivering] = weakref.WeakSet()
         self._guard = self._until_the_end()
-        # With its first step the loop knows of it.  The loop's own hook for the collector would be
-        # a reference to the loop that the collector does not see.
+        # Its first step makes the generator known to the loop.  The loop's own hook for finalizing
+        # would be a reference to the loop that the collector does not see.
         hooks = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(finalizer=None)
         try:
@@ -71,7 +71,7 @@ class _Background:
             yield
         except GeneratorExit:
             running = running_loop()
-            if running is not None and running is self._loop():  # or it is being collected
+            if running is not None and running is self._loop():  # else it is being collected
                 await self._end()
             raise
 
@@ -95,8 +95,8 @@ class _Background:
 def prepare() -> None:
     """Have the running loop end the tasks that `start` will begin.
 
-    To be called while the program is about to use the loop: when generators are being closed, it is
-    too late.
+    To be called when the program begins to use the library in the loop: while generators are being
+    closed it is too late.
     """
     loop = asyncio.get_running_loop()
     if not hasattr(loop, _ATTRIBUTE):
@@ -131,7 +131,7 @@ def forget(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> Non
 
 
 def deliver_at_end(loop: asyncio.AbstractEventLoop, stream: Delivering) -> None:
-    """Have `stream` deliver what its adapter has when the loop ends; this keeps no stream alive."""
+    """Have `stream` deliver its adapter's bytes when the loop ends; this keeps no stream alive."""
     background = _of(loop)
     if background is not None:
         background.delivering.add(stream)
@@ -154,15 +154,15 @@ def start(
             most 10 seconds.
 
     Returns:
-        The task; None if the loop is closed, or is ending and takes no task any more: what the
-        task was for has to be done at once.
+        The task; None if the loop is closed, or is ending and takes no task any more: the caller
+        then has to do the task's work at once.
     """
     background = _of(loop)
     if loop.is_closed() or (background is not None and background.ended):
         return None
     task = loop.create_task(function(), context=context)
-    # A loop that is closed without the generator is no fault of the program's.  The attribute is
-    # what asyncio itself uses for this.
+    # A loop that is closed without the generator is no fault of the program's.  asyncio itself sets
+    # this attribute for the same purpose.
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     if background is not None:
         background.tasks.add(task)
@@ -176,8 +176,8 @@ def start(
 def stay() -> None:
     """Undo the cancellation of the running task, which has just caught the CancelledError.
 
-    For a task of `start` that waits, bounded, for what has been sent to arrive: a loop that ends
-    cancels it, and then waits for it.
+    For a task of `start` that waits, for a bounded time, until sent messages have arrived: a loop
+    that ends cancels it, and then waits for it.
     """
     task = asyncio.current_task()
     assert task is not None

@@ -12,9 +12,9 @@ __all__ = ["Credits"]
 class Credits:
     """Counts free places; `acquire` waits for some, in order of arrival.
 
-    asyncio.Semaphore is not used because a fast path without a coroutine (`try_acquire`),
-    several places at once (two who take theirs one by one can wait for each other for ever) and
-    a way to fail every waiter with one exception (`fail`) are needed.
+    asyncio.Semaphore lacks three things: a fast path without a coroutine (`try_acquire`); several
+    places at once, without which two tasks that take place after place can wait for each other for
+    ever; and a way to fail every waiter (`fail`).
     """
 
     __slots__ = ("_free", "_line", "_reason")
@@ -35,10 +35,10 @@ class Credits:
         return len(self._line)
 
     def try_acquire(self, count: int = 1) -> bool:
-        """Take `count` places if they are free and nobody waits for them; False otherwise.
+        """Take `count` places if they are free and no task waits; False otherwise.
 
         Raises:
-            BaseException: What the function that `fail` was called with makes.
+            BaseException: The exception that the `reason` of `fail` makes.
         """
         if self._reason is not None:
             raise self._reason()
@@ -51,7 +51,7 @@ class Credits:
         """Wait until `count` places are free and take them, all in one moment.
 
         Raises:
-            BaseException: What the function that `fail` was called with makes.
+            BaseException: The exception that the `reason` of `fail` makes.
 
         Cancellation: places that were granted in the same moment go to the next waiter.
         """
@@ -60,7 +60,7 @@ class Credits:
         try:
             await self._line.wait(self.release, count)
         except BaseException:
-            self._grant()  # one that needs less may stand behind this one
+            self._grant()  # the next in line may need less
             raise
 
     def release(self, count: int = 1) -> None:
@@ -75,7 +75,11 @@ class Credits:
             self._line.grant(count)
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
-        """From now on every `acquire` raises what `reason` makes; those that wait raise it now."""
+        """Have each `acquire` raise the exception that `reason` makes; the tasks that wait, now.
+
+        `reason` is a function, not an exception: an exception object that is raised many times
+        collects the tracebacks of all its raises, and keeps the variables of their frames.
+        """
         if self._reason is None:
             self._reason = reason
         self._line.fail(reason)

@@ -1,20 +1,20 @@
-"""What stands in for lines in which nobody waits, sets in which nothing is, and who is not told.
+"""Shared stand-ins: an empty deque, an empty frozenset, and a callback that does nothing.
 
-An empty deque is 760 bytes, and a connection has a dozen lines in which almost always nobody
-waits.  Each begins with this one object, which all of them share, and gets a deque of its own when
-the first one comes:
+An empty deque takes 760 bytes, and a connection has a dozen lines of tasks, which are almost always
+empty.  Each line begins as `EMPTY`, which all of them share, and becomes a deque of its own when
+the first task waits:
 
     if self._line is EMPTY:
         self._line = deque()
     self._line.append(...)
 
-It has room for nothing, so that whoever forgets the first two lines finds nothing in it, and no
-other line is harmed.  `NOTHING` is the same for a frozenset, of which an empty one is 216 bytes
-and made anew each time.
+`EMPTY` has room for nothing: code that forgets the first two lines loses its entry, and no other
+line is harmed.  `NOTHING` is the same for a frozenset, of which an empty object takes 216 bytes and
+is made anew each time.
 
-`nobody` takes the place of whoever was told, by the parts of something that has come to its end.
-What is closed is to go with the last reference to it, and its memory with it, and not when the
-collector runs next; so its parts must not lead back to it.
+`nobody` replaces the callbacks of the parts of an object that has been closed.  Otherwise the parts
+would refer to the object, and its memory would be freed by the collector, not with the last
+reference to it.
 """
 
 from __future__ import annotations
@@ -29,4 +29,4 @@ NOTHING: frozenset[Any] = frozenset()
 
 
 def nobody(*_args: object) -> Any:
-    """Take whatever is told, and do nothing."""
+    """Take any arguments, and do nothing."""

@@ -1,15 +1,16 @@
 """Fork guard: in a forked child every object of the parent is dead.
 
-The kernel serves a child's ioctl-based destroys on the parent's objects, so that a finalizer that
-runs in the child would pull the parent's queue pairs away.  Whoever owns a handle registers here
-and is poisoned, without any C call, before the child runs its first Python code.
+The kernel carries out a child's ioctl-based destroys on the parent's objects, so that a finalizer
+that runs in the child would destroy the parent's queue pairs.  So each object that owns a handle
+registers with `guard`, and is poisoned, without any C call, before the child runs its first Python
+code.
 
-An object that programs use becomes a stand-in of its own class at the same moment: it refuses
-every public method and attribute with a ForkedError, and what ends it does nothing.  So the rule
-is written once, for the methods that will be added, too, and costs the parent nothing.
+An object that programs use (`guard_public`) becomes a stand-in of its own class at the same moment:
+it refuses every public method and attribute with a ForkedError, and its closing methods do nothing.
+So the rule is written once, also for methods that will be added, and costs the parent nothing.
 
-What a library of C keeps for the whole process cannot be made anew in a child: `use_library`
-refuses it there.
+librdmacm keeps open devices for the whole process, and a child cannot open them anew: `use_library`
+refuses its use there.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ _stand_ins: dict[type, type] = {}
 _used = False
 _used_by_a_parent = False
 
-# The end of an object: nothing, in a child.
+# Methods that end an object; they do nothing in a child.
 _ENDS = frozenset({
     "abort", "abort_clients", "close", "close_clients", "release", "revoke", "wait_closed",
     "__aexit__", "__del__", "__exit__",
 })  # fmt: skip
-# What can be said without the object.
+# Attributes that are as in the parent.
 _KEPT = frozenset({"closed", "poison_after_fork"})
 _SPECIAL_USES = frozenset({
     "__aenter__", "__aiter__", "__anext__", "__await__", "__call__", "__enter__", "__getitem__",
@@ -67,7 +68,7 @@ def guard_public(obj: Any) -> None:
 
 
 def forked_error(name: str) -> ForkedError:
-    """The error for the use of an object of a class of this name."""
+    """Return the error for the use of an object whose class has this name."""
     return ForkedError(
         f"this {name} belongs to the parent process and cannot be used after fork(); start "
         "processes that use RDMA with the `spawn` method"
@@ -75,11 +76,11 @@ def forked_error(name: str) -> ForkedError:
 
 
 def use_library() -> None:
-    """The caller is about to use a library of C that keeps open devices for the whole process.
+    """Note that the process uses a library of C that keeps open devices; refuse it in a child.
 
     Raises:
-        ForkedError: It did so before this process was forked: the child's requests would go
-            through descriptors of the parent, and the kernel refuses those.
+        ForkedError: The parent used the library before this process was forked: requests of the
+            child would go through descriptors of the parent, and the kernel refuses those.
     """
     global _used
     if _used_by_a_parent:
@@ -92,10 +93,10 @@ def use_library() -> None:
 
 
 def new_lock() -> Any:
-    """A lock of a module, for as long as the process lives; an `RLock`.
+    """Return an `RLock` for a module, which lasts as long as the process.
 
-    It may be taken again by who has it: the collector may run meanwhile, and end something.  In a
-    forked child it is free: the thread that had it may not exist there.
+    The thread that holds it may take it again: the collector may run in between, and a finalizer
+    takes the lock.  In a forked child it is free: the thread that held it may not exist there.
     """
     lock = threading.RLock()
     _locks.append(lock)
@@ -103,12 +104,12 @@ def new_lock() -> Any:
 
 
 def renew(function: Callable[[], None]) -> None:
-    """Have `function` called in every forked child: what a module keeps begins anew there."""
+    """Have `function` called in every forked child, where a module has to begin anew."""
     _renewals.append(function)
 
 
 def become_stand_in(obj: Any) -> None:
-    """In a forked child: refuse from now on every public use of `obj`, and end it in silence."""
+    """In a forked child: have every public use of `obj` refused, and its end do nothing."""
     cls = type(obj)
     if not hasattr(cls, "_stands_in_for"):
         if cls not in _stand_ins:
@@ -138,7 +139,7 @@ def _stand_in_for(cls: type) -> type:
         elif member in _SPECIAL_USES:
             members[member] = refuse
         elif not member.startswith("_") and member not in _KEPT:
-            # A property also for a method: it goes before an attribute of the object itself.
+            # A property also for a method: it precedes an attribute of the object itself.
             members[member] = property((lambda _: refuse) if callable(value) else refuse)
     return type(name, (cls,), members)
 

@@ -1,8 +1,8 @@
-"""Job: a call that a thread makes, and what comes of it.
+"""Job: a call that a thread makes, and its outcome.
 
-A small part of `concurrent.futures.Future`, which does not outlive a lack of memory: where a call
-inside it finds none for its own frame, it keeps its lock for ever, or is never done.  Each step of
-a Job that raises MemoryError can be repeated until it does not.
+A Job is a small part of `concurrent.futures.Future`, which does not survive a lack of memory: if a
+call inside it finds no memory for its frame, the future keeps its lock for ever, or is never done.
+Each step of a Job that raises MemoryError can be repeated until it succeeds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Job(Generic[T]):
     __slots__ = ("_callbacks", "_error", "_function", "_lock", "_result", "_state")
 
     def __init__(self, function: Callable[[], T] | None = None) -> None:
-        # Of C: `with` of a lock in Python can find no memory for the call that releases it.
+        # A lock of C: `with` of a lock in Python may find no memory for the call that releases it.
         self._lock = threading.Lock()
         self._function = function
         self._state = _State.PENDING
@@ -51,19 +51,20 @@ class Job(Generic[T]):
     def run(self) -> None:
         """Call the function, once, unless the job is canceled, and the callbacks.
 
+        An exception of the function is the outcome and is not raised.
+
         Raises:
-            MemoryError: Of a step of this; another call of `run` goes on with it.  What the
-                function raises is the outcome.
+            MemoryError: A step found no memory; another call of `run` goes on with it.
         """
         with self._lock:
             if self._state is _State.PENDING:
                 self._state = _State.RUNNING
             elif self._state is _State.CANCELED:
-                return  # `cancel` tells
+                return  # `cancel` calls the callbacks
         if self._function is not None:
             self._call()
         self._tell()
-        # The frames of a failure lead to this one.
+        # The traceback of an outcome refers to this frame, and the frame to the job: a cycle.
         del self
 
     def _call(self) -> None:
@@ -76,7 +77,7 @@ class Job(Generic[T]):
         del function, self
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Set the outcome of a job without a function, in any thread: `error`, or None."""
+        """Set the outcome of a job without a function: `error`, or None.  In any thread."""
         self._error = error
         self._tell()
 
@@ -100,7 +101,7 @@ class Job(Generic[T]):
     def add_done_callback(self, callback: Callable[[Job[T]], object]) -> None:
         """Have `callback` called with this job in the thread that ends it; here if it is done.
 
-        One that raises MemoryError is called again.
+        A callback that raises MemoryError is called again.
         """
         with self._lock:
             if self._state in (_State.PENDING, _State.RUNNING):
@@ -109,7 +110,7 @@ class Job(Generic[T]):
         self._call_back(callback)
 
     def cancel(self) -> bool:
-        """Have the function not called; whether it has not been, and will not be."""
+        """Cancel the job if its function was not called yet; return whether it is canceled."""
         with self._lock:
             if self._state is _State.PENDING:
                 self._state = _State.CANCELED
@@ -120,27 +121,27 @@ class Job(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether there is an outcome; it may be that the job is canceled."""
+        """Whether the job has an outcome or is canceled."""
         return self._state in (_State.DONE, _State.CANCELED)
 
     def result(self, timeout: float = 0.0) -> T:
-        """Block until the job is done, at most `timeout` seconds, and return what it returned.
+        """Block until the job is done, at most `timeout` seconds, and return the function's result.
 
         Raises:
-            TimeoutError: It is not done yet.
-            CancelledError: It is canceled.
-            BaseException: What the function raised.
+            TimeoutError: The job is not done yet.
+            CancelledError: The job is canceled.
+            BaseException: The exception of the function.
         """
         error = self.exception(timeout)
         if error is not None:
             try:
                 raise error
             finally:
-                del error, self  # what is raised has this frame in its traceback
+                del error, self  # the exception has this frame in its traceback
         return cast("T", self._result)
 
     def exception(self, timeout: float = 0.0) -> BaseException | None:
-        """Block as `result` does, and return what the function raised; None if it did not."""
+        """Block as `result` does, and return the function's exception, or None."""
         ended = threading.Event()
         self.add_done_callback(lambda _: ended.set())
         if not ended.wait(timeout):
@@ -150,7 +151,7 @@ class Job(Generic[T]):
         return self._error
 
     def future(self) -> asyncio.Future[T]:
-        """A future of the running loop with the outcome; to cancel it leaves the job alone."""
+        """Return a future of the running loop with the outcome; its cancellation ends no job."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 

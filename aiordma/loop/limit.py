@@ -1,11 +1,12 @@
 """Limit: `asyncio.timeout`, as a plain context manager.
 
-For what every connection goes through: the one of asyncio has two coroutines and a state machine,
-and takes three times as long.  What it does is the same: the task is canceled at the deadline, and
-the block's CancelledError becomes a TimeoutError, unless somebody else has canceled the task, too.
+Every connection passes through several limits, and `asyncio.timeout`, with two coroutines and a
+state machine, takes three times as long.  The effect is the same: the task is canceled at the
+deadline, and the block's CancelledError becomes a TimeoutError, unless the task was canceled by
+another call, too.
 
-`PatientLimit` is for what waits for a peer: it counts only the time in which the peer could have
-been heard.
+`PatientLimit` is for a wait for a peer: it counts only the time in which this process could have
+heard the peer.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Limit:
 
     Args:
         seconds: The time; None for no limit.
-        what: What the block does, for the text of the error: "joining the group".  Without it the
-            error has no text, for a caller that makes its own of it.
-        hint: What to do about it.
+        what: Action of the block, for the text of the error: "joining the group".  Without it the
+            error has no text, for a caller that raises an error of its own.
+        hint: Advice, for the text of the error.
 
     Attributes:
         seconds: The time.
@@ -64,13 +65,13 @@ class Limit:
         if seconds > 0:
             self._timer = loop.call_later(seconds, self._expire)
         else:
-            self._timer = loop.call_soon(self._expire)  # before anything else gets on
+            self._timer = loop.call_soon(self._expire)  # in the loop's next turn
 
     def hold(self) -> None:
-        """Nothing: all time counts.  See `PatientLimit`."""
+        """Do nothing: all time counts.  See `PatientLimit`."""
 
     def go_on(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def _expire(self) -> None:
         self.expired = True
@@ -98,11 +99,11 @@ class Limit:
 
 
 class PatientLimit(Limit):
-    """A limit whose clock stands still while this process itself holds the block up.
+    """A limit whose clock stands still while this process itself holds up the block.
 
-    It runs out in steps, a twentieth of the time each, one after the other.  A loop that is late,
-    because a callback takes long or the machine is busy, is late for one step, and so takes no more
-    than that from the block.  Between `hold` and `go_on` no time counts at all.
+    It expires in twenty equal steps, each with a timer of its own.  A loop that is late, because a
+    callback takes long or the machine is busy, is late for one step, and so takes at most one step
+    from the block.  Between `hold` and `go_on` no time counts at all.
 
     Args:
         seconds: The time, more than 0; None for no limit.

@@ -1,11 +1,11 @@
 """FdPump: a file descriptor that stays registered with the loop and is drained when readable.
 
-Registered once, when the descriptor's owner starts to use the loop, and removed before the
-descriptor is closed.  The rejected way, adding and removing a reader around each wait, costs two
-system calls per wait and leaves events unread in between.
+The descriptor is registered once, when its owner starts to use the loop, and removed before it is
+closed.  The rejected way, adding and removing a reader around each wait, costs two system calls per
+wait and leaves events unread in between.
 
 The loop holds the pump, and the pump does not hold the descriptor's owner: an owner that is
-forgotten is collected, warns and cleans up while its loop runs, not only when that ends.
+forgotten is collected, warns and cleans up while its loop runs, not only when the loop ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["FdPump", "weakly"]
 
 
 def weakly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
-    """A reference to `function` that, if it is a method, does not keep its object alive."""
+    """Return a reference to `function`; if it is a method, its object is not kept alive."""
     if isinstance(function, types.MethodType):
         return weakref.WeakMethod(function)
     return lambda: function
@@ -42,10 +42,10 @@ class FdPump:
             consumed would otherwise make the loop spin.  SystemExit, KeyboardInterrupt and the
             like go to the loop, and the pump goes on when the loop does.
         failed: Called once with the Exception when a drain raised; after that the reader is gone.
+        quick: Makes the reader that the loop calls instead of the pump's; it is given the pump's
+            reader, and calls it for the events that it does not handle itself.
 
-        quick: Makes what the loop calls instead, from what it is to call where it cannot do all.
-
-    Where `drain` or `failed` is a method, its object is not kept alive; `quick` is not kept.
+    If `drain` or `failed` is a method, its object is not kept alive; `quick` is not kept.
 
     Must be used from the loop's thread, except `close`.
     """
@@ -87,10 +87,10 @@ class FdPump:
 
     def _readable(self) -> None:
         if self._loop is None:
-            return  # of the process that this one was forked from, whose loop runs on here
+            return  # in a forked child that goes on with its parent's loop
         owner = self._owner()
         if owner is None:
-            # The owner is being collected, perhaps in another thread, whose part comes next.
+            # The owner is being collected, perhaps in another thread, and its finalizer comes next.
             if self._loop is not None:
                 self._loop.remove_reader(self._fd)
             return
@@ -102,7 +102,7 @@ class FdPump:
                 failed(exc)
             return
         except BaseException:
-            # It says nothing about the descriptor: it ends the loop, which programs run again.
+            # The exception is not the descriptor's: it ends the loop, which programs run again.
             self._go_on()
             raise
         if more:
@@ -118,13 +118,13 @@ class FdPump:
             self._readable()
 
     def kick(self) -> bool:
-        """Drain now, without waiting for the descriptor; whether there may be more."""
+        """Drain now, without waiting for the descriptor; return whether there may be more."""
         if self._loop is not None and not self._paused:
             self._readable()
         return self._again is not None
 
     def pause(self) -> None:
-        """Stop reading: the kernel keeps what comes, instead of our memory."""
+        """Stop reading: the kernel keeps further events, and they take no memory of the process."""
         if self._loop is not None and not self._paused:
             self._paused = True
             self._loop.remove_reader(self._fd)
@@ -134,7 +134,8 @@ class FdPump:
         if self._loop is not None and self._paused:
             self._paused = False
             self._loop.add_reader(self._fd, self._quick or self._readable)
-            # A drain that had stopped for its budget may have left what raises no new event.
+            # A drain that had stopped for its budget may have left completions for which no event
+            # comes.
             if self._again is None:
                 self._again = self._loop.call_soon(self._continue)
 

@@ -1,4 +1,4 @@
-"""What the library does with an exception that a callback has raised: what asyncio's loop does.
+"""Exceptions of callbacks: the library treats them as asyncio's loop does.
 
 SystemExit and KeyboardInterrupt end `run_forever`, and nothing else: programs run a loop again, if
 only to end their tasks.  Every other exception, GeneratorExit and CancelledError as well, is
@@ -12,7 +12,7 @@ from typing import Any
 
 __all__ = ["ENDS_THE_LOOP", "report", "throw"]
 
-#: What asyncio's callbacks and tasks let through.
+#: Exceptions that asyncio's callbacks and tasks let through.
 ENDS_THE_LOOP = (SystemExit, KeyboardInterrupt)
 
 
@@ -23,9 +23,9 @@ def report(
 
     Args:
         loop: The loop; in its thread.
-        exc: What was raised.
-        message: What failed.
-        context: More for the exception handler, such as the transport.
+        exc: The exception.
+        message: Text for the exception handler, which names the callback.
+        context: Further entries for the exception handler, such as the transport.
     """
     if isinstance(exc, ENDS_THE_LOOP):
         throw(loop, exc)
@@ -37,7 +37,7 @@ def report(
 
 
 def throw(loop: asyncio.AbstractEventLoop, exc: BaseException) -> None:
-    """Have `exc` leave `run_forever` in the loop's next turn: the caller has work to finish."""
+    """Have `run_forever` raise `exc` in the loop's next turn: the caller has work to finish."""
     if not loop.is_closed():
         loop.call_soon(_raise, exc)
 

@@ -1,4 +1,4 @@
-"""One object of a kind for each event loop, shared by its users and closed by the last one."""
+"""Objects of which each event loop has one, shared by its users and closed with the last user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Shared", "acquire", "keep", "lasting", "let_go"]
 
 
 class Shared(Protocol):
-    """What can be shared through the registry."""
+    """An object that can be shared through the registry."""
 
     def close(self) -> None:
         """Called when the last user has let go."""
@@ -34,7 +34,10 @@ class _Entry:
 
 
 class _Release:
-    """One user lets go of an entry; once.  A fifth of a closure's objects: connections have two."""
+    """Releases an entry for one user, once.
+
+    A class and no closure, which has five times as many objects: each connection has two.
+    """
 
     __slots__ = ("_entry",)
 
@@ -54,7 +57,7 @@ class _Release:
             entry.shared.close()
 
 
-#: Users let go in whatever thread, and what the collector ends in between may be a user, too.
+#: A user may release in any thread, and the collector may end another user in between.
 _lock = fork.new_lock()
 _ATTRIBUTE = "_aiordma_shared"
 #: For loops that take no attributes.
@@ -64,11 +67,11 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Hashable, _Ent
 
 
 def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
-    """What the loop's users share.
+    """Return the shared objects of a loop, by key.
 
-    An attribute of the loop: what is shared knows its loop, so that a table of ours would keep both
-    for ever if they are not closed.  As an attribute it is garbage together with the loop, and
-    finalizers run and warn.
+    They are an attribute of the loop.  A shared object refers to its loop, so that a table of the
+    library's would keep both for ever if they are not closed.  As an attribute they are garbage
+    together with the loop, and finalizers run and warn.
     """
     entries: dict[Hashable, _Entry] | None = getattr(loop, _ATTRIBUTE, None)
     if entries is not None:
@@ -77,7 +80,7 @@ def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
     try:
         setattr(loop, _ATTRIBUTE, entries)
     except AttributeError:
-        # Second best: that of a closed loop is dropped when the next one asks.
+        # Second best: the entries of a closed loop are dropped when another loop asks.
         for closed in [other for other in _loops if other.is_closed()]:
             del _loops[closed]
         return _loops.setdefault(loop, entries)
@@ -87,11 +90,11 @@ def _entries_of(loop: asyncio.AbstractEventLoop) -> dict[Hashable, _Entry]:
 def acquire(
     key: Hashable, factory: Callable[[], S], loop: asyncio.AbstractEventLoop | None = None
 ) -> tuple[S, Callable[[], None]]:
-    """The object of `loop`, or of the running one, for `key`, made by `factory` at need.
+    """Return the object of `loop`, or of the running loop, for `key`; `factory` makes it at need.
 
     Returns:
-        The object, and a function that lets go of it (once; further calls do nothing).  When the
-        last user has let go, the object is closed.
+        The object, and a function that releases it (once; further calls do nothing).  When the last
+        user has released it, the object is closed.
     """
     entries = _entries_of(loop or asyncio.get_running_loop())
     with _lock:
@@ -99,7 +102,7 @@ def acquire(
         if entry is not None:
             entry.users += 1
             return entry.shared, _Release(entry)
-    # No other thread makes one meanwhile: that is for the loop's.
+    # No other thread makes an entry meanwhile: `acquire` is called in the loop's thread.
     entry = _Entry(factory(), key, entries)
     entry.users = 1
     entries[key] = entry
@@ -107,7 +110,7 @@ def acquire(
 
 
 def lasting(key: Hashable, factory: Callable[[], T], loop: asyncio.AbstractEventLoop) -> T:
-    """The object of `loop` for `key`, made by `factory` at need; it lasts as long as the loop."""
+    """Return the object of `loop` for `key`, made at need; it lasts as long as the loop."""
     entries = _entries_of(loop)
     entry = entries.get(key)
     if entry is None:

@@ -1,4 +1,4 @@
-"""The loop that runs in this thread, if there is one: many a call comes from a finalizer."""
+"""The loop that runs in this thread, if any: the collector calls finalizers in every thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["check_loop", "check_thread", "from_finalizer", "running_loop"]
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
-    """As `asyncio.get_running_loop`, but None where none runs."""
+    """As `asyncio.get_running_loop`, but None if no loop runs."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -17,7 +17,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
-    """Refuse a coroutine of an object, `what`, that does not run in the object's loop.
+    """Refuse a coroutine that does not run in the loop of its object; `what` names the object.
 
     Raises:
         RuntimeError: It runs in another loop.
@@ -27,9 +27,9 @@ def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
 
 
 def check_thread(loop: asyncio.AbstractEventLoop, what: str) -> None:
-    """Refuse a plain call while the object's loop runs, but not around this call.
+    """Refuse a plain call while the object's loop runs in another thread; `what` names the object.
 
-    Where the loop stands still a program may close what it has left, from wherever it is.
+    While the loop does not run, a program may close its objects in any thread.
 
     Raises:
         RuntimeError: The loop runs in another thread.
@@ -46,16 +46,16 @@ def _foreign(what: str) -> RuntimeError:
 
 
 def from_finalizer(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Run `function`, which belongs to `loop`: in the loop's thread if it runs in another one.
+    """Run `function`, which belongs to `loop`, in the loop's thread.
 
-    The collector calls finalizers in whatever thread it comes to run in, while the loop's may be
-    in the middle of a C call on the same connection.  Where the loop runs in this thread, or
-    nowhere, `function` is called at once.
+    The collector calls finalizers in any thread, while the loop's thread may be in the middle of a
+    C call on the same connection.  If the loop runs in this thread, or does not run, `function` is
+    called at once.
     """
     if loop.is_running() and loop is not running_loop():
         try:
             loop.call_soon_threadsafe(function)
-        except RuntimeError:  # it was closed in this moment
+        except RuntimeError:  # the loop was closed in this moment
             function()
     else:
         function()

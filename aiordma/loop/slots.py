@@ -1,17 +1,16 @@
-"""SlotTable: from the 64-bit id of a completion to whoever waits for it.
+"""SlotTable: from the 64-bit id of a completion to the entry that takes it.
 
 Theory of operation
-    A work request carries a number and the adapter gives it back once, possibly long after the
-    waiter has gone.  Numbers are therefore an index with a generation: a late completion of a
-    slot that has been given away again finds another generation and is dropped, never delivered
-    to a stranger.
+    A work request carries an id and its completion brings it back once, possibly long after the
+    entry was removed.  So an id has an index and a generation: a late completion of an entry whose
+    index is in use again finds another generation and is dropped, never delivered to a stranger.
 
     Layout of an id, from the top: tag (8 bits), generation (16), sub-index (16), index (24).
-    The sub-index is the owner's: a connection uses one table entry for all its buffers and tells
-    them apart by it, so that a message costs neither an entry nor a future.
+    The sub-index belongs to the entry: a connection has one table entry for all its buffers and
+    tells them apart by it, so that a message costs neither an entry nor a future.
 
-    Ids without the tag belong to callers of the raw posting functions and never get here; a
-    caller's id that has the tag by chance is carried through an entry of its own (see verbs.qp).
+    Ids without the tag belong to callers of the raw posting functions and never get here.  A
+    caller's id that has the tag by chance is carried through an entry of its own (verbs/qp.py).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ _TAG_BITS = TAG << TAG_SHIFT
 
 
 def is_tagged(wr_id: int) -> bool:
-    """Whether an id was made by a table (or looks as if)."""
+    """Whether an id was made by a table, or looks as if it were."""
     return wr_id >> TAG_SHIFT == TAG
 
 
 def sub_index(wr_id: int) -> int:
-    """The owner's own 16 bits of an id."""
+    """The 16 bits of an id that belong to its entry."""
     return (wr_id >> SUB_SHIFT) & 0xFFFF
 
 
@@ -57,7 +56,7 @@ class SlotTable(Generic[T]):
         return len(self._entries) - len(self._free)
 
     def add(self, entry: T) -> int:
-        """Store `entry`; returns its id with sub-index 0.
+        """Store `entry` and return its id, with sub-index 0.
 
         Raises:
             OverflowError: All 2**24 entries are in use.
@@ -79,14 +78,14 @@ class SlotTable(Generic[T]):
         return [entry for entry in self._entries if entry is not None]
 
     def get(self, wr_id: int) -> T | None:
-        """The entry that `wr_id` names, or None for a stale or foreign id."""
+        """Return the entry of `wr_id`, or None for a stale or foreign id."""
         index = wr_id & _INDEX_MASK
         if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
             return None
         return self._entries[index]
 
     def remove(self, wr_id: int) -> T | None:
-        """Take the entry out; its id is stale from now on.  None if it was stale already."""
+        """Take the entry out and return it; None if the id is stale.  The id is stale then."""
         index = wr_id & _INDEX_MASK
         if index >= len(self._entries) or wr_id & _IDENTITY_MASK != self._identities[index]:
             return None

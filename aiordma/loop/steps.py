@@ -16,14 +16,14 @@ T = TypeVar("T")
 class Steps(Generic[T]):
     """Await a call again and again, until its object is closed.
 
-    An async generator would be shorter.  But one that a loop leaves by `break` ends only when it
-    is collected, in a task that the event loop makes for it; at the end of a program that task may
-    come too late to run, and from Python 3.12 on uvloop's debug mode cannot note where it was
-    made.
+    An async generator would be shorter.  But if a program leaves it by `break`, the generator ends
+    only when it is collected, in a task that the event loop makes for it.  At the end of a program
+    that task may come too late to run, and from Python 3.12 on uvloop's debug mode cannot note
+    where it was made.
 
     Args:
-        call: Gives the next item; ResourceClosedError ends the iteration.  Canceling the iteration
-            cancels the call.
+        call: Returns the next item; ResourceClosedError ends the iteration.  Canceling the
+            iteration cancels the call.
     """
 
     __slots__ = ("__weakref__", "_call")

@@ -1,17 +1,16 @@
 """Timers that do not make each turn of the loop dearer.
 
 Theory of operation
-    A loop that has any timer asks for the time twice in each turn, and sleeps with a limit, for
-    which the kernel sets a timer of its own and takes it back.  With asyncio's own loop this is a
-    tenth of what a small message takes, and it is paid for every message because of timers that
-    are due in seconds.  So the timers that live as long as a connection are kept here, and the
-    loop has one descriptor instead, which becomes readable when the first of them is due
-    (`timerfd_create(2)`).
+    A loop that has any timer reads the clock twice in each turn, and sleeps with a limit, for which
+    the kernel sets a timer of its own and cancels it.  With asyncio's own loop this is a tenth of
+    the time of a small message, and every message pays it for timers that are due in seconds.  So
+    timers that last as long as a connection are kept here, and the loop has one descriptor instead,
+    which becomes readable when the first of them is due (`timerfd_create(2)`).
 
-    `loop.call_later` stays right for what is short, or rare: arming one here is a system call
-    where it is due before all others.
+    `loop.call_later` is better for timers that are short or rare: a timer here that is due before
+    all others costs a system call.
 
-    The descriptor is there while a timer is.
+    The descriptor is open while there is a timer.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from aiordma.loop.running import running_loop
 
 __all__ = ["Timer", "call_later", "now", "timeout"]
 
-#: The clock of these timers.  A loop may have another: uvloop's stands still for a turn, and counts
-#: milliseconds, so that a timer seems to be early.
+#: The clock of these timers, in seconds.  A loop may have another: uvloop's clock stands still for
+#: a turn and counts milliseconds, so that a timer seems to be early.
 now = time.monotonic
 
-#: So many that were cancelled may lie in the heap, and as many again as are in it.
+#: The heap is swept when it has twice the entries that the last sweep has left, and so many more.
 _FEW = 64
 
 
 class Timer:
-    """What `call_later` returns.
+    """A timer; made by `call_later`.
 
     Args:
-        function: What is called.
-        release: Says that the loop's timers are not needed for this one any more.
+        function: The function to call; None after that, or after `cancel`.
+        release: Releases the loop's timers, which are closed with their last user.
     """
 
     __slots__ = ("_release", "function")
@@ -56,25 +55,25 @@ class Timer:
         self._release = release
 
     def cancel(self) -> None:
-        """Nothing will be called.  Idempotent, and harmless once it has been.  In any thread."""
+        """Have the function not called.  Idempotent; harmless after the call.  In any thread."""
         if self.function is not None:
             self.function = None
             self._release()
 
     def run(self) -> None:
-        """Call it, unless it was cancelled."""
+        """Call the function, unless the timer was cancelled."""
         function, self.function = self.function, None
         if function is None:
             return
         try:
             function()
         finally:
-            # Not before: it mostly sets the next one.
+            # Not before: the function mostly sets the next timer.
             self._release()
 
 
 class _Timers:
-    """All of one loop."""
+    """All timers of one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -99,7 +98,7 @@ class _Timers:
             alarm_set(self._fd, entry[0])
 
     def _drain(self) -> bool:
-        # Blocking, if it was set to another time after the loop had seen it readable.
+        # BlockingIOError: the alarm was set to a later time after the loop had seen it readable.
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
         heap, until = self._heap, now()
@@ -110,7 +109,7 @@ class _Timers:
                 except BaseException as exc:
                     self._report(exc)
                     if isinstance(exc, ENDS_THE_LOOP):
-                        break  # the others are due when the loop runs again
+                        break  # the other timers are run when the loop runs again
         finally:
             if heap and self._fd >= 0:
                 alarm_set(self._fd, heap[0][0])
@@ -123,7 +122,7 @@ class _Timers:
         self._report(exc)
 
     def close(self) -> None:
-        """Give the descriptor back.  In any thread: a forgotten connection ends in one's own."""
+        """Close the descriptor.  In any thread: the collector ends a forgotten connection there."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -131,20 +130,20 @@ class _Timers:
         with contextlib.suppress(RuntimeError):  # the loop is closed in this moment
             self._pump.close()
             if running is not self._loop and self._loop.is_running():
-                # Behind the removal of the reader, which the pump has handed to the loop.
+                # After the removal of the reader, which the pump has handed to the loop.
                 self._loop.call_soon_threadsafe(os.close, fd)
                 return
         os.close(fd)
 
     def __del__(self) -> None:
-        # The loop was closed before the owners of timers, which have complained.  They may still
-        # cancel it: all of them are collected together.
+        # The loop was closed before the owners of timers, which have warned.  They may still cancel
+        # their timers: all of them are collected together.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def poison_after_fork(self) -> None:
-        """In a forked child: nothing is due any more."""
+        """In a forked child: drop all timers."""
         self._heap.clear()
         if self._fd >= 0:
             os.close(self._fd)
@@ -154,10 +153,11 @@ class _Timers:
 def call_later(
     loop: asyncio.AbstractEventLoop, delay: float, function: Callable[[], None]
 ) -> Timer:
-    """Call `function` in `loop`, in whose thread this is, in `delay` seconds.
+    """Have `function` called by `loop` in `delay` seconds; to be used in the loop's thread.
 
-    An exception goes to the loop's exception handler.  The function is kept alive until then, or
-    until it is cancelled; it is called in the context in which the loop's first timer was made.
+    An exception goes to the loop's exception handler.  The function is kept alive until it is
+    called or the timer is cancelled; it is called in the context in which the loop's first timer
+    was made.
 
     Raises:
         OSError: The limit of open files is reached.
@@ -174,10 +174,10 @@ def call_later(
 
 @contextlib.asynccontextmanager
 async def timeout(delay: float) -> AsyncIterator[None]:
-    """As `asyncio.timeout`, for what lasts: without a timer of the loop's while it does.
+    """As `asyncio.timeout`, for long blocks: it needs no timer of the loop's.
 
     Raises:
-        TimeoutError: It took longer than `delay` seconds.
+        TimeoutError: The block took longer than `delay` seconds.
         OSError: The limit of open files is reached.
     """
     async with asyncio.timeout(None) as scope:

@@ -1,8 +1,8 @@
-"""WaitLine: the tasks that wait for one thing, first come, first served.
+"""WaitLine: the tasks that wait for a resource, first come, first served.
 
-A task is resumed with a grant: the number of a slot, or None where what it waits for stays in a
-queue beside the line, and the task only has to look there.  A grant belongs to no task that is
-canceled in the same moment: it goes to the next in line, or to where the caller wants it.
+A task is resumed with a grant: the number of a slot; or None where the resource stays in a queue
+beside the line, in which the task then looks.  If the task is canceled in the same moment, the
+grant goes to the next task in line, or to the caller's `hand_on`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class WaitLine(Generic[T]):
             size: How much the task needs, for `next_size`.
 
         Raises:
-            BaseException: What `fail` was called with makes.
+            BaseException: The exception that the `reason` of `fail` makes.
 
         Cancellation: leaves the line.
         """
@@ -72,7 +72,7 @@ class WaitLine(Generic[T]):
 
     @property
     def next_size(self) -> int | None:
-        """What the first task in line needs; None if no task waits."""
+        """Size that the first task in line needs; None if no task waits."""
         while self.places and self.places[0][0].done():
             self.places.popleft()  # canceled, and not resumed yet
         return self.places[0][1] if self.places else None
@@ -87,14 +87,14 @@ class WaitLine(Generic[T]):
         return False
 
     def grant_all(self, value: T) -> None:
-        """Resume all with the same grant: there will be nothing more to wait for."""
+        """Resume all tasks with the same grant: there will be no other."""
         line, self.places = self.places, EMPTY
         for place, _ in line:
             if not place.done():
                 place.set_result(value)
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
-        """Have all tasks that wait raise what `reason` makes.
+        """Have all tasks that wait raise the exception that `reason` makes.
 
         A function, not an exception: one object raised many times would collect the traceback,
         and with it the variables, of every task that ever caught it.

@@ -1,10 +1,10 @@
 """WeakTable: from a number to an object that the table does not keep alive.
 
 Theory of operation
-    `weakref.WeakValueDictionary` makes a reference of its own kind, in Python, for each entry.  The
-    plain kind is made in C, and an object has one of it, whoever asks.  It tells nobody when the
-    object goes, so that dead entries stay until as many again have come; then they are taken out
-    together.
+    `weakref.WeakValueDictionary` makes a reference of its own class, in Python, for each entry.  A
+    plain reference is made in C, and all users of an object share it.  It has no callback for the
+    end of its object, so that dead entries stay until the table has doubled; then they are taken
+    out together.
 
     Entries may be added and taken out in any thread.
 """
@@ -43,7 +43,7 @@ class WeakTable(Generic[T]):
         entries[number] = weakref.ref(thing)
 
     def get(self, number: int) -> T | None:
-        """The object with that number, if it still lives."""
+        """Return the object with that number, or None if it lives no more."""
         reference = self._entries.get(number)
         return None if reference is None else reference()
 
@@ -52,6 +52,6 @@ class WeakTable(Generic[T]):
         self._entries.pop(number, None)
 
     def values(self) -> list[T]:
-        """All that live."""
+        """Return all objects that live."""
         found = (reference() for reference in list(self._entries.values()))
         return [thing for thing in found if thing is not None]

@@ -1,9 +1,9 @@
 """Threads for C calls that can block: the Reaper for destroys, `call_blocking` for the rest.
 
 Destroying a queue pair can take 50 seconds on Soft-RoCE while packets sit in a queue, and
-registering memory takes time with its size.  Neither may happen on the loop's thread, and none
-of it may keep the interpreter from exiting: the threads are daemons, which is why
-concurrent.futures, whose threads are joined at exit, is not used.
+registering memory takes time with its size.  Neither may happen on the loop's thread, and neither
+may keep the interpreter from exiting.  So the threads are daemons; concurrent.futures is not used,
+because its threads are joined at exit.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class WorkerPool:
     """At most `limit` daemon threads, started on demand, that run jobs in order of submission.
 
     Args:
-        name: Of the threads.
+        name: Name of the threads.
         limit: The most threads.
-        keep: Where no thread can be started, and there is none, a job is not refused but kept: the
-            loop tries again for two seconds, and then does the job itself, since `wait_closed()`
-            has to end.  For jobs that give something back.
+        keep: If there is no thread and none can be started, a job is not refused but kept: the loop
+            tries again for two seconds, and then runs the job itself, since `wait_closed()` has to
+            end.  For jobs that release resources.
         idle_s: Seconds after which a thread that has nothing to do ends.
         retry_s: Seconds until the loop tries again to start a thread.
         retries: Tries after which it does the job itself.
@@ -97,16 +97,16 @@ class WorkerPool:
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
-        #: Locks that `drain` waits for.  No Condition: `with` of one can find no memory for the
-        #: call that releases it, and then the event loop waits for it for ever.
+        #: Locks that `drain` waits for.  No Condition: its `with` may find no memory for the call
+        #: that releases it, and then the event loop waits for it for ever.
         self._draining: list[Any] = []
 
     def submit(self, function: Callable[[], T]) -> Job[T]:
         """Run `function` in a thread of the pool.
 
         Raises:
-            RdmaOSError: EAGAIN, no thread can be started, there is none, and the pool keeps
-                nothing.  The function is not called.
+            RdmaOSError: EAGAIN, there is no thread, none can be started, and the pool keeps no
+                jobs.  The function is not called.
             MemoryError: Likewise.
         """
         job = Job(function)
@@ -124,7 +124,7 @@ class WorkerPool:
                 refused = not self._threads and not self._keep
             if refused:
                 self._count_off()
-                if self._unfinished:  # by a call that counted on this one's thread
+                if self._unfinished:  # another call has counted on the thread of this call
                     self._retry_later()
                 hint = "is the limit of processes or of memory reached? see `ulimit -u` and `-v`"
                 raise plain_error(errno.EAGAIN, f"no thread can be started: {exc}", hint) from exc
@@ -134,7 +134,7 @@ class WorkerPool:
             self._count_off()
             raise
         if not self._threads:
-            # Where not even a timer can be had, the next job sees to it, or `drain`.
+            # Without memory for a timer the next job tries to start a thread, or `drain` runs it.
             with contextlib.suppress(MemoryError):
                 self._retry_later()
         return job
@@ -146,16 +146,16 @@ class WorkerPool:
         with self._lock:
             if started.is_set():
                 return
-            self._late.add(thread)  # it may run yet: `_work` ends it
+            self._late.add(thread)  # it may still begin to run: `_work` ends it then
         msg = f"a thread has not run within {_START_S:g} s"
         raise RuntimeError(msg)
 
     def _retry_later(self) -> None:
-        """Jobs were kept for which there is no thread: without a loop they are done here."""
+        """Start a thread for kept jobs later, by the running loop; without a loop run them here."""
         loop = running_loop()
         if loop is None:
             self._run_kept()
-        elif self._retrying is not loop:  # one that has ended tries no more
+        elif self._retrying is not loop:  # another loop may have ended, and tries no more
             self._retrying = loop
             loop.call_later(self._retry_s, self._retry)
 
@@ -184,7 +184,7 @@ class WorkerPool:
             pass
 
     def _run_one(self) -> bool:
-        """Run a job here, in this thread; False if there is none."""
+        """Run a job in this thread; False if there is none."""
         try:
             self._do_next(0)
         except queue.Empty:
@@ -202,16 +202,16 @@ class WorkerPool:
         while going:
             try:
                 going = self._work_on()
-            except MemoryError:  # a thread that it ended would be counted for ever
+            except MemoryError:  # if it ended the thread, the thread would be counted for ever
                 time.sleep(_PAUSE_S)
 
     def _work_on(self) -> bool:
-        """Run the next job; False if there was none for so long, and the thread ends."""
+        """Run the next job; False if none has come for `idle_s`, and the thread is to end."""
         try:
             self._do_next(self._idle_s)
         except queue.Empty:
             with self._lock:
-                # Not where a job has come meanwhile that counts on this thread.
+                # The thread goes on if a job has come meanwhile that counts on it.
                 if self._unfinished < self._threads:
                     self._threads -= 1
                     return False
@@ -221,8 +221,8 @@ class WorkerPool:
         """Run the next job, and count it off, although memory may be refused meanwhile.
 
         Raises:
-            queue.Empty: None has come in `timeout` seconds.
-            MemoryError: None was taken.
+            queue.Empty: No job has come in `timeout` seconds.
+            MemoryError: No job was taken.
         """
         # In a function of its own: a worker must not keep the last job's objects, such as
         # registered memory, alive while it waits for the next.
@@ -248,7 +248,7 @@ class WorkerPool:
     def drain(self, timeout: float) -> bool:
         """Block until every submitted job is done, at most `timeout` seconds; False if not.
 
-        Kept jobs are done here, whatever time they take.
+        Kept jobs are run in this thread, whatever time they take.
         """
         self._run_kept()
         gate = threading.Lock()
@@ -265,12 +265,12 @@ class WorkerPool:
             return not self._unfinished
 
 
-# A destroy can take 50 seconds and a connect to a dead host minutes: each kind has threads of its
-# own, enough that a few that are stuck do not stop the others.
+# A destroy can take 50 seconds and a connect to a dead host minutes.  Each kind of call has threads
+# of its own, and so many that a few calls that hang do not stop the others.
 reaper = WorkerPool("aiordma-reaper", 16, keep=True)
 connecting = WorkerPool("aiordma-connect", 16)
 _blocking = WorkerPool("aiordma-blocking", 4)
-# For what any peer can cause by a datagram: calls that end at once, and calls that may not.
+# Calls that any peer can cause by a datagram: calls that end at once, and calls that may block.
 answering = WorkerPool("aiordma-answer", 2)
 answering_slowly = WorkerPool("aiordma-answer-slow", 2)
 
@@ -294,9 +294,9 @@ async def call_blocking(
 
     Args:
         function: The call.
-        undo: Gives back what `function` made, should no task be left to take it.
-        timeout: Seconds; None waits as long as the surrounding code does.
-        pool: Threads to use instead of the ordinary ones.
+        undo: Releases the result of `function`, if no task is left to take it.
+        timeout: Seconds; None for no limit but the caller's.
+        pool: Threads to use instead of the ordinary threads.
 
     Raises:
         TimeoutError: The call goes on; its late result is undone in the thread.
@@ -311,12 +311,12 @@ async def call_blocking(
             return await future
     except BaseException:
         if future.done() and not future.cancelled():
-            future.exception()  # seen, although it was for a task that is canceled
+            future.exception()  # retrieved here, because the task that would do so is canceled
         if not job.cancel():
             job.add_done_callback(lambda done: _undo(done, undo))
         raise
     finally:
-        del job, future  # what the call has raised has this frame in its traceback
+        del job, future  # an exception of the call has this frame in its traceback
 
 
 def _undo(done: Job[T], undo: Callable[[T], object]) -> None:
