@@ -42,7 +42,6 @@ BOUNDS = {
     "contrib": (1, 4),
     "datagram": (10, 30),
     "endpoint": (34, 96),
-    "memory": (6, 32),
     "rsocket": (8, 24),
     "streams": (7, 72),
     "testing": (30, 46),

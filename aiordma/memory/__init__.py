@@ -1,4 +1,4 @@
-"""Registered memory: arenas and pools of our own, and registrations of callers' buffers."""
+"""Registered memory: arenas and pools of the library, and registrations of callers' buffers."""
 
 from aiordma.memory.arena import Arena
 from aiordma.memory.cache import CacheStats, RegistrationCache

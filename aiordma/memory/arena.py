@@ -52,19 +52,19 @@ class Arena:
         """All memory that is registered now."""
         return [self.mr]
 
-    # What memory.elastic does; here the slots neither come nor go.
+    # `ElasticArena` overrides these; here the slots neither come nor go.
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
-        """Further slots; `again` is called when it may be worth to ask once more."""
+        """Return further slots; `again` is called when another call may return more."""
         return ()
 
     @property
     def spare(self) -> int:
-        """How many slots `shrink` would take away because others need them more."""
+        """Number of slots that `shrink` would take away because other connections need them."""
         return 0
 
     def shrink(self) -> Iterable[int]:
-        """Have some slots leave; those that are free are handed in by the caller."""
+        """Have some slots leave and return them; the caller hands in those that are free."""
         return ()
 
     def leaving(self, slot: int) -> bool:
@@ -72,19 +72,19 @@ class Arena:
         return False
 
     def hand_in(self, slot: int) -> None:
-        """A leaving slot is free: neither the adapter nor the program has it."""
+        """Take back a leaving slot that neither the adapter nor the program uses."""
 
     def close(self) -> None:
-        """Deregister; the bytes live on for those who still look at them."""
+        """Deregister the memory; its bytes stay readable while a view of them exists."""
         self.mr.close()
 
 
 def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
-    """Arenas of so many slots of such a size, one behind the other in one registration.
+    """Return an arena for each (count, slot size), one behind the other in one registration.
 
-    Together, because a registration costs more than what is registered, as long as that is small.
-    The slab is never memory of Python's heap: small objects share pages with strangers, and a
-    fork would have to copy them.
+    They share a registration, because for little memory the call costs more than the pages do.  The
+    slab is never memory of Python's heap: small objects share pages with others, and a fork would
+    have to copy them.
 
     Raises:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.

@@ -1,15 +1,15 @@
-"""SlotBudget: how many slots of registered memory the connections of a pool may have, all together.
+"""SlotBudget: the number of slots of registered memory that the connections of a pool may have.
 
 Theory of operation
-    Counting only: the memory itself belongs to each connection, in its own protection domain.
+    A SlotBudget only counts: the memory belongs to each connection, in its own protection domain.
 
     A byte of C, `crowded`, is 1 while a member waits.  While it is 0, a slot that becomes free
     stays with its member, and C calls no Python function.
 
-    Every member is guaranteed a number of slots from the moment it joins, used or not, and the sum
-    of the guarantees never exceeds the total; so a member can always work, whatever the
-    others do.  Slots that are not guaranteed go to the members that ask for them.  When these are
-    used up, members that were refused stand in a line, and members above the fair share (the total
+    Each member is guaranteed a number of slots from the moment it joins, used or not.  The sum of
+    the guarantees never exceeds the total, so that a member can always work, whatever the others
+    do.  Slots that are not guaranteed go to the members that ask for them.  When these are used up,
+    members that were refused stand in a line, and members above the fair share (the total divided
     by the number of members) give slots back as they become free (`could_spare`).  No member gives
     back slots of its fair share, so that slots do not go back and forth.
 """
@@ -28,11 +28,11 @@ __all__ = ["Share", "SlotBudget"]
 
 
 class Share:
-    """What one member of the pool has.
+    """The slots of one member of the pool.
 
     Attributes:
-        guaranteed: Slots that it can have at any time.
-        used: Slots that it has.
+        guaranteed: Slots that the member can have at any time.
+        used: Slots that the member has.
     """
 
     __slots__ = ("_budget", "guaranteed", "used")
@@ -55,7 +55,7 @@ class Share:
         self._budget._want(function, self)
 
     def could_spare(self, slots: int) -> bool:
-        """Whether others wait, and this member would have its fair share without these slots."""
+        """Whether others wait, and this member keeps its fair share without these slots."""
         return self._budget._others_wait(self) and self.used - slots >= self._budget._fair(self)
 
     @property
@@ -64,7 +64,7 @@ class Share:
         return self._budget._crowded
 
     def leave(self) -> None:
-        """The member is gone, and its slots with it.  Idempotent."""
+        """Remove the member and all its slots from the pool.  Idempotent."""
         self._budget._leave(self)
 
 
@@ -79,13 +79,13 @@ class SlotBudget:
         self.total = total
         self._loop = asyncio.get_running_loop()
         self._members: set[Share] = set()
-        self._committed = 0  # the larger of what is guaranteed and what is used, summed up
+        self._committed = 0  # sum of each member's guaranteed or used slots, whichever are more
         self._waiting: dict[Callable[[], None], Share] = {}
         self._serving: asyncio.Handle | None = None
         self._crowded = ffi.new("uint8_t *")
 
     def __len__(self) -> int:
-        """Members."""
+        """Number of members."""
         return len(self._members)
 
     @property
@@ -99,7 +99,7 @@ class SlotBudget:
         return sum(share.used for share in self._members)
 
     def join(self, guaranteed: int) -> Share:
-        """A new member.
+        """Return a new member.
 
         Raises:
             OSError: ENOBUFS, the pool cannot guarantee so much.
@@ -116,7 +116,7 @@ class SlotBudget:
         return share
 
     def close(self) -> None:
-        """The last user is gone."""
+        """Cancel the turn that would serve the line; the last user is gone."""
         if self._serving is not None:
             self._serving.cancel()
 
@@ -155,7 +155,7 @@ class SlotBudget:
         """Have members that were refused try again, in the order in which they came."""
         self._serving = None
         for function in list(self._waiting):
-            # Those behind it are still in the line, so that it cannot take more than is fair.
+            # The members behind it are still in the line: it cannot take more than its fair share.
             if self._waiting.pop(function, None) is not None:
                 self._crowded[0] = bool(self._waiting)
                 function()

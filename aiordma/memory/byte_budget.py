@@ -1,30 +1,32 @@
-"""ByteBudget: how many bytes of large messages a listener's connections, and a process's, may hold.
+"""ByteBudget: the bytes of large messages that a listener's, or a process's, connections may hold.
 
 Theory of operation
-    What a peer announces costs it a few bytes; to fetch the message costs this side all of them,
-    and pins them.  So a fetch needs a share of each budget that its connection belongs to: that of
-    its listener, and that of the process.  The share is held until the program has taken the
-    message.
+    To announce a large message costs the peer a few bytes; to fetch it costs this side all of its
+    bytes, and pins them.  So a fetch needs a share of each budget that its connection belongs to:
+    the budget of its listener and the budget of the process.  The share is held until the program
+    has taken the message.
 
-    A budget has three parts.  One half, AHEAD, is for what is fetched before the program asks for
-    it, and for buffers that stay registered in between: it is taken if it is free.  The other half
-    is for messages that `recv()` waits for: a quarter of it, SMALL, for those of at most 1 MiB, and
-    the rest, LARGE, for any.  As these are taken when they have arrived, and have to arrive in
-    time, the line always moves on, whatever is held in the first half.
+    A budget has three parts.  One half, AHEAD, is for messages that are fetched before the program
+    asks for them, and for buffers that stay registered in between; a share of it is taken if it is
+    free.  The other half is for messages that `recv()` waits for: a quarter of it, SMALL, for
+    messages of at most 1 MiB, and the rest, LARGE, for all.  A message of this half is taken when
+    it has arrived, and has to arrive in time; so the line always moves on, whatever is held in the
+    first half.
 
     Of AHEAD and of SMALL a source gets `fair_share`, so that another source always finds room.  The
     line for LARGE is served by sources in turn, and in each source in the order of asking; while
-    sources wait, another one gets no more than its `fair_share`.  What waits is granted any part
-    that becomes free.  A connection whose listener has used up its budget keeps no connection of
-    another from its turn.
+    other sources wait, a source gets no more than its `fair_share`.  A fetch that waits is granted
+    any part that becomes free.  A connection whose listener has used up its budget does not delay
+    connections of another listener.
 
-    HELD counts what the program has and has not released, up to as many bytes as the budget: what
-    has no room there is delivered as a copy that is not pinned.
+    HELD counts the bytes that the program has and has not released, up to as many as the budget
+    has.  A message for which HELD has no room is delivered as a copy that is not pinned.
 
-    A message that is larger than LARGE is fetched when no other of this part is: the program has
-    set the limit of its size.
+    A message that is larger than LARGE is fetched when no other message holds bytes of LARGE: the
+    program has set the limit of its size.
 
-    Counting only: nothing is allocated here.  Loops in several threads share the process's budget.
+    A ByteBudget only counts: nothing is allocated here.  Loops in several threads share the
+    process's budget.
 """
 
 from __future__ import annotations
@@ -55,19 +57,19 @@ AHEAD, SMALL, LARGE, HELD = range(4)  # the parts of a budget
 _PARTS = 4
 
 _PROCESS_BYTES = 256 << 20
-_SMALL_BYTES = 1 << 20  # of a message that SMALL has room for
+_SMALL_BYTES = 1 << 20  # the largest message that SMALL takes
 _lock = fork.new_lock()
 
 
 def fair_share(total: int, held: int, own: int) -> int:
-    """How much of a total one source may hold: three quarters of what the others leave.
+    """The share of a total that a source may hold: three quarters of the part others leave free.
 
-    So no source takes all that is left, however much that is.
+    So no source takes all that is left.
 
     Args:
         total: Bytes, or connections, that there may be.
-        held: Of those, how many all sources hold.
-        own: Of these, how many the source holds.
+        held: Number that all sources hold.
+        own: Number that the source itself holds.
     """
     return (total - (held - own)) * 3 // 4
 
@@ -84,11 +86,11 @@ class _Waiter:
         self.loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
         self.future: asyncio.Future[None] = self.loop.create_future()
-        self.part: int | None = None  # of which it has got its share
-        self.short: ByteBudget | None = None  # what it waits for
+        self.part: int | None = None  # the part that its share was taken of
+        self.short: ByteBudget | None = None  # the budget that lacks room for it
 
     def wake(self) -> None:
-        """Resume it, in whatever thread this is."""
+        """Resume the fetch in its loop; called in any thread."""
         if threading.get_ident() == self.thread:
             self._resume()
             return
@@ -105,7 +107,7 @@ class ByteBudget:
 
     Args:
         total: Bytes.
-        parent: The budget that this is a part of.
+        parent: The budget in which the bytes of this budget count, too.
 
     Attributes:
         total: Bytes.
@@ -116,16 +118,16 @@ class ByteBudget:
     def __init__(self, total: int, parent: Self | None = None) -> None:
         self.total = total
         self._held = [0] * _PARTS
-        self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # of these, those of each source
+        self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # `_held` of each source
         self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
-        # Those that wait, of each source, the source that is next first; one for all budgets that
-        # have a parent in common.
+        # The fetches that wait, by source; the first source is served next.  All budgets with a
+        # common parent have one line.
         self._line: OrderedDict[str, deque[_Waiter]]
         self._line = OrderedDict() if parent is None else parent._line
 
     @property
     def _chain(self) -> tuple[ByteBudget, ...]:
-        # Not kept: it would be a cycle, and a listener's budget wait for the collector.
+        # Made anew each time: kept, it would be a cycle, which only the collector frees.
         return (self, *self._parents)
 
     @property
@@ -139,11 +141,11 @@ class ByteBudget:
         return self._held[SMALL] + self._held[LARGE]
 
     def try_ahead(self, size: int, source: str) -> bool:
-        """Take a share of AHEAD, if there is one."""
+        """Take a share of AHEAD, if it has room; return whether it had."""
         return self._try(size, source, 2)
 
     def try_keep(self, size: int, source: str) -> bool:
-        """Take a share of AHEAD for a buffer that stays registered, if there is plenty."""
+        """Take a share of AHEAD for a buffer that stays registered, up to half of AHEAD."""
         return self._try(size, source, 4)
 
     def _try(self, size: int, source: str, divisor: int) -> bool:
@@ -155,7 +157,7 @@ class ByteBudget:
         return True
 
     def try_hold(self, size: int, source: str) -> bool:
-        """Take a share of HELD, if there is one; a source that has all of it costs a copy only."""
+        """Take a share of HELD, if it has room; a source may take all: others then get copies."""
         with _lock:
             if any(budget._held[HELD] + size > budget.total for budget in self._chain):
                 return False
@@ -163,9 +165,10 @@ class ByteBudget:
         return True
 
     async def take(self, size: int, source: str) -> int:
-        """Take a share for a message that `recv()` waits for; waits in line.
+        """Wait in line for a share for a message that `recv()` waits for, and take it.
 
-        Returns the part that it is a share of.
+        Returns:
+            The part of which the share was taken.
 
         Cancellation: nothing was taken.
         """
@@ -199,14 +202,14 @@ class ByteBudget:
         _wake(woken)
 
     def resize(self, total: int) -> None:
-        """Change the number of bytes; what is held stays."""
+        """Change the number of bytes; shares that are held stay."""
         with _lock:
             self.total = total
             woken = self._serve()
         _wake(woken)
 
     def presses(self, source: str) -> bool:
-        """Whether something of another source waits for bytes of this budget, or of a parent."""
+        """Whether a fetch of another source waits for bytes of this budget, or of a parent."""
         with _lock:
             return any(
                 waiter.short in self._chain
@@ -235,18 +238,18 @@ class ByteBudget:
                 del self._line[waiter.source]
 
     def _drop_dead(self) -> None:
-        """Remove what waits in a loop that its program has closed without canceling its tasks."""
+        """Remove the fetches of loops that were closed without canceling their tasks."""
         for waiter in [each for line in self._line.values() for each in line]:
             if waiter.loop.is_closed():
                 self._leave_line(waiter)
 
     def _serve(self) -> list[_Waiter]:
-        """Grant what fits, by sources in turn; those to be resumed."""
+        """Grant the fetches that fit, by sources in turn; return those to be resumed."""
         woken: list[_Waiter] = []
         served = True
         while served:
             served = False
-            full: set[ByteBudget] = set()  # whatever needs it has to wait behind another
+            full: set[ByteBudget] = set()  # a fetch that needs bytes of these waits behind another
             for source in list(self._line):
                 waiter = self._next(source, full)
                 if waiter is None:
@@ -261,7 +264,7 @@ class ByteBudget:
         return woken
 
     def _next(self, source: str, full: set[ByteBudget]) -> _Waiter | None:
-        """The first of a source that gets a share now, with its part set."""
+        """Return the first fetch of a source that gets a share now, with its part set, or None."""
         behind = set(full)
         for waiter in self._line[source]:
             chain = waiter.budget._chain
@@ -288,7 +291,7 @@ class ByteBudget:
         return half // 4 if part == SMALL else half - half // 4
 
     def _has(self, part: int, size: int, source: str, total: int | None = None) -> bool:
-        """Whether AHEAD or SMALL has room for a source; its first share needs no other's leave."""
+        """Whether AHEAD or SMALL has room for a source; its first share may exceed `fair_share`."""
         if part == SMALL and size > _SMALL_BYTES:
             return False
         total = self._size_of(part) if total is None else total
@@ -302,7 +305,7 @@ class ByteBudget:
         return not self._held[LARGE] or self._held[LARGE] + size <= self._size_of(LARGE)
 
     def _is_more_than_fair(self, waiter: _Waiter) -> bool:
-        """Whether a source would get too much of LARGE while others wait."""
+        """Whether a source would get more than `fair_share` of LARGE while others wait."""
         own = self._own[LARGE].get(waiter.source)
         if own is None or len(self._line) == 1:
             return False
@@ -316,10 +319,10 @@ def _wake(waiters: list[_Waiter]) -> None:
 
 
 class Account:
-    """What one connection holds of a budget.
+    """The bytes of a budget that one connection holds.
 
     Args:
-        budget: The innermost that the connection belongs to.
+        budget: The innermost budget that the connection belongs to.
         source: The source of the connection.
     """
 
@@ -376,7 +379,7 @@ class Account:
             self._give_all()
 
     def closer(self) -> Callable[[object], None]:
-        """Close for what follows; what is returned gives everything back, in any thread."""
+        """Refuse further shares; the returned function gives all shares back, in any thread."""
         closed, self._closed = self._closed, True
 
         def gone(_: object) -> None:
@@ -392,22 +395,23 @@ class Account:
 
 
 class Reserve:
-    """What a pool holds of an account for buffers that it keeps, and that count while in use, too.
+    """The bytes of an account that a pool holds for the buffers that it keeps.
 
-    So a message that finds the buffer of the one before it asks no budget.
+    The bytes stay counted while such a buffer is in use.  So a message that finds the buffer of an
+    earlier message asks no budget.
 
     Args:
-        account: The connection's.
+        account: Account of the connection.
     """
 
     __slots__ = ("_account", "_spare")
 
     def __init__(self, account: Account) -> None:
         self._account = account
-        self._spare = 0  # of buffers that are in use, or were dropped
+        self._spare = 0  # bytes counted for buffers that are in use, or were dropped
 
     def try_keep(self, size: int) -> bool:
-        """As `Account.try_keep`, for what is missing."""
+        """As `Account.try_keep`, for the bytes that are not counted already."""
         missing = size - self._spare
         if missing > 0 and not self._account.try_keep(missing):
             return False
@@ -415,7 +419,7 @@ class Reserve:
         return True
 
     def give(self, size: int) -> None:
-        """A buffer is in use again."""
+        """Note that a kept buffer is in use again."""
         self._spare += size
 
 
@@ -423,19 +427,19 @@ PROCESS_BUDGET = ByteBudget(_PROCESS_BYTES)
 
 
 def set_large_message_budget(size: int) -> None:
-    """Set how many bytes of large messages this process may hold, over all its connections.
+    """Set the bytes of large messages that this process may hold, over all its connections.
 
-    Counted is what is being fetched, what was fetched and `recv()` has not returned yet, and what
-    stays registered for the next message, in either direction.  What does not fit waits, and is
-    served by the sources (IPv4 address or IPv6 /64 of the peer) in turn.  A single message is
-    always fetched, up to `ConnectionConfig.max_message_size`.
+    Three kinds of bytes count: messages that are being fetched, messages that `recv()` has not
+    returned yet, and buffers that stay registered for the next message, in either direction.  A
+    message that does not fit waits; the sources (IPv4 address or IPv6 /64 of the peer) are served
+    in turn.  A single message is always fetched, up to `ConnectionConfig.max_message_size`.
 
     Args:
         size: Bytes; 256 MiB by default.  A listener has a budget of its own besides.
 
     Raises:
-        TypeError: No int.
-        ValueError: Less than 1 MiB.
+        TypeError: `size` is no int.
+        ValueError: `size` is less than 1 MiB.
     """
     if not isinstance(size, int) or isinstance(size, bool):
         msg = f"a budget is an int, the number of bytes, not {size!r}"

@@ -2,17 +2,18 @@
 
 Theory of operation
     An entry is found by address, length and rights.  An address says nothing about the owner of the
-    memory: once freed, it is given to the next object, and a registration that is still there
-    would name pages which no object has any more.  So every entry holds its buffer's export for as
-    long as it is registered; Python then can neither free the memory nor move it.
+    memory: freed memory is given to the next object, and a registration that is still there would
+    name pages that no object has any more.  So each entry holds its buffer's export as long as it
+    is registered; Python then can neither free the memory nor move it.
 
     That is the price, too: a cached bytearray or array cannot be resized, an mmap or a received
-    message not be closed, and what the program has forgotten lives on, up to the limits.  Weak
-    references do not help: what is exported is referenced, and without the export the address may
-    be another object's before the weak reference tells.  `drop` gives one buffer back.
+    message cannot be closed, and objects that the program has forgotten live on, up to the limits.
+    Weak references do not help: an exported object is referenced, and without the export the
+    address may belong to another object before the weak reference is cleared.  `drop` gives a
+    buffer back.
 
-    Entries that are in use are never evicted.  The others leave in the order of their last use, as
-    soon as a limit is exceeded.
+    Entries that are in use are never evicted.  The others are evicted in the order of their last
+    use, as soon as a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class CacheStats:
         hits: Buffers that were registered already, or just being registered.
         misses: Buffers that had to be registered.
         evictions: Entries that a limit has ended.
-        entries: Entries now.
-        in_use: Those that are taken.
-        bytes: Registered bytes now.
+        entries: Number of entries.
+        in_use: Entries that are taken.
+        bytes: Registered bytes.
     """
 
     hits: int
@@ -68,7 +69,7 @@ class _Entry:
 
 
 class _Use:
-    """What `get` returns: takes and gives back."""
+    """The context manager that `get` returns."""
 
     __slots__ = ("_access", "_buffer", "_cache", "_region")
 
@@ -102,8 +103,8 @@ class RegistrationCache:
 
     Args:
         pd: Protection domain of all regions.
-        max_bytes: Registered bytes that are kept; what is in use may exceed it, and a buffer that
-            exceeds it by itself is not kept.
+        max_bytes: Registered bytes that are kept.  Entries in use may exceed it; a buffer that
+            exceeds it by itself is not kept after its use.
         max_entries: Entries that are kept, likewise.
 
     Raises:
@@ -121,7 +122,7 @@ class RegistrationCache:
         self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._entries: dict[_Key, _Entry] = {}
-        self._idle: OrderedDict[_Key, _Entry] = OrderedDict()  # the one that rests longest first
+        self._idle: OrderedDict[_Key, _Entry] = OrderedDict()  # in the order of their last use
         self._taken: dict[MemoryRegion, _Entry] = {}
         self._registering: set[asyncio.Task[MemoryRegion]] = set()
         self._leaving: list[MemoryRegion] = []
@@ -151,10 +152,10 @@ class RegistrationCache:
         return _Use(self, buffer, access)
 
     async def take(self, buffer: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
-        """The region over a buffer, registered now or before; the caller gives it back.
+        """Return the region over a buffer, registered now or before; the caller gives it back.
 
-        Calls that take one buffer at the same time get one and the same region.  A large buffer
-        is registered in a thread (see `MemoryRegion.register`).
+        Calls that take a buffer at the same time get the same region.  A large buffer is registered
+        in a thread (see `MemoryRegion.register`).
 
         Args:
             buffer: As for `MemoryRegion`, but no number of bytes.
@@ -164,8 +165,8 @@ class RegistrationCache:
             ResourceClosedError: The cache is closed.
             TypeError, ValueError, BufferError, NotSupportedError, OSError: As `MemoryRegion`.
 
-        Cancellation: ends the wait; a registration under way goes on, for the others that wait
-        for it and for the next one.
+        Cancellation: ends the wait; a registration under way goes on, for other tasks that wait for
+        it and for the next call.
         """
         self._require()
         with memoryview(buffer) as view:
@@ -173,7 +174,7 @@ class RegistrationCache:
             key = (where, view.nbytes, access)
         entry = self._entries.get(key)
         if entry is not None and entry.region is not None and entry.region.closed:
-            self._remove(entry)  # by the program, or with its domain
+            self._remove(entry)  # the program has closed it, or its domain
             entry = None
         if entry is None:
             self._misses += 1
@@ -193,13 +194,13 @@ class RegistrationCache:
 
     def _enter(self, key: _Key, buffer: Any) -> _Entry:
         entry = _Entry(key)
-        # Room first: what is pinned at a time should stay below the limit, too.
+        # Evict first: at no time should more be pinned than the limit.
         self._shrink(self._max_entries - 1, self._max_bytes - self._counted(key))
         if key[1] <= INLINE_BYTES:
             self._ready(entry, MemoryRegion(self._pd, buffer, key[2]))
         else:
             loop = asyncio.get_running_loop()
-            # A view of its own: it may be that only others still wait for the registration.
+            # A view of the task's own: this caller may be canceled while others wait for the task.
             view = memoryview(buffer)
             task = background.start(loop, functools.partial(self._register, entry, view))
             if task is None:  # the loop is ending
@@ -215,7 +216,7 @@ class RegistrationCache:
         return entry
 
     def _counted(self, key: _Key) -> int:
-        """Bytes that count against the limit: no entry has to go for what cannot stay anyway."""
+        """Bytes that count against the limit: 0 for a buffer that is too large to be kept."""
         return key[1] if key[1] <= self._max_bytes else 0
 
     async def _register(self, entry: _Entry, view: memoryview) -> MemoryRegion:
@@ -234,7 +235,7 @@ class RegistrationCache:
     def _registered(self, task: asyncio.Task[MemoryRegion]) -> None:
         self._registering.discard(task)
         if not task.cancelled():
-            task.exception()  # a task that waits has it; perhaps none does any more
+            task.exception()  # retrieved here: perhaps no task waits for it any more
 
     def _ready(self, entry: _Entry, region: MemoryRegion) -> None:
         entry.region = region
@@ -244,12 +245,12 @@ class RegistrationCache:
             self._rest(entry)  # all tasks that waited for it were canceled
 
     def give(self, region: MemoryRegion) -> None:
-        """Give back what `take` returned, once for each time.
+        """Give back a region, once for each `take`.
 
         Requests under way keep the region registered, whatever happens to its entry.
 
         Raises:
-            ValueError: It was not taken from this cache, or given back already.
+            ValueError: The region was not taken from this cache, or was given back already.
         """
         entry = self._taken.get(region)
         if entry is None or not entry.users:
@@ -273,7 +274,7 @@ class RegistrationCache:
         self._shrink(self._max_entries, self._max_bytes)
 
     def _shrink(self, entries: int, size: int) -> None:
-        """Evict until the limits are kept, or everything left is in use."""
+        """Evict until the limits are kept, or all entries left are in use."""
         while self._idle and (len(self._entries) > entries or self._kept > size):
             self._evictions += 1
             self._remove(next(iter(self._idle.values())))
@@ -310,7 +311,7 @@ class RegistrationCache:
             The number of entries that were dropped, when their memory is free.
 
         Raises:
-            ResourceBusyError: One of them is in use; nothing was dropped.
+            ResourceBusyError: An entry is in use; nothing was dropped.
             ValueError: The part is not contiguous.
             TimeoutError: The adapter has not let go of the memory within a minute.
 
@@ -339,7 +340,7 @@ class RegistrationCache:
         return len(found)
 
     def close(self) -> None:
-        """Deregister everything, what is in use included.  Idempotent.
+        """Deregister all entries, also those in use.  Idempotent.
 
         Requests under way keep their regions registered until they are done.
         """

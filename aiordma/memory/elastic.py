@@ -1,14 +1,14 @@
 """ElasticArena: slots that are registered as they are needed, out of a pool's budget.
 
 Theory of operation
-    The addresses of all slots are reserved from the start, which costs nothing; a slot is memory,
-    and registered, only while its chunk is in service.  The first chunk is the base and stays.
-    Further ones come with `grow`, if the budget allows, and go with `shrink`: such a chunk is
-    *leaving*, its slots are handed in one by one as they become free, and with the last one it is
+    The addresses of all slots are reserved from the start, which costs nothing.  A slot has memory,
+    and is registered, only while its chunk is in service.  The first chunk is the base and stays.
+    Further chunks come with `grow`, if the budget allows, and go with `shrink`: such a chunk is
+    *leaving*, its slots are handed in as they become free, and with the last slot the chunk is
     deregistered and its pages go back to the system.
 
-    Every connection registers its own memory in its own protection domain.  What a pool shares is
-    the right to have some.
+    Each connection registers its own memory in its own protection domain.  A pool shares the number
+    of slots, not the memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Chunk:
         self.slots = slots
         self.mr = mr
         self.leaving = False
-        self.inside = set(slots)  # those that were not handed in
+        self.inside = set(slots)  # slots that were not handed in
 
 
 class ElasticArena(Arena):
@@ -57,8 +57,8 @@ class ElasticArena(Arena):
         most: Slots at most.
         base: Slots that are always there; the caller has taken them out of `share`.
         chunk: Slots that come and go together.
-        slot_size: Bytes each.
-        share: Where slots are counted.
+        slot_size: Bytes of a slot.
+        share: The connection's share of the pool, where its slots are counted.
 
     Raises:
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
@@ -91,7 +91,7 @@ class ElasticArena(Arena):
         self._enter(0)
         self.mr = self._chunks[0].mr
         self.addr = self.mr.addr
-        self.lkey = self.mr.lkey  # of the base alone; see `key`
+        self.lkey = self.mr.lkey  # of the base only; see `key`
         self.count = base
 
     def _enter(self, number: int) -> _Chunk:
@@ -103,7 +103,7 @@ class ElasticArena(Arena):
 
     @property
     def keys(self) -> list[int]:
-        """Local keys of all chunks but the base, in order; 0 for those that are not there."""
+        """Local keys of all chunks but the base, in order; 0 for a chunk that is not there."""
         chunks = map(self._chunks.get, range(1, len(self._steps)))
         return [0 if chunk is None else chunk.mr.lkey for chunk in chunks]
 
@@ -124,7 +124,7 @@ class ElasticArena(Arena):
 
     @property
     def crowded(self) -> Any:
-        """A `uint8_t *`: not 0 while anybody of the pool waits for slots."""
+        """A `uint8_t *`: not 0 while a connection of the pool waits for slots."""
         return self._share.crowded
 
     def _number(self, slot: int) -> int:
@@ -141,10 +141,10 @@ class ElasticArena(Arena):
         return [chunk.mr for chunk in self._chunks.values()]
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
-        """Slots that have come into service; none if there are no more, or the pool has none.
+        """Bring a chunk into service and return its slots; none if all are, or the pool has none.
 
         Args:
-            again: Called when it may be worth to ask once more.
+            again: Called when another call may return more.
         """
         if self._closed:
             return ()
@@ -153,7 +153,7 @@ class ElasticArena(Arena):
                 if self._share.could_spare(len(chunk.slots)):
                     self._share.want(again)
                     return ()
-                # Those that were handed in come back; the others never left.
+                # The slots that were handed in come back; the others never left.
                 chunk.leaving = False
                 self.count += len(chunk.slots)
                 back = set(chunk.slots) - chunk.inside
@@ -169,7 +169,7 @@ class ElasticArena(Arena):
         try:
             chunk = self._enter(number)
         except OSError as exc:
-            # The connection lives with what it has.
+            # The connection goes on with its present slots.
             _log.warning("no more slots: %s", exc)
             self._share.give(len(slots))
             return ()
@@ -180,14 +180,14 @@ class ElasticArena(Arena):
 
     @property
     def spare(self) -> int:
-        """How many slots `shrink` would take away because others need them more."""
+        """Number of slots that `shrink` would take away because other connections need them."""
         number = max(self._chunks)
         chunk = self._chunks[number]
         slots = len(chunk.slots)
         return slots if number and not chunk.leaving and self._share.could_spare(slots) else 0
 
     def shrink(self) -> Iterable[int]:
-        """Have the last chunk leave; the caller hands in those of its slots that are free."""
+        """Have the last chunk leave and return its slots; the caller hands in the free slots."""
         chunk = self._chunks[max(self._chunks)]
         chunk.leaving = True
         self.count -= len(chunk.slots)
@@ -198,7 +198,7 @@ class ElasticArena(Arena):
         return self._chunks[self._number(slot)].leaving
 
     def hand_in(self, slot: int) -> None:
-        """A leaving slot is free: neither the adapter nor the program has it."""
+        """Take back a leaving slot that neither the adapter nor the program uses."""
         number = self._number(slot)
         chunk = self._chunks[number]
         chunk.inside.discard(slot)
@@ -212,13 +212,13 @@ class ElasticArena(Arena):
         self._share.give(len(chunk.slots))
 
     def _forget(self, slots: range) -> None:
-        """Give the pages back to the system, where they are whole."""
+        """Give the pages of slots back to the system, if the slots fill whole pages."""
         start, length = slots.start * self.slot_size, len(slots) * self.slot_size
         if start % mmap.PAGESIZE == 0 and length % mmap.PAGESIZE == 0:
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
 
     def close(self) -> None:
-        """Deregister; the bytes live on for those who still look at them."""
+        """Deregister the memory; its bytes stay readable while a view of them exists."""
         self._closed = True
         self.keeper = None
         for region in self.regions:

@@ -1,4 +1,4 @@
-"""BufferPool: registered buffers for large messages, kept for the next one."""
+"""BufferPool: registered buffers for large messages, kept for the next message."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _SMALLEST = 64 * 1024
 
 
 def room_of(size: int) -> int:
-    """Bytes of the buffer that a pool has for so many."""
+    """Bytes of the buffer that a pool has for a message of `size` bytes."""
     return max(_SMALLEST, 1 << (size - 1).bit_length())
 
 
 class Keeper(Protocol):
-    """Where a pool counts the buffers that it keeps."""
+    """An account in which a pool counts the buffers that it keeps."""
 
     def try_keep(self, size: int) -> bool:
         """Count a buffer that is kept from now on, if there is room for it."""
 
     def give(self, size: int) -> None:
-        """A buffer that was kept is in use."""
+        """Note that a kept buffer is in use again."""
 
 
 class BufferPool:
     """Registered buffers in powers of two.
 
-    Registering costs more than moving the bytes, so that released buffers are kept, up to `keep`
-    bytes in all.  The pool knows those that are out, too, so that closing it deregisters them:
-    their bytes stay readable while a message is held, but the adapter is out of it.
+    Registering costs more than moving the bytes.  So released buffers are kept, up to `keep` bytes
+    in all.  The pool knows the buffers in use, too, and `close` deregisters them: their bytes stay
+    readable while a message is held, but the adapter cannot write there any more.
 
     Args:
         pd: Protection domain.
         keep: Bytes of released buffers to keep.
-        access: Rights; iWARP needs REMOTE_WRITE where an RDMA read's data lands.
-        account: Released buffers are kept only as far as this has room for them.
+        access: Rights; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
+        account: Released buffers are kept only while the account has room for them.
     """
 
     __slots__ = ("_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
@@ -51,11 +51,11 @@ class BufferPool:
         self._access = access
         self._kept = 0
         self._free: dict[int, list[MemoryRegion]] = {}
-        self._out: dict[MemoryRegion, None] = {}  # empty, a quarter of an empty set
+        self._out: dict[MemoryRegion, None] = {}  # an empty dict is a quarter of an empty set
         self._closed = False
 
     async def take(self, size: int) -> MemoryRegion:
-        """A region of at least `size` bytes; the caller owns it until `give`.
+        """Return a region of at least `size` bytes; the caller owns it until `give`.
 
         Raises:
             OSError: The memory cannot be registered.
@@ -91,7 +91,7 @@ class BufferPool:
         region.close()
 
     def close(self) -> None:
-        """Deregister everything, what is out included."""
+        """Deregister all buffers, also those in use."""
         self._closed = True
         for region in (*self._out, *(region for shelf in self._free.values() for region in shelf)):
             region.close()

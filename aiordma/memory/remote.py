@@ -1,11 +1,11 @@
 """RemoteRegion: a name for memory of the peer, as bytes that travel in any message.
 
-A value, no handle: making, slicing or losing one opens and closes nothing.  Whether the memory can
-be reached is decided by the owner's adapter at each access.  The checks here are a courtesy to the
-local program: an access that the adapter would refuse costs the whole connection, an exception
-before the post costs nothing.  They are no protection from a hostile peer.
+A RemoteRegion is a value and no handle: to make, slice or lose it opens and closes nothing.  The
+owner's adapter decides at each access whether the memory can be reached.  The checks here are a
+courtesy to the local program: an access that the adapter refuses costs the whole connection, an
+exception before the post costs nothing.  They are no protection from a hostile peer.
 
-What arrives was chosen by the peer, so parsing is total: a value, or ValueError.
+The bytes that arrive were chosen by the peer, so parsing is total: a value, or ValueError.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAGIC = b"aR"
 _VERSION = 1
 _END_OF_MEMORY = 1 << 64
 
-# Numbers of our own: those of ibv_access_flags belong to C, and are spread over 21 bits.
+# The library's own numbers: those of ibv_access_flags belong to C, and are spread over 21 bits.
 _RIGHTS = {
     1: (Access.REMOTE_READ, "read"),
     2: (Access.REMOTE_WRITE, "write"),
@@ -44,8 +44,8 @@ _ALL_RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 class RemoteRegion:
     """Memory of the peer that its program has opened for one-sided operations.
 
-    Comes from the peer, by `from_bytes`.  A value: it can be compared, hashed, copied and kept
-    after the peer has withdrawn the memory; an access then fails with `RemoteAccessError`.
+    It comes from the peer, by `from_bytes`.  It is a value: it can be compared, hashed, copied and
+    kept after the peer has withdrawn the memory; an access then fails with `RemoteAccessError`.
     A peer in the same protection domain that knows the key has the rights: treat it as a
     password of that connection.
 
@@ -57,7 +57,7 @@ class RemoteRegion:
         addr: Address of the first byte, as the peer's adapter knows it; 64 bits.
         length: Bytes.
         rkey: The peer's key for it, 32 bits.
-        rights: What it may be used for: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several.
+        rights: Accesses that it allows: REMOTE_READ, REMOTE_WRITE, REMOTE_ATOMIC or several.
 
     Raises:
         ValueError: A number is out of range, the memory would not end below 2**64, or `rights`
@@ -83,7 +83,7 @@ class RemoteRegion:
         object.__setattr__(self, "rights", Access(rights))
 
     def to_bytes(self) -> bytes:
-        """The region as 24 bytes in network order, for a message or private data.
+        """Return the region as 24 bytes in network order, for a message or private data.
 
         Magic `aR`, version 1, rights (bit 0 read, 1 write, 2 atomic), key (4 bytes), address (8),
         length (8).
@@ -93,14 +93,14 @@ class RemoteRegion:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Self:
-        """Take what a peer's `to_bytes` made.
+        """Return the region that a peer's `to_bytes` has packed.
 
         Args:
             data: Exactly those 24 bytes.
 
         Raises:
-            ValueError: It is anything else, or a later version's.
-            TypeError: Not bytes-like.
+            ValueError: The bytes are no region, or come from a later version.
+            TypeError: `data` is not bytes-like.
         """
         with memoryview(data) as view:
             if view.nbytes != _LAYOUT.size:
@@ -125,10 +125,13 @@ class RemoteRegion:
 
     @classmethod
     def of(cls, memory: MemoryRegion | MemoryWindow) -> Self:
-        """Name memory of this side for the peer: a region, or what a window opens now.
+        """Return a name of this side's memory for the peer.
+
+        Args:
+            memory: A region, or a window, which names the memory that it is bound to now.
 
         Raises:
-            ResourceClosedError: It is closed.
+            ResourceClosedError: `memory` is closed.
         """
         memory._require()
         return cls(memory.addr, memory.length, memory.rkey, memory.access & _ALL_RIGHTS)
@@ -156,7 +159,7 @@ class RemoteRegion:
                 f"{self.length} bytes"
             )
             raise ValueError(msg)
-        # Numbers: `&` of flags is slow.
+        # Plain numbers, because `&` of flags is slow.
         asked = int(right)
         missing = asked & ~int(self.rights)
         if missing:
@@ -185,10 +188,10 @@ class RemoteRegion:
         return self.length
 
     def __bool__(self) -> bool:
-        return self.length > 0  # by len() it would fail above sys.maxsize
+        return self.length > 0  # len() fails above sys.maxsize
 
     def __repr__(self) -> str:
-        # It ends up in logs: no address, no key.
+        # No address and no key: a repr ends up in logs.
         return f"<RemoteRegion {self.length} bytes, {_words(self.rights)}>"
 
 
