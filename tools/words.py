@@ -40,7 +40,6 @@ BOUNDS = {
     "cli": (25, 64),
     "cm": (7, 19),
     "contrib": (1, 4),
-    "datagram": (10, 30),
     "endpoint": (34, 96),
     "rsocket": (8, 24),
     "streams": (7, 72),

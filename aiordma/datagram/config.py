@@ -1,4 +1,4 @@
-"""DatagramConfig: every number of a datagram endpoint, with its unit; and what names a peer."""
+"""DatagramConfig: every number of a datagram endpoint, with its unit; and addresses of peers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from aiordma.link.config_check import check_numbers, check_seconds
 
 __all__ = ["DatagramAddress", "DatagramConfig", "Key", "key_of"]
 
-# What a destination is, and its parts: ("service", host, port), ("group", host, 0),
-# ("queue", host, qpn).
+# Kind and parts of a destination: ("service", host, port), ("group", host, 0), ("queue", host,
+# qpn).
 Key = tuple[str, str, int]
 
 
 class DatagramAddress(NamedTuple):
-    """Where a datagram came from, as `datagram_received` gets it and `sendto` takes it.
+    """The sender of a datagram, as `datagram_received` gets it and `sendto` takes it.
 
-    The port is known if this endpoint has asked for the service that answered; then
-    `address[:2]` is what was asked for.  A datagram carries no port, so it is 0 otherwise.
+    A datagram carries no port.  If this endpoint has asked for the service that sent it, `host` and
+    `port` are those of the service; otherwise the port is 0.
 
     Attributes:
         host: The sender's IP address.
-        port: Its port, or 0.
-        qpn: The number of its queue pair, which is what an answer goes to.
+        port: The sender's port, or 0.
+        qpn: The number of the sender's queue pair, to which an answer goes.
     """
 
     host: str
@@ -38,26 +38,26 @@ class DatagramConfig:
 
     Attributes:
         recv_depth: Datagrams that can arrive ahead of the program, 1 to 16,000.  Each takes 40
-            bytes and the MTU of registered memory; what finds no room is lost.
+            bytes and the MTU of registered memory; a datagram that finds no room is lost.
         send_depth: Datagrams that the adapter has at a time, 1 to 16,000.
         max_buffer_size: Bytes that wait to be sent, in all; a datagram beyond them is dropped,
             and reported to `error_received` as ENOBUFS.  Answers to senders whose next hop is not
             known yet take at most half of it.
-        max_destinations: Destinations that are kept, 1 to 65,536; the one not used for longest
-            goes first.
-        max_sources: Senders whose addresses are remembered, 1 to 65,536; the one that was heard of
-            first goes first.
+        max_destinations: Destinations that are kept, 1 to 65,536; the destination that was not used
+            for longest is forgotten first.
+        max_sources: Senders whose addresses are remembered, 1 to 65,536; the sender that is known
+            for longest is forgotten first.
         max_unresolved_sources: Senders to be answered whose next hop the kernel does not know and
             resolves, at a time, 1 to 1,024.  As many again wait; when one more comes, the sender
             that has waited longest is given up: its answers are reported to `error_received` as
             ENOBUFS.  Such a sender may have forged its address; the kernel has room for 1,024
             neighbors by default, and keeps each that is silent for 3 s.
-        resolve_timeout_s: Seconds in which a destination has to be found, once it is looked for:
-            32 services and groups are at a time, and the others wait.
+        resolve_timeout_s: Seconds in which a destination has to be found, from the moment it is
+            looked for: 32 services and groups are looked for at a time, and the others wait.
         refresh_s: Seconds after which a destination that is still used is looked for again: a
             service that was restarted has another queue pair, and nothing else would tell.  None:
             never.
-        close_timeout_s: Seconds that `close()` waits for what was sent to leave.
+        close_timeout_s: Seconds that `close()` waits until sent datagrams have left.
     """
 
     recv_depth: int = 256

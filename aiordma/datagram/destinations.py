@@ -2,24 +2,25 @@
 
 Theory of operation
     Three kinds of address lead to a way (address handle, queue pair, key): a service is asked for
-    by an id that lives no longer than the question; a group is joined, as a member that only sends
-    if the program has not joined it; the source of a datagram names its queue pair itself.
+    by a connection id that lives no longer than the question; a group is joined, as a member that
+    only sends if the program has not joined it; the source of a datagram names its queue pair
+    itself.
 
-    Finding takes a while, so each destination has a task of its own, with a deadline, and keeps
-    the datagrams that wait for it.  Their number of bytes is bounded by the transport.
+    To find a destination takes a while.  So each destination has a task of its own, with a
+    deadline, and keeps the datagrams that wait for it.  The transport bounds their bytes.
 
-    Services and groups are what the program asks for.  Sources are what peers make it ask for, and
-    a peer can forge them: an address that does not answer costs the kernel three seconds.  So the
-    two kinds share nothing.  At most `_MOST_AT_A_TIME` services and groups are looked for at a
-    time.  A source whose next hop the kernel knows, and so each peer that has just resolved us,
-    gets its address handle at once.  For the others `max_unresolved_sources` next hops are resolved
-    at a time, without a thread each (datagram.neighbors), and as many sources wait for that; when
-    one more comes, the source that has waited longest is given up.  Sources leave the program's own
-    destinations half of `max_destinations`.
+    The program asks for services and groups.  Peers make it ask for sources, and a peer can forge
+    its source: an address that does not answer costs the kernel three seconds.  So services and
+    groups share nothing with sources.  At most `_MOST_AT_A_TIME` services and groups are looked for
+    at a time.  A source whose next hop the kernel knows, such as a peer that has just resolved this
+    host, gets its address handle at once.  For the other sources `max_unresolved_sources` next hops
+    are resolved at a time, without a thread each (datagram/neighbors.py), and as many sources wait
+    for that; when a further source comes, the source that has waited longest is given up.  Sources
+    leave the program's own destinations half of `max_destinations`.
 
-    A service that is restarted has another queue pair, a host that is repaired another network
-    card, and what is sent to the old one vanishes.  So what is used for long is looked for again
-    beside the traffic (`refresh_s`).
+    A restarted service has another queue pair, a repaired host another network card, and datagrams
+    to the old destination vanish.  So a destination that is used for long is looked for again while
+    datagrams go there (`refresh_s`).
 """
 
 from __future__ import annotations
@@ -66,13 +67,13 @@ _QuickWay = tuple[AHAttributes, str, NextHop | None, AddressHandle | None]
 
 
 class Destination:
-    """Where datagrams go.
+    """A destination of datagrams.
 
     Attributes:
-        key: What it was asked for by.
-        ah: The way; None until it is found.
-        qpn: The queue pair.
-        qkey: Its key.
+        key: Address that the program or the peer has named.
+        ah: Address handle; None until the destination is found.
+        qpn: Number of the queue pair.
+        qkey: Key of the queue pair.
         pending: Datagrams that wait for it to be found.
         queued: Datagrams for it that wait for the adapter.
     """
@@ -91,7 +92,7 @@ class Destination:
 
     @property
     def is_source(self) -> bool:
-        """Whether it is the sender of a datagram, and not what the program asks for."""
+        """Whether it is the sender of a datagram, and no service or group."""
         return self.key[0] == "queue"
 
 
@@ -99,11 +100,11 @@ class Destinations:
     """All destinations and sources of one endpoint.
 
     Args:
-        port: The adapter's side.
-        groups: Its multicast groups.
+        port: The endpoint's queue pair.
+        groups: The endpoint's multicast groups.
         config: Limits.
-        found: Called when a destination has its way.
-        failed: Called when it was not found; it is forgotten then.
+        found: Called when a destination is found.
+        failed: Called when a destination was not found; it is forgotten then.
     """
 
     def __init__(
@@ -120,28 +121,28 @@ class Destinations:
         self._found = found
         self._failed = failed
         self._loop = asyncio.get_running_loop()
-        # Services and groups, and sources; the first was not used for longest.
+        # Services and groups; and sources.  Each in the order of the last use.
         self._asked: OrderedDict[Key, Destination] = OrderedDict()
         self._answered: OrderedDict[Key, Destination] = OrderedDict()
         self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
-        # Not all destinations, or sources that have a place would be given up for others.
+        # At most half of the destinations, or sources that have a place would be given up.
         places = min(config.max_unresolved_sources, (config.max_destinations + 1) // 2)
         self._resolving = asyncio.Semaphore(places)
         self._blindly = asyncio.Semaphore(_MOST_BLINDLY)
         self._line: dict[Destination, None] = {}  # sources that wait for one of these two
         self._neighbors = Neighbors()
         self._closed = False
-        # Peers of queue pairs: the services they answered for, and what first datagrams said.
+        # By queue pair of a peer: the service it answered for, and its first datagram's source.
         self._services: dict[_Source, Address] = {}
         self._sources: OrderedDict[_Source, _First] = OrderedDict()
 
     # Destinations
 
     def get(self, key: Key) -> Destination:
-        """The destination, known already or being looked for from now on.
+        """Return the destination of a key; if it is not known, it is looked for from now on.
 
         Raises:
-            OSError: ENOBUFS: there are too many, and all are in use.
+            OSError: ENOBUFS: there are too many destinations, and all are in use.
         """
         table = self._table(key)
         destination = table.get(key)
@@ -163,14 +164,14 @@ class Destinations:
         return destination
 
     def __len__(self) -> int:
-        """Destinations that are kept."""
+        """Number of destinations."""
         return len(self._asked) + len(self._answered)
 
     def _table(self, key: Key) -> OrderedDict[Key, Destination]:
         return self._answered if key[0] == "queue" else self._asked
 
     def _evict(self, *, for_source: bool) -> None:
-        """Make room for one more."""
+        """Make room for a further destination."""
         own, others = self._asked, self._answered
         if for_source:
             own, others = others, own
@@ -192,14 +193,14 @@ class Destinations:
         self._give_up(victim)
 
     def _stop(self, destination: Destination) -> None:
-        """Look no longer for a source."""
+        """Stop looking for a source."""
         self._line.pop(destination, None)
         if destination.task is not None:
             destination.task.cancel()
             destination.task = None
 
     def _give_up(self, destination: Destination) -> None:
-        """Others need the place of this source; its datagrams are lost."""
+        """Forget a source whose place others need; its datagrams are lost."""
         self._stop(destination)
         self._forget(destination)
         text = "given up, because others wait for an answer, too"
@@ -222,7 +223,7 @@ class Destinations:
             destination.ah = None
 
     def _unname(self, destination: Destination) -> None:
-        """Its queue pair is not, or no longer, the service that it was asked for by."""
+        """Forget that the destination's queue pair answers for its service."""
         if destination.ah is not None and destination.key[0] == "service":
             source = (destination.ah.attr.dgid, destination.qpn)
             if self._services.get(source) == destination.key[1:]:
@@ -239,7 +240,7 @@ class Destinations:
         destination.task = background.start(self._loop, functools.partial(self._find, destination))
 
     async def find(self, key: Key) -> Destination:
-        """The destination, once it is found.
+        """Find a destination and return it.
 
         Raises:
             OSError: It was not found; the typed errors of `ConnectionId`.
@@ -261,7 +262,7 @@ class Destinations:
         try:
             await self._way(destination)
         except Exception as exc:
-            # Whatever it is: no wait is for ever.
+            # Every exception is reported, so that no datagram waits for ever.
             destination.task = None
             self._forget(destination)
             error = exc if isinstance(exc, OSError) else OSError(errno.EIO, repr(exc))
@@ -280,7 +281,7 @@ class Destinations:
         destination.found_at = self._loop.time()
 
     async def _in_time(self, destination: Destination, looking: Coroutine[Any, Any, T]) -> T:
-        """What `looking` returns, within `resolve_timeout_s`: the time in a line does not count.
+        """Await `looking` for at most `resolve_timeout_s`; the time in a line does not count.
 
         Raises:
             ConnectTimeoutError: It took longer.
@@ -306,7 +307,7 @@ class Destinations:
             await self._take(destination, event)
 
     async def _ask(self, destination: Destination, address: Address) -> None:
-        """Service id resolution."""
+        """Find a service by service id resolution."""
         seconds = self._config.resolve_timeout_s
         local = self._port.cm_id.source_address
         assert local is not None
@@ -337,7 +338,7 @@ class Destinations:
         self._set(destination, ah, event.qp_num, event.qkey)
 
     async def _answer(self, destination: Destination) -> None:
-        """Find the queue pair that a datagram came from, or may come from."""
+        """Find the way to a queue pair that a datagram came from, or may come from."""
         host, qpn = destination.key[1:]
         source = self._sources.get((gid_of(host), qpn))
         attr, own, hop, ah = await call_blocking(
@@ -357,13 +358,13 @@ class Destinations:
     async def _place(
         self, destination: Destination, places: asyncio.Semaphore
     ) -> AsyncIterator[None]:
-        """One of the places for sources, after waiting in their line."""
+        """Wait in the line of sources for a place, and hold it for the block."""
         self._line[destination] = None
         if places.locked() and len(self._line) > self._config.max_unresolved_sources:
             oldest = next(iter(self._line))
             if oldest.ah is None:
                 self._give_up(oldest)
-            else:  # looked for again: the way that was found before will do
+            else:  # it was looked for again: its old address handle stays
                 self._stop(oldest)
                 oldest.found_at = self._loop.time()
         try:
@@ -389,11 +390,11 @@ class Destinations:
     # Sources
 
     def source(self, grh: GRH, record: WCRecord) -> DatagramAddress:
-        """The sender of a datagram, from its header and its completion."""
+        """Return the sender of a datagram, from its header and its completion."""
         source = (grh.sgid, record[7])
         known = self._sources.get(source)
         if known is None:
-            # A peer can send from ever new queue pairs: their number has a bound.
+            # A peer can send from ever new queue pairs: the table has a bound.
             while len(self._sources) >= self._config.max_sources:
                 self._sources.popitem(last=False)
             host, port = self._services.get(source, (host_of(grh.sgid), 0))
@@ -433,11 +434,11 @@ def _name(error: OSError, key: Key) -> None:
 
 
 def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWay:
-    """In a thread: the way to a source, and its handle if no neighbor has to be asked for it.
+    """Find the way to a source, and make its handle if no neighbor has to be asked; in a thread.
 
     Returns:
-        Attributes of the handle, the local address, the next hop if the kernel can tell, and the
-        handle if it knows that.
+        Attributes of the handle, the local address, the next hop if the kernel can tell it, and the
+        handle if the kernel knows the hardware address of the next hop.
     """
     context, number = port.context, port.cm_id.port_num
     port.pd._retain()
@@ -464,5 +465,5 @@ def _undo_way(way: _QuickWay) -> None:
 
 
 def _ignore(event: ConnectionEvent) -> bool:
-    """No reader is for the events of a question."""
+    """Drop the events of a connection id that only asks."""
     return True

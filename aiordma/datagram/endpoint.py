@@ -76,12 +76,12 @@ async def create_datagram_endpoint(
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
             has the address.
         NotSupportedError: The device speaks iWARP, which has no datagrams.
-        ConnectionRejectedError: Nobody listens at `remote_addr`, or the program refused.
+        ConnectionRejectedError: No program listens at `remote_addr`, or it refused.
         ConnectTimeoutError: No answer from there.
         TimeoutError: A name, or the device, was not found within twice `config.resolve_timeout_s`.
         OSError: The local port is taken (EADDRINUSE), or out of resources.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the endpoint and all its resources are closed.
     """
     _refuse(family, proto, reuse_port, allow_broadcast, sock)
     if local_addr is None and remote_addr is None and group is None:
@@ -127,7 +127,7 @@ async def create_datagram_endpoint(
 def _refuse(
     family: int, proto: int, reuse_port: bool | None, allow_broadcast: bool | None, sock: Any
 ) -> None:
-    """Refuse what belongs to sockets alone."""
+    """Refuse arguments that are possible for sockets only."""
     if sock is not None:
         msg = "sock is not possible: an RDMA endpoint has no socket"
         raise ValueError(msg)
@@ -148,7 +148,7 @@ def _refuse(
 async def _numeric(
     address: tuple[str | None, int], name: str, seconds: float, family: int, proto: int, flags: int
 ) -> Address:
-    """The address with a numeric host; a wildcard for none."""
+    """Return the address with a numeric host; without a host, a wildcard."""
     if not isinstance(address, tuple) or len(address) < 2:
         msg = f"{name} is a tuple (host, port), not {address!r}"
         raise TypeError(msg)
@@ -193,7 +193,7 @@ def _is_wildcard(host: str) -> bool:
 async def _own_host(
     local: Address | None, remote: Address | None, group: str | None, config: DatagramConfig
 ) -> str:
-    """The local address of the device that the endpoint belongs to."""
+    """Return the local address of the device that the endpoint belongs to."""
     if local is not None and not _is_wildcard(local[0]):
         return local[0]
     if remote is not None:
@@ -206,7 +206,7 @@ async def _own_host(
 
 
 async def _source_for(target: Address, config: DatagramConfig) -> str:
-    """The local address that the routing takes to go to `target`."""
+    """Return the local address that the routes choose for `target`."""
     channel, release = shared_channel()
     try:
         asking = ConnectionId(channel, PortSpace.UDP)
@@ -229,10 +229,10 @@ async def _source_for(target: Address, config: DatagramConfig) -> str:
 
 
 def _only_host(wildcard: str) -> str:
-    """The address of the one device that could be meant by a wildcard.
+    """Return the address of the only device that a wildcard can mean.
 
     Raises:
-        ValueError: There are several.
+        ValueError: There are several devices, or none.
     """
     version = ipaddress.ip_address(wildcard).version
     hosts: dict[str, list[str]] = {}

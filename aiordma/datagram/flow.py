@@ -18,8 +18,8 @@ class FlowControl:
 
     Args:
         loop: Its exception handler reports an exception of the protocol.
-        transport: The exception handler gets it beside the exception.
-        protocol: Has `pause_writing` and `resume_writing`.
+        transport: The transport, for the exception handler.
+        protocol: The protocol to pause and resume.
     """
 
     __slots__ = ("_loop", "_protocol", "_transport", "high", "low", "paused", "size")
@@ -50,16 +50,16 @@ class FlowControl:
         self._pause_if_full()
 
     def set_protocol(self, protocol: Any) -> None:
-        """Tell another protocol from now on."""
+        """Pause and resume another protocol from now on."""
         self._protocol = protocol
 
     def add(self, size: int) -> None:
-        """So many bytes more wait."""
+        """Count `size` bytes in that wait to be sent."""
         self.size += size
         self._pause_if_full()
 
     def remove(self, size: int) -> None:
-        """So many bytes wait no longer."""
+        """Count `size` bytes out."""
         self.size -= size
         if self.paused and self.size <= self.low:
             self.paused = False

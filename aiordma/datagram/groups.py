@@ -29,7 +29,7 @@ class Groups:
         )
 
     async def join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
-        """Be a member; one that only sends becomes a full one if that is asked for."""
+        """Become a member; a member that only sends becomes a full member at need."""
         with Limit(timeout, f"joining the group {host}", _HINT):
             async with self._one:
                 return await self._join(host, send_only=send_only, timeout=timeout)
@@ -46,7 +46,7 @@ class Groups:
         return event
 
     async def leave(self, host: str, *, timeout: float) -> None:
-        """Be no member any more."""
+        """End the membership."""
         self._members.pop(host, None)  # from now on nothing of the group is delivered
         with Limit(timeout, f"leaving the group {host}", _HINT):
             async with self._one:

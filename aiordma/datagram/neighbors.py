@@ -1,17 +1,17 @@
 """Neighbors: whether the kernel knows the next hop to an address, asked by rtnetlink(7).
 
 Theory of operation
-    An address handle holds the hardware address of the next hop.  Where the kernel does not know
-    it, ibv_create_ah(3) has the network asked, and blocks a thread for seconds if there is no
-    answer.  A peer that forges its source address could so block every thread there is.
+    An address handle holds the hardware address of the next hop.  If the kernel does not know it,
+    ibv_create_ah(3) asks the network, and blocks its thread for seconds if there is no answer.  So
+    peers that forge their source addresses could block every thread.
 
     `look` asks the kernel for the route and for the neighbor entry of its next hop, which takes
     two short calls.  `Neighbors.wait` has the kernel resolve a neighbor, by an empty datagram to
     the discard port of the next hop, as libibverbs does it, and then waits for the kernel's message
     about that neighbor.  No thread is held while the network is silent.
 
-    A host that sends to us has mostly asked for our hardware address before, so that the kernel
-    has learned its own, and `look` is all that it takes.
+    A host that sends to this host has mostly asked for its hardware address before.  By that the
+    kernel has learned the sender's hardware address, and `look` finds it.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ _VALID = 0x80 | 0x40 | 0x10 | 0x08 | 0x04 | 0x02
 _NUD_FAILED = 0x20
 
 _ROOM = 1 << 16
-_MESSAGES = 64  # that are read before other callbacks have a turn
+_MESSAGES = 64  # to be read before other callbacks have a turn
 _DISCARD_PORT = 9
 _PATIENCE_S = 1.0  # the kernel answers a request at once; the bound is for a bug
-_AGAIN_S = 1.0  # between looks, where no message can come
+_AGAIN_S = 1.0  # between looks, if no netlink socket could be opened
 _IP_UNICAST_IF, _IPV6_UNICAST_IF = 50, 76
 
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """Where packets to an address go first.
+    """The next hop of packets to an address.
 
     Attributes:
         address: The host itself, a gateway, or an address of this machine; numeric, without a zone.
         interface: Index of the network interface.
-        known: Whether the kernel has its hardware address, or needs none.
+        known: Whether the kernel has the hop's hardware address, or needs none.
     """
 
     address: str
@@ -74,7 +74,7 @@ class NextHop:
 
 
 def look(host: str, source: str = "", interface: int = 0) -> NextHop | None:
-    """Ask the kernel for the next hop to a unicast address; takes no longer than a system call.
+    """Ask the kernel for the next hop to a unicast address, by a few short system calls.
 
     Args:
         host: Numeric address, without a zone.
@@ -82,7 +82,7 @@ def look(host: str, source: str = "", interface: int = 0) -> NextHop | None:
         interface: Index of the network interface that they leave by; 0 for any.
 
     Returns:
-        The next hop, or None if it cannot be told: no route, no netlink here, an old kernel.
+        The next hop, or None if the kernel cannot tell it: no route, no netlink, an old kernel.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
@@ -146,11 +146,11 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _ask(netlink: socket.socket, kind: int, body: bytes) -> bytes:
-    """Send a request; what the kernel answers.
+    """Send a request and return the kernel's answer.
 
     Raises:
-        OSError: What the kernel refuses.
-        ValueError: An answer that is none.
+        OSError: The kernel refuses the request.
+        ValueError: The answer is empty.
     """
     netlink.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST, 0, 0) + body)
     for answer, content in _messages(netlink.recv(_ROOM)):
@@ -174,7 +174,7 @@ def _have_it_found(hop: NextHop, source: str) -> None:
         family, level, option, scope = socket.AF_INET, socket.IPPROTO_IP, _IP_UNICAST_IF, ()
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
-        # The same question as the adapter's packets would ask, as far as the kernel lets us.
+        # As far as the kernel allows it, the datagram takes the same way as the adapter's packets.
         with contextlib.suppress(OSError):
             sock.setsockopt(level, option, hop.interface.to_bytes(4, "big"))
         with contextlib.suppress(OSError):
@@ -196,15 +196,15 @@ class Neighbors:
     async def wait(self, hop: NextHop, host: str, source: str) -> bool:
         """Have the next hop resolved, and wait until it is.
 
-        There is no bound here: the caller has one.
+        There is no bound but the caller's.
 
         Args:
-            hop: What `look` found.
+            hop: The result of `look`.
             host: Numeric address of which it is the next hop.
             source: Numeric local address that packets leave from.
 
         Returns:
-            True; or False if it cannot be told, or the kernel cannot be made to ask.
+            True; or False if `look` finds no next hop, or the datagram cannot be sent.
 
         Raises:
             OSError: EHOSTUNREACH, the neighbor does not answer.
@@ -222,7 +222,7 @@ class Neighbors:
                 _have_it_found(now, source)
             except OSError:
                 return None
-            return look(host, source, hop.interface)  # an interface without ARP knows all
+            return look(host, source, hop.interface)  # known at once on an interface without ARP
 
         while True:
             told = loop.create_future()

@@ -1,11 +1,12 @@
 """Outbox: datagrams on their way from `sendto` to the adapter.
 
-A datagram goes to the adapter at once if its destination is known, nothing waits before it and a
-slot is free.  Else it is copied, and waits: for its destination to be found, then in one line for
-slots.  The bytes that wait are counted, and bounded.
+A datagram goes to the adapter at once if its destination is known, no datagram waits before it and
+a slot is free.  Otherwise it is copied, and waits: for its destination to be found, then in one
+line for slots.  The bytes that wait are counted, and bounded.
 
-What waits for a source to be found is counted apart, and takes at most half of the room.  Peers
-that forge their addresses cause it: it neither pauses the protocol nor stops the program's own.
+Datagrams that wait for a source to be found are counted apart, and take at most half of the room.
+Peers that forge their addresses cause such waits: they neither pause the protocol nor stop
+datagrams for the program's own destinations.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ _HEADER = 8  # bytes that a datagram counts beside its own, so that empty ones c
 
 
 class Outbox:
-    """What waits to be sent, and for whom.
+    """The datagrams that wait to be sent, and their destinations.
 
     Args:
-        port: The adapter's side.
+        port: The endpoint's queue pair.
         groups: The endpoint's multicast groups.
         config: Limits.
-        flow: Told how many bytes wait.
-        error: Called with what happened to datagrams that are lost.
-        moved: Called when something has left, or was given up.
+        flow: Counts the bytes that wait.
+        error: Called with the cause when datagrams are lost.
+        moved: Called when datagrams have gone to the adapter, or were given up.
 
     Attributes:
-        destinations: Where datagrams go.
+        destinations: Destinations of datagrams.
     """
 
     __slots__ = (
@@ -69,7 +70,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits and the adapter has nothing."""
+        """Whether no datagram waits, here or in the adapter."""
         return not self._line and not self._port.sending and not self.destinations.busy
 
     @property
@@ -78,7 +79,7 @@ class Outbox:
         return bool(self._line)
 
     def send(self, data: Any, key: Key) -> None:
-        """Send contiguous bytes; copies them.  What is dropped is reported, in a later turn."""
+        """Send contiguous bytes; copies them.  A dropped datagram is reported, in a later turn."""
         try:
             destination = self.destinations.get(key)
         except OSError as exc:
@@ -115,10 +116,10 @@ class Outbox:
         destination.queued += 1
 
     def flush(self) -> None:
-        """Send what waits, in order, as long as there are slots."""
+        """Send the datagrams that wait, in order, as long as there are slots."""
         while self._line:
             data, destination = self._line[0]
-            # One that is not found any more was reported; what was for it is lost.
+            # If the destination was lost meanwhile, that was reported; the datagram is dropped.
             if destination.ah is not None and not self._post(data, destination):
                 break
             self._line.popleft()
@@ -146,6 +147,6 @@ class Outbox:
         self._moved()
 
     def clear(self) -> None:
-        """Drop everything, and stop looking for destinations."""
+        """Drop all datagrams, and stop looking for destinations."""
         self._line.clear()
         self.destinations.close()

@@ -1,25 +1,25 @@
-"""DatagramPort: the adapter's side of a datagram endpoint.
+"""DatagramPort: the queue pair, slots and connection ids of a datagram endpoint.
 
 Theory of operation
-    One queue pair of type UD serves the endpoint, whatever its peers.  Three kinds of ids stand
-    around it:
+    One queue pair of type UD serves the endpoint and all its peers.  There are three kinds of
+    connection ids beside it:
 
     - the home id, bound to the local address, gives the queue pair its port and its key, and is
       the member of multicast groups;
     - the listener, if the endpoint has an address of its own, answers each request with the number
       of the queue pair, and forgets it: no request costs anything afterwards;
-    - destinations ask with ids of their own (datagram.destinations).
+    - destinations ask with ids of their own (datagram/destinations.py).
 
-    As with connections, one entry of the channel's slot table serves all, and the sub-index of a
-    wr_id tells the slot.
+    As with connections, one entry of the channel's slot table serves the queue pair, and the
+    sub-index of a wr_id tells the slot.
 
-    A receive slot belongs to the endpoint until it has looked at the datagram, and only then goes
-    back to the adapter.  So what waits for the program is bounded, and what finds no receive posted
-    is dropped by the adapter, as it is the way of datagrams.
+    A receive slot is posted again only after the endpoint has copied its datagram.  So the
+    datagrams that wait for the program are bounded, and the adapter drops a datagram that finds no
+    receive, as is usual for datagrams.
 
     A send that cannot leave, because the network device is down or the route is gone, puts the
-    queue pair into the error state.  A datagram endpoint does not end with a datagram: when
-    everything posted has come back, the queue pair is reset, and begins anew.
+    queue pair into the error state.  The endpoint goes on: when each posted request has completed,
+    the queue pair is reset and started again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _FLUSH_GRACE_S = 0.5
 
 
 async def _memory(pd: ProtectionDomain, size: int) -> MemoryRegion:
-    """Pinning takes time with the size, so it is done off the loop."""
+    """Register memory in a thread: pinning takes time with the size."""
     return await call_blocking(lambda: MemoryRegion(pd, size), undo=MemoryRegion.close)
 
 
@@ -117,18 +117,18 @@ class DatagramPort(AdapterSide):
     async def open(
         cls, host: str, listen_on: Address | None, config: DatagramConfig
     ) -> DatagramPort:
-        """Allocate everything on the device that has the address `host`.
+        """Allocate all resources on the device that has the address `host`.
 
         Args:
             host: Numeric local address of a device.
-            listen_on: Where clients can ask for the endpoint; None for nowhere.
+            listen_on: Address where clients can ask for the endpoint, or None.
             config: Depths.
 
         Raises:
             NotSupportedError: The device speaks iWARP.
             OSError: No device has the address, the port is taken, or out of resources.
 
-        Cancellation: what was made is destroyed.
+        Cancellation: the resources are destroyed.
         """
         with contextlib.ExitStack() as undo:
             events, release_events = shared_channel()
@@ -185,14 +185,14 @@ class DatagramPort(AdapterSide):
         self.completions.begin(self)
 
     def receive(self) -> None:
-        """Post all receives, and let clients ask."""
+        """Post all receives, and listen for clients that ask."""
         self.post_recv(range(self._recv.count))
         if self._listener is not None:
             self._listener.listen(0)
 
     @property
     def sockname(self) -> Address:
-        """Local (address, port); the port can be asked for if the endpoint has its own address."""
+        """Local (address, port); clients can ask for the port if the endpoint listens."""
         bound = self._listener or self.cm_id
         source = bound.source
         assert source is not None
@@ -201,7 +201,7 @@ class DatagramPort(AdapterSide):
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed."""
+        """Take a completion of the queue pair."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         slot, good, owner = sub & ~SUB_RECV, not record[1], self._owner
         assert owner is not None  # nothing is delivered after the end
@@ -230,7 +230,7 @@ class DatagramPort(AdapterSide):
         first = completion_error(
             record[1], operation=self._operation(sub), vendor_err=record[3], qp_num=record[6]
         )
-        # Soft-RoCE flushes even the request that failed, so that the status tells little.
+        # Soft-RoCE flushes even the request that failed, so that its status is no reason.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
         cause = plain_error(errno.ENETDOWN, text)
         cause.__cause__ = first
@@ -258,7 +258,7 @@ class DatagramPort(AdapterSide):
 
     @property
     def sending(self) -> int:
-        """Datagrams that the adapter has."""
+        """Number of datagrams that the adapter has."""
         return len(self._send)
 
     def post_send(self, data: Any, ah: AddressHandle, qpn: int, qkey: int) -> bool:
@@ -266,9 +266,9 @@ class DatagramPort(AdapterSide):
 
         Args:
             data: Contiguous bytes, at most `mtu`.
-            ah: The way to the receiver.
-            qpn: Its queue pair.
-            qkey: Its key.
+            ah: Address handle of the receiver.
+            qpn: Number of the receiver's queue pair.
+            qkey: Key of that queue pair.
         """
         if self._send.full or self.closed or self._broken is not None:
             return False
@@ -278,7 +278,7 @@ class DatagramPort(AdapterSide):
         return True
 
     def post_recv(self, slots: Iterable[int]) -> None:
-        """Give receive slots to the adapter, in one chain."""
+        """Post receive slots, in one chain."""
         if self.closed:
             return
         if self._broken is not None:
@@ -289,13 +289,13 @@ class DatagramPort(AdapterSide):
             self.fail(os_error(code, "ibv_post_recv"))
 
     def received(self, slot: int, length: int) -> memoryview:
-        """Header and datagram in a receive slot."""
+        """Return header and datagram in a receive slot."""
         return self._recv.view(slot, length)
 
     # Events
 
     def _on_request(self, event: ConnectionEvent) -> bool:
-        """A client asks for the endpoint."""
+        """Answer a client that asks for the endpoint."""
         if event.type != EventType.CONNECT_REQUEST:
             return self._on_home_event(event)
         asking = event.connection_id

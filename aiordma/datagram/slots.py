@@ -1,4 +1,4 @@
-"""Slots of registered memory that datagrams leave from and arrive in."""
+"""Slots of registered memory to send datagrams from and to receive them in."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["RecvSlots", "SendSlots"]
 
 
 class SendSlots:
-    """What leaves: a datagram is copied into a slot, which it has until its completion.
+    """Slots to send from: a datagram is copied into a slot, which it has until its completion.
 
     Args:
         mr: Memory of all slots.
-        count: Slots.
-        size: Bytes each.
+        count: Number of slots.
+        size: Bytes of a slot.
     """
 
     __slots__ = ("_bad", "_free", "_pins", "_sge", "_wr", "mr", "size")
@@ -31,7 +31,7 @@ class SendSlots:
         self.size = size
         self._free = list(range(count))
         self._pins: dict[int, AddressHandle] = {}  # the adapter looks at a handle when it sends
-        # One request is filled in again and again: the adapter copies it when it is posted.
+        # The same request is filled in for each post: the adapter copies it then.
         self._sge = ffi.new("struct ibv_sge *")
         self._sge.lkey = mr.lkey
         self._wr = ffi.new("struct ibv_send_wr *")
@@ -42,7 +42,7 @@ class SendSlots:
         self._bad = ffi.new("struct ibv_send_wr **")
 
     def __len__(self) -> int:
-        """Datagrams that the adapter has."""
+        """Number of datagrams that the adapter has."""
         return len(self._pins)
 
     @property
@@ -53,9 +53,9 @@ class SendSlots:
     def post(
         self, qp_handle: Any, base: int, data: Any, ah: AddressHandle, qpn: int, qkey: int
     ) -> int:
-        """Copy a datagram into a free slot and post it; 0 or what `ibv_post_send(3)` returned.
+        """Copy a datagram into a free slot and post it; return the result of `ibv_post_send(3)`.
 
-        The slot is taken either way: the adapter may have queued what it refused.
+        The slot is taken in any case: the adapter may have queued a request that it refused.
         """
         ud = self._wr.wr.ud
         ud.ah = ah._require()
@@ -73,29 +73,29 @@ class SendSlots:
         return int(lib.ibv_post_send(qp_handle, self._wr, self._bad))
 
     def done(self, slot: int) -> None:
-        """The datagram has left, or has failed."""
+        """Free a slot: its datagram has completed."""
         self._pins.pop(slot)._let_go()
         self._free.append(slot)
 
     def all_done(self) -> None:
-        """The adapter has forgotten everything."""
+        """Free all slots: the queue pair was reset."""
         for slot in list(self._pins):
             self.done(slot)
 
     def pinned(self) -> list[AddressHandle]:
-        """Hand over the handles that are in use, for somebody else to let go of."""
+        """Return the address handles that are in use; the caller releases them."""
         pins = list(self._pins.values())
         self._pins.clear()
         return pins
 
 
 class RecvSlots:
-    """What arrives: header and datagram, in a slot that the adapter was lent.
+    """Slots to receive in: each takes the header and the datagram.
 
     Args:
         mr: Memory of all slots.
-        count: Slots.
-        size: Bytes each, the header among them.
+        count: Number of slots.
+        size: Bytes of a slot, with the header.
     """
 
     __slots__ = ("_back", "_lent", "_numbers", "count", "mr", "size")
@@ -109,11 +109,11 @@ class RecvSlots:
         self._back: list[int] = []
 
     def __len__(self) -> int:
-        """Slots that the adapter has."""
+        """Number of slots that are posted."""
         return len(self._lent)
 
     def post(self, qp_handle: Any, base: int, slots: Iterable[int]) -> int:
-        """Lend slots, in one chain; 0 or what `ibv_post_recv(3)` returned."""
+        """Post slots, in one chain; return the result of `ibv_post_recv(3)`."""
         count = 0
         for slot in slots:
             self._numbers[count] = slot
@@ -127,21 +127,21 @@ class RecvSlots:
         )  # fmt: skip
 
     def filled(self, slot: int) -> None:
-        """A datagram is in it."""
+        """Note that a slot holds a datagram."""
         self._lent.discard(slot)
 
     def keep(self, slots: Iterable[int]) -> None:
-        """Slots that cannot be lent now."""
+        """Keep slots that cannot be posted now."""
         self._back += slots
 
     def take_all(self) -> list[int]:
-        """All slots that are not with the program; the adapter has forgotten those it had."""
+        """Return all slots that hold no datagram; the queue pair was reset."""
         slots = [*self._lent, *self._back]
         self._lent.clear()
         self._back.clear()
         return slots
 
     def view(self, slot: int, length: int) -> memoryview:
-        """The first bytes of a slot: header and datagram."""
+        """Return the first bytes of a slot: header and datagram."""
         start = slot * self.size
         return self.mr.view[start : start + length]

@@ -1,15 +1,16 @@
 """RdmaDatagramTransport: asyncio's DatagramTransport over a queue pair of type UD.
 
 Theory of operation
-    `sendto` copies, into a send slot or into the outbox (datagram.outbox), whose water marks pause
-    the protocol; beyond `max_buffer_size` a datagram is dropped and reported.
+    `sendto` copies the datagram into a send slot or into the outbox (datagram/outbox.py), whose
+    water marks pause the protocol; beyond `max_buffer_size` a datagram is dropped and reported.
 
-    What arrives stays in its receive slot until the loop's next turn, at most `_BUDGET` datagrams a
-    turn, so that other tasks run in between.  Then it is copied, the slot goes back to the adapter,
-    and the protocol is called, outside of the dispatch of completions: it may close what it likes.
+    A datagram that arrives stays in its receive slot until the loop's next turn, which takes at
+    most `_BUDGET` datagrams, so that other tasks run in between.  Then the datagram is copied, its
+    slot is posted again, and the protocol is called.  That is outside of the dispatch of
+    completions, so that the protocol may close any object.
 
-    The end, by close(), abort() or a failure, is reached once.  `connection_lost` follows in a
-    turn of its own.
+    The transport ends once, by close(), abort() or a failure.  `connection_lost` follows in a turn
+    of its own.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ from aiordma.verbs.wc import WCRecord
 __all__ = ["RdmaDatagramTransport"]
 
 _log = logging.getLogger("aiordma")
-_BUDGET = 64  # datagrams that the program is given before other tasks have a turn
+_BUDGET = 64  # datagrams for the program before other tasks have a turn
 _WARN_AFTER = 5  # calls of sendto() after the end
 _MOST_KEYS = 4096
 _WHAT = "datagram transport"
-_running_loop = asyncio._get_running_loop  # in C, for what each datagram goes through
+_running_loop = asyncio._get_running_loop  # in C, because each datagram calls it
 
 
 class RdmaDatagramTransport(asyncio.DatagramTransport):
@@ -99,7 +100,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     # Set-up, by create_datagram_endpoint
 
     async def _connect(self, address: Address) -> None:
-        """Send to this address alone; `sendto` then needs none."""
+        """Send to this address only; `sendto` then needs none."""
         key = key_of(address)
         await self._outbox.destinations.find(key)
         self._default = key
@@ -110,7 +111,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         )
 
     async def _start(self, protocol: Any) -> None:
-        """Begin: connection_made first, then datagrams."""
+        """Call `connection_made`, then begin to receive."""
         self.set_protocol(protocol)
         started = self._loop.create_future()
         self._loop.call_soon(protocol.connection_made, self)
@@ -139,14 +140,14 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             addr: (host, port) of a service or a multicast group, numeric; or the address that
                 came with a datagram, to answer it; None on a connected endpoint.
 
-        What cannot be sent at once waits in the buffer: see `get_write_buffer_size` and the
-        protocol's `pause_writing`.  Failures that are found later, such as a port on which nobody
-        listens, are reported to the protocol's `error_received`.
+        A datagram that cannot be sent at once waits in the buffer: see `get_write_buffer_size` and
+        the protocol's `pause_writing`.  Failures that are found later, such as a port on which no
+        program listens, are reported to the protocol's `error_received`.
 
         Raises:
-            TypeError: `data` is not bytes-like, or `addr` no address.
-            ValueError: No address, or not the one that the endpoint is connected to.
-            MessageTooLargeError: Longer than the port's MTU; it is a ValueError, too.
+            TypeError: `data` is not bytes-like, or `addr` is no address.
+            ValueError: There is no address, or the endpoint is connected to another address.
+            MessageTooLargeError: `data` is longer than the port's MTU; it is a ValueError, too.
             RuntimeError: The transport's loop runs in another thread, as for all plain calls here.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -200,7 +201,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             self._end(None)
 
     def _on_restarted(self, cause: OSError) -> None:
-        """What the adapter had was lost; the endpoint goes on."""
+        """Report the posted datagrams as lost, and go on."""
         self._error(cause)
         self._outbox.flush()
 
@@ -211,7 +212,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     # Receiving
 
     def _on_received(self, slot: int, record: WCRecord) -> None:
-        """By the dispatch of completions; the protocol is called in the loop's next turn."""
+        """Take a receive from the dispatch; the protocol is called in the loop's next turn."""
         self._received.append((slot, record))
         if not self._scheduled:
             self._scheduled = True
@@ -261,21 +262,21 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     async def join_group(
         self, group: str | Address, *, send_only: bool = False, timeout: float = 5.0
     ) -> None:
-        """Receive what is sent to a multicast group (`rdma_join_multicast_ex(3)`).
+        """Receive the datagrams of a multicast group (`rdma_join_multicast_ex(3)`).
 
-        What this endpoint sends to it arrives here, too.  Sending to a group needs no call:
-        `sendto` joins as a member that only sends.
+        The endpoint's own datagrams to the group arrive here, too.  Sending to a group needs no
+        call: `sendto` joins as a member that only sends.
 
         Args:
             group: Numeric IPv4 address of the group.
-            send_only: Be a member that only sends; an endpoint that is a full one stays it.
+            send_only: Become a member that only sends; a full member stays a full member.
             timeout: Seconds.
 
         Raises:
             ValueError: Not a multicast address.
             NotSupportedError: An IPv6 group on RoCE v2.
-            MulticastError: The network said no.
-            TimeoutError: It did not answer.
+            MulticastError: The network refused.
+            TimeoutError: The network did not answer.
 
         Cancellation: the group is left again.
         """
@@ -345,9 +346,10 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         return self._closing
 
     def close(self) -> None:
-        """Receive nothing more, send what waits, then end; idempotent.
+        """Receive no more, send the datagrams that wait, then end; idempotent.
 
-        `connection_lost(None)` follows.  What has not left after `close_timeout_s` is lost.
+        `connection_lost(None)` follows.  A datagram that has not left after `close_timeout_s` is
+        lost.
 
         Raises:
             RuntimeError: The transport's loop runs in another thread.
@@ -363,7 +365,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._on_moved()
 
     def abort(self) -> None:
-        """End at once; what waits to be sent is lost.  `connection_lost(None)` follows.
+        """End at once; datagrams that wait are lost.  `connection_lost(None)` follows.
 
         Raises:
             RuntimeError: The transport's loop runs in another thread.
@@ -373,7 +375,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._end(None)
 
     def _on_failed(self) -> None:
-        """The queue pair or the device has failed."""
+        """End the transport: the queue pair or the device has failed."""
         cause = self._port.failure
         if self._ended or cause is None:
             return
@@ -406,7 +408,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
                 self._over.set_result(None)
 
     def poison_after_fork(self) -> None:
-        """In a forked child: a `sendto` that was kept refuses, as the others do."""
+        """In a forked child: have a kept bound method `sendto` refuse, too."""
         self._closing = True
 
     async def wait_closed(self) -> None:
