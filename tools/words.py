@@ -41,7 +41,6 @@ BOUNDS = {
     "cm": (7, 19),
     "contrib": (1, 4),
     "endpoint": (34, 96),
-    "rsocket": (8, 24),
     "streams": (7, 72),
     "testing": (30, 46),
     "top": (5, 15),

@@ -1,15 +1,15 @@
 """The rsockets stream protocol, version 1, without any input or output.
 
-Bytes and numbers go in, messages to post come out; no loop, no adapter, no memory of its own.
-`aiordma.streams` joins it to a queue pair.  It is the protocol of `librdmacm`'s rsockets (see
-`rsocket(7)`), so that the other end may be any program that uses them.
+Bytes and numbers go in, messages to post come out; this folder has no loop, no adapter and no
+memory of its own.  `aiordma.streams` joins it to a queue pair.  It is the protocol of `librdmacm`'s
+rsockets (see `rsocket(7)`), so that the peer may be any program that uses them.
 
 Files:
-    wire     the layout of what crosses the network: private data, words, descriptors
+    wire     the layout of the bytes on the network: private data, words, descriptors
     flow     the two gates of each direction: buffer space and message credits
-    ending   which direction is open, and what is said about it
-    iomap    memory that one side names to the other, to be written past the stream
-    machine  one connection: which message may be posted now, and what an arrived word means
+    ending   the open directions, and the words that close them
+    iomap    memory that a side names to its peer, to be written past the stream
+    machine  one connection: the next message that may be posted, the meaning of arrived words
 """
 
 from aiordma.rsocket.iomap import Iomap, Mapping

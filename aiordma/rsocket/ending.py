@@ -1,13 +1,14 @@
-"""How a connection ends: which of the two directions are open, and what is said about it.
+"""How a connection ends: which of the two directions are open, and the words that close them.
 
 Theory of operation
-    A side that will send no more says SHUTDOWN, or DISCONNECT if the other has said SHUTDOWN
-    before, or if it wants to receive no more either.  DISCONNECT is not answered.  Two SHUTDOWN
-    that cross end the connection as well, without another word.
+    A side that will send no more sends SHUTDOWN.  It sends DISCONNECT instead if its peer has sent
+    SHUTDOWN before, or if it wants to receive no more either.  DISCONNECT is not answered.  Two
+    SHUTDOWN that cross end the connection as well, without another word.
 
-    A word of ours ends the connection only when it has *completed*: data may be under way in
-    front of it, and the caller tears the queue pair down once `disconnected` is set.  A DISCONNECT
-    of the peer does so at once: it reads no more, so there is nothing to wait for.
+    A word of this side ends the connection only when its post has *completed*: data may be under
+    way in front of it, and the caller destroys the queue pair once `disconnected` is set.  A
+    DISCONNECT of the peer ends the connection at once: the peer reads no more, so there is nothing
+    to wait for.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ class Ending:
     """The end of one connection.
 
     Attributes:
-        writable: Our direction is open.
-        eof: The peer has said that it sends no more, or can say nothing any more.
-        wants_credit: The peer may still send and we still want to receive.
-        peer_left: The peer has said DISCONNECT.
+        writable: This side's direction is open.
+        eof: The peer has sent SHUTDOWN or DISCONNECT, or the connection is over.
+        wants_credit: The peer may still send, and this side still wants to receive.
+        peer_left: The peer has sent DISCONNECT.
         disconnected: The connection is over.
-        pending: Our word that waits to be posted.
+        pending: This side's word that waits to be posted.
     """
 
     __slots__ = (
@@ -44,11 +45,11 @@ class Ending:
         self.peer_left = False
         self.disconnected = False
         self.pending: int | None = None
-        self._said: int | None = None  # our last word that was posted
-        self._completed: int | None = None  # and that has completed
+        self._said: int | None = None  # this side's last word that was posted
+        self._completed: int | None = None  # the last of them whose post has completed
 
     def shutdown(self) -> None:
-        """Close our direction; again does nothing."""
+        """Close this side's direction.  Idempotent."""
         if not self.writable:
             return
         self.writable = False
@@ -58,29 +59,29 @@ class Ending:
             self.pending = _SHUTDOWN
 
     def disconnect(self) -> None:
-        """Close both directions; again does nothing."""
+        """Close both directions.  Idempotent."""
         self.writable = self.wants_credit = False
-        # Where both have said SHUTDOWN there is nothing to add.
+        # After a SHUTDOWN of both sides no further word is needed.
         if not self.disconnected and self._said != _DISCONNECT and not (self._said and self.eof):
             self.pending = _DISCONNECT
 
     def say(self) -> int | None:
-        """The word to post now, or None; from here on it counts as said."""
+        """Return the word to post now, or None; it counts as posted."""
         word, self.pending = self.pending, None
         if word is not None:
             self._said = word
         return word
 
     def completed(self, word: int) -> None:
-        """A post of a control message with this word has completed."""
+        """Note that the post of this word has completed."""
         if word in (_SHUTDOWN, _DISCONNECT):
             self._completed = word
             self._settle()
 
     def heard(self, value: int) -> None:
-        """The peer said so in a word of the kind CTRL.
+        """Take the value of a CTRL word of the peer.
 
-        KEEPALIVE means nothing, and so does a number that a later version may give a meaning.
+        KEEPALIVE is ignored, and so is a number that a later version may give a meaning.
         """
         if value == Control.DISCONNECT:
             self.peer_left = True
@@ -89,13 +90,13 @@ class Ending:
             self.eof = True
             self.wants_credit = False
             if self._said == _SHUTDOWN:
-                self.pending = None  # the word that we said before ends it for the peer
+                self.pending = None  # the SHUTDOWN that was posted ends it for the peer
             elif self.pending == _SHUTDOWN:
                 self.pending = _DISCONNECT
             self._settle()
 
     def finish(self) -> None:
-        """It is over: the last word has been heard or has arrived, or the connection is gone."""
+        """End it: the last word has arrived here or at the peer, or the connection is lost."""
         self.disconnected = self.eof = True
         self.writable = self.wants_credit = False
         self.pending = None

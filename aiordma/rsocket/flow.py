@@ -1,18 +1,18 @@
 """Flow control of the two directions: where bytes may go, and how many messages.
 
 Theory of operation
-    A message of data passes two gates.  It needs *space*: the receiver advertises buffers, each is
-    filled completely before the next one is used, and at most two are advertised and not full.
-    And it needs a *credit*: both sides count data messages, and the receiver states up to which
-    number the sender may count.  That limit is absolute and has 16 bits, so that repeating it
-    changes nothing.
+    A message of data passes two gates.  It needs *space*: the receiver advertises buffers, the
+    sender fills each buffer completely before it uses the next, and at most two are advertised and
+    not full.  And it needs a *credit*: both sides count data messages, and the receiver states the
+    number up to which the sender may count.  That limit is absolute and has 16 bits, so that
+    repeating it changes nothing.
 
-    `ReceiveFlow` uses its ring as two halves that it advertises in turn.  The receiver is not told
-    addresses: bytes lie in the ring in the order of the messages, without gaps.
+    `ReceiveFlow` uses its ring as two halves that it advertises in turn.  A word does not tell the
+    receiver an address: the bytes lie in the ring in the order of the messages, without gaps.
 
-    Both gates are held against the peer exactly.  A message that was not allowed is an error of
-    the protocol, so that what waits here never exceeds the ring and the credits.  Every check
-    comes before the first change: after an error everything is as it was.
+    Both gates are enforced exactly.  A message of the peer that was not allowed is a protocol
+    error, so that the waiting messages never exceed the ring and the credits.  Every check comes
+    before the first change: after an error the state is as before.
 
     The numbers of both are in a state (`rsocket.state`), which C may change, too.
 """
@@ -33,10 +33,10 @@ _SEQUENCE = 0xFFFF  # the wire's numbers of messages are taken modulo 2^16
 
 
 class SendFlow:
-    """What the peer lets us send.
+    """The space and credits that this side has for sending.
 
     Args:
-        state: Has the numbers.
+        state: Holds the numbers.
         limit: Messages that the peer takes at a time.
         first: The buffer to fill first.
     """
@@ -47,7 +47,7 @@ class SendFlow:
         self._state = state
         state.limit = state.allowed = limit
         state.sequence = 0
-        # At most two buffers: the one that is being filled, taken apart, and the one after it.
+        # At most two buffers: the current buffer, in `addr`, `key` and `left`, and the next.
         state.addr, state.key, state.left = first
         state.spare_addr = state.spare_key = state.spare_left = 0
 
@@ -58,14 +58,14 @@ class SendFlow:
 
     @property
     def room(self) -> int:
-        """Bytes that the next message may carry as far as space goes; 0 if there is none."""
+        """Bytes that the next message may carry by the space in the peer's buffers."""
         return min(self._state.left, MAX_VALUE)
 
     def take(self, length: int) -> tuple[int, int]:
-        """Count one message of so many bytes, at most `room`; where it goes: address and key.
+        """Count one message of `length` bytes, at most `room`; return its address and key.
 
-        The buffer is advanced before the message is posted: the moment the peer has the bytes
-        it may put another descriptor in the place of the one that they filled.
+        The buffer is advanced before the message is posted: as soon as the peer has the bytes, it
+        may replace the descriptor of a buffer that they have filled.
         """
         state = self._state
         addr, key = state.addr, state.key
@@ -80,10 +80,10 @@ class SendFlow:
         return addr, key
 
     def allow(self, limit: int) -> None:
-        """The peer stated a new limit of messages.
+        """Take a new limit of messages from the peer.
 
         Raises:
-            ProtocolError: It took back what it had allowed, or allows more than it ever takes.
+            ProtocolError: The limit takes back credits, or exceeds the number that the peer takes.
         """
         state = self._state
         allowed = (limit - state.sequence) & _SEQUENCE
@@ -95,10 +95,10 @@ class SendFlow:
         state.allowed = allowed
 
     def add(self, buffer: Descriptor) -> None:
-        """The peer advertised a buffer.
+        """Take a buffer that the peer has advertised.
 
         Raises:
-            ProtocolError: Two are advertised and not full already.
+            ProtocolError: Two buffers are advertised and not full already.
         """
         state = self._state
         if not state.left:
@@ -110,10 +110,10 @@ class SendFlow:
 
 
 class ReceiveFlow:
-    """What we let the peer send, and what has arrived.
+    """The space and credits that the peer has for sending, and the bytes that have arrived.
 
     Args:
-        state: Has the numbers.
+        state: Holds the numbers.
         size: Bytes of the ring; even.
         limit: Data messages that may wait to be consumed.
     """
@@ -126,23 +126,23 @@ class ReceiveFlow:
         self._half = size // 2
         state.credits = limit
         state.readable = state.offset = 0
-        # What the peer may use: bytes left in the half that it fills, and halves after that.
+        # Space of the peer: bytes left in the half that it fills, and further halves.
         state.ring_left = self._half
         state.ring_buffers = 0
         state.ring_allowed = limit
-        # What may be given back: free bytes not advertised yet, and where they begin.  Private
-        # data advertised the first half only.
+        # Space to advertise: free bytes that are not advertised yet, and their offset.  Private
+        # data have advertised the first half only.
         state.ring_free = state.ring_next = self._half
-        # A message is repaid when its last byte is consumed; `consumed` counts them without a bound
-        # and meets the wire modulo 2^16.
+        # The credit of a message is returned when its last byte is consumed; `consumed` counts
+        # these messages, and the wire has it modulo 2^16.
         state.consumed = 0
         state.due = max(1, limit // 2)
 
     def arrived(self, length: int) -> None:
-        """One message of data has come.
+        """Count a message of data that has arrived.
 
         Raises:
-            ProtocolError: Without a credit, empty, or not within the buffer that it goes to.
+            ProtocolError: It came without a credit, is empty, or exceeds its buffer.
         """
         state = self._state
         if not state.ring_allowed:
@@ -158,7 +158,7 @@ class ReceiveFlow:
         state.readable += length
 
     def skipped(self) -> None:
-        """One message has come that takes a credit and brings no bytes; it is repaid at once.
+        """Count a message that takes a credit and brings no bytes; its credit is returned at once.
 
         Raises:
             ProtocolError: It came without a credit.
@@ -173,10 +173,10 @@ class ReceiveFlow:
         return min(self._state.readable, self._size - self._state.offset)
 
     def consume(self, length: int) -> None:
-        """The application has taken the next `length` bytes.
+        """Free the next `length` bytes, which the application has taken.
 
         Raises:
-            ValueError: Fewer have arrived.
+            ValueError: Fewer bytes have arrived.
         """
         state = self._state
         if not 0 <= length <= state.readable:
@@ -196,17 +196,17 @@ class ReceiveFlow:
 
     @property
     def due(self) -> bool:
-        """The peer should be told: half of the ring is free, or half of the credits are used."""
+        """Whether an update is due: half of the ring is free, or half of the credits are used."""
         return self._state.ring_free >= self._half or self._state.consumed >= self._state.due
 
     def repeat(self) -> None:
-        """Have the peer told once more what it was told last, as a sign of life."""
+        """Have the next update sent although none is due, as a sign of life."""
         self._state.due = self._state.consumed
 
     def update(self) -> tuple[int, int | None]:
-        """What to tell it now: the new limit, and the offset of the half to advertise or None.
+        """Return the update to send: the limit, and the offset of the half to advertise or None.
 
-        From here on it counts as told.
+        It counts as sent.
         """
         state = self._state
         offset = None
@@ -218,8 +218,8 @@ class ReceiveFlow:
                 state.ring_buffers += 1
             else:
                 state.ring_left = self._half
-        # What it may send is what it was allowed, and a credit for each message consumed since
-        # the last update, which is `limit` minus what waits.
+        # The peer has its old credits and one for each message consumed since the last update; both
+        # together are `credits` less the messages that wait.
         state.ring_allowed = state.credits - state.waiting_count
         state.due = state.consumed + max(1, state.credits // 2)
         return (state.consumed + state.credits) & _SEQUENCE, offset

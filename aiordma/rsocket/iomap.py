@@ -1,16 +1,16 @@
-"""Mappings: memory that one side names to the other, which then writes to it past the stream.
+"""Mappings: memory that a side names to its peer, which then writes to it past the stream.
 
 Theory of operation
-    Behind the descriptors of a side's table are slots, as many as its private data says.  The other
-    side *publishes* a mapping by writing it into one of them, with a word of the kind IOMAP that
-    takes a credit as data does: offset (a number that it chooses), address, key and length.  The
-    owner of the table *uses* it by plain RDMA WRITEs, which take no word, no credit and no receive.
+    Behind the descriptors of a side's table are slots; private data tell their number.  The peer
+    *publishes* a mapping by writing it into a slot, with a word of the kind IOMAP that takes a
+    credit as data does: offset (a number that it chooses), address, key and length.  The owner of
+    the table *uses* the mapping by plain RDMA WRITEs, which take no word, no credit and no receive.
 
-    A word in the stream behind the publication or behind such a write tells the other side of it:
-    the transport keeps the order.  So a publication that waits for a credit holds data back.
+    A word of data behind the publication, or behind such a write, arrives after it: the transport
+    keeps the order.  So a publication that waits for a credit holds data back.
 
-    Nothing is said when a mapping ends.  Its slot stays as it is, until another mapping takes it,
-    and a write through it ends the connection: the programs have to agree first.
+    No word is sent when a mapping ends.  Its slot stays as it is until another mapping takes it,
+    and a write through an ended mapping ends the connection: the programs have to agree before.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ __all__ = ["Iomap", "Mapping"]
 _BIG_ENDIAN = sys.byteorder == "big"
 _NATIVE = {False: struct.Struct("<QQII"), True: struct.Struct(">QQII")}
 _ADDRESS_SPACE = 1 << 64
-# rsockets calls it off_t, which has a sign.
+# In rsockets an offset is an off_t, which has a sign.
 _OFFSETS = 1 << 63
 _LENGTHS = 1 << 32
 
 
 class Mapping(NamedTuple):
-    """What a slot holds.
+    """The contents of a slot.
 
     Attributes:
-        offset: By which number the first byte goes; 0 to 2**63 - 1, and so for the last byte.
+        offset: Number by which the peer names the first byte; first and last byte have 0 to
+            2**63 - 1.
         addr: Address of the first byte in the publisher's address space.
         key: Remote key.
-        length: Bytes; 0 in a table says that nothing was published there.
+        length: Bytes; 0 in a table means that the slot is empty.
     """
 
     offset: int
@@ -71,16 +72,16 @@ class Iomap:
         self._pending: deque[tuple[int, Mapping]] = deque()
 
     def meet(self, peer: Hello) -> None:
-        """The peer's private data has come."""
+        """Take the peer's private data."""
         self._place = peer.table_addr + peer.table_length * DESCRIPTOR_SIZE
         self._key = peer.table_key
         self._big_endian = peer.big_endian
         self._taken = [False] * peer.iomap_slots
 
-    # What the peer has published
+    # Mappings of the peer
 
     def updated(self, index: int) -> None:
-        """The peer says that it has written slot `index`.
+        """Take the peer's word that it has written slot `index`.
 
         Raises:
             ProtocolError: There is no such slot.
@@ -89,10 +90,10 @@ class Iomap:
             raise protocol_error(f"a mapping in slot {index}, which we have not")
 
     def mappings(self) -> list[Mapping]:
-        """What is in the slots now; those of ended mappings are still there.
+        """Return the mappings in the slots; ended mappings are still among them.
 
         Raises:
-            ProtocolError: A slot holds what makes no sense.
+            ProtocolError: A slot holds a mapping that reaches beyond the address space.
         """
         found = []
         # Copied first: the peer may write there at any time.
@@ -109,7 +110,7 @@ class Iomap:
         return found
 
     def place(self, offset: int, length: int) -> tuple[int, int]:
-        """Where the peer wants `length` bytes for `offset`: address and key.
+        """Return address and key of the peer's memory for `length` bytes at `offset`.
 
         Raises:
             ValueError: No mapping holds all of them.
@@ -122,10 +123,10 @@ class Iomap:
         msg = f"the peer has published no mapping of offsets {offset} to {offset + length}"
         raise ValueError(msg)
 
-    # What this side publishes
+    # Mappings of this side
 
     def publish(self, mapping: Mapping) -> int:
-        """Have `next` write a mapping into a free slot of the peer, of which this is the number.
+        """Have `next` write a mapping into a free slot of the peer; return the slot's number.
 
         Raises:
             ValueError: The offsets do not fit, or the mapping is empty.
@@ -150,7 +151,7 @@ class Iomap:
         return index
 
     def withdraw(self, index: int) -> None:
-        """The slot may be used for another mapping; if it was not written yet, it will not be."""
+        """Free a slot for another mapping; a publication that still waits is dropped."""
         self._taken[index] = False
         self._pending = deque(one for one in self._pending if one[0] != index)
 
@@ -160,7 +161,7 @@ class Iomap:
         return bool(self._pending)
 
     def next(self) -> tuple[int, int, int, bytes]:
-        """The publication to post now: number and address of the slot, key, and its bytes."""
+        """Return the publication to post: number and address of the slot, key, and its bytes."""
         index, mapping = self._pending.popleft()
         addr = self._place + index * IOMAP_SLOT_SIZE
         return index, addr, self._key, mapping.pack(self._big_endian)

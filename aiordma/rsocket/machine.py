@@ -1,24 +1,24 @@
 """One connection of the rsockets protocol, without input or output.
 
 Theory of operation
-    The caller (the *port*) owns the queue pair and the memory.  It posts every `Post` that the
-    machine hands out in that order, tells the machine of each arrived word and of each post
-    that has completed, and reads the ring where `peek()` points.  The machine decides what may be
-    sent: data when space, a credit and a work request are there, control messages out of four
-    work requests of their own, so that data can never keep credits or the end from being told.
+    The caller (the *port*) owns the queue pair and the memory.  It posts every `Post` of the
+    machine in the order in which the machine returns them, passes each arrived word and each
+    completed post to the machine, and reads the ring where `peek()` points.  The machine decides
+    which message may be sent: data when space, a credit and a work request are there; control
+    messages out of four work requests of their own, so that data never delay credits or the end.
 
-    The peer writes descriptors of its buffers into our table, which is ordinary memory that
-    may change at any instant.  An entry is looked at when a word says that the table was updated,
-    copied out before it is checked, and cleared.  We expect entries in turn, beginning with
-    entry 1: entry 0 stands for the first buffer, which private data described.  So entry 1 must not
-    be touched when private data comes: the peer's first update may be there already.
+    The peer writes descriptors of its buffers into this side's table, which is ordinary memory that
+    may change at any instant.  When a word tells that the table was updated, the entry is copied,
+    checked and cleared.  Entries are expected in turn, beginning with entry 1: entry 0 stands for
+    the first buffer, which private data have described.  So entry 1 must not be touched when
+    private data arrive: the peer's first update may be there already.
 
-    A word can arrive before the private data when the caller looks at completions first; such
-    words wait for `meet()`.
+    If the caller takes completions first, a word may come before the private data; such words wait
+    for `meet()`.
 
     The numbers that data and credits change are in a state, with which C does the frequent cases
-    (`_core.StreamState`).  What C may do follows from the rest, and is said by a few flags: each
-    method that can change them sets them anew (`sync`).
+    (`StreamState`).  A few flags of the state tell C which of them are allowed: each method
+    that can change the flags sets them anew (`sync`).
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _CONTROL_WRS = 4
 _TABLE_SIZE = TABLE_LENGTH * DESCRIPTOR_SIZE
 _NO_DESCRIPTOR = bytes(DESCRIPTOR_SIZE)
 _LENGTH_OFFSET, _NO_LENGTH = 12, bytes(4)
-# Words other than data that a peer may send before its private data is taken; one is usual.
+# Control words that a peer may send before its private data are taken; mostly it is a single word.
 _EARLY_CONTROL = 64
 
 
 class Place(NamedTuple):
-    """Registered memory of ours that the peer may write.
+    """Registered memory of this side that the peer may write.
 
     Attributes:
-        addr: Its address.
-        key: Its remote key.
+        addr: Address of its first byte.
+        key: Remote key.
         size: Bytes.
     """
 
@@ -78,10 +78,10 @@ class Post(NamedTuple):
     """One message to post: an RDMA write with the word, or the word alone.
 
     Attributes:
-        addr: Where in the peer's memory; 0 with nothing to write.
+        addr: Address in the peer's memory; 0 if there is nothing to write.
         key: Remote key of that memory.
         length: Bytes to write there.
-        word: The word that goes along.
+        word: The word that follows the bytes.
         payload: The bytes of a control message; empty for data, which the caller supplies.
         wrs: Work requests of the send queue that the message takes.
     """
@@ -97,18 +97,18 @@ class Post(NamedTuple):
 class Machine:
     """Both directions of one connection.
 
-    The ring must hold nothing of other connections when this one begins, zeros for instance: a
-    peer can claim to have written bytes that it has not.
+    The ring must not hold bytes of other connections when the connection begins; zeros will do.  A
+    peer can claim to have written bytes that it has not written.
 
     Args:
-        ring: Where the peer puts data; the size must be even.
-        table: Where it puts descriptors, and behind them iomap slots.
-        memory: The table, writable, as the peer's writes change it.
+        ring: Memory that the peer writes data to; the size must be even.
+        table: Memory that the peer writes descriptors to, and behind them iomap slots.
+        memory: The bytes of the table, writable.
         credits: Data messages that the peer may have outstanding; the receive queue should
             hold some more, for control messages.
         send_depth: Work requests of the send queue; four are kept for control messages.
         iwarp: Words travel as messages of their own, after the write.
-        state: Has the numbers; one of its own by default.
+        state: Holds the numbers; by default a new `State`.
 
     Attributes:
         iomap: The mappings of both sides.
@@ -160,7 +160,7 @@ class Machine:
         ).pack()  # fmt: skip
         state = self._state = State() if state is None else state
         self._receive = ReceiveFlow(state, ring.size, credits)
-        # Nothing, until the peer has said more.
+        # No space and no credit before the peer's private data.
         self._send = SendFlow(state, 0, Descriptor(0, 0, 0))
         self._ending = Ending()
         self._peer: Hello | None = None
@@ -174,15 +174,15 @@ class Machine:
         self._listens = False
         self._live = False
 
-    # -- what C may do by itself
+    # -- the frequent cases, which C does
 
     def begin(self) -> None:
-        """From now on C may take words, as far as the peer may send them."""
+        """Allow C to take words, as far as the peer may send them."""
         self._live = True
         self.sync()
 
     def sync(self) -> None:
-        """Say what may be done without the protocol."""
+        """Set the flags that tell C what it may do without the machine."""
         state, ending, met = self._state, self._ending, self._peer is not None
         state.receiving = met and self._live and not ending.eof
         state.sending = self._is_open and ending.writable and not self.iomap.pending
@@ -192,15 +192,15 @@ class Machine:
     # -- the handshake
 
     def hello(self) -> bytes:
-        """Our private data, for the request or for its reply."""
+        """Return this side's private data, for the request or for its reply."""
         return self._hello
 
     def meet(self, data: bytes) -> None:
         """Take the peer's private data.
 
         Raises:
-            ProtocolError: It makes no sense, or a word that came before it breaks the protocol.
-            RuntimeError: It was taken already.
+            ProtocolError: They make no sense, or a word that came before breaks the protocol.
+            RuntimeError: They were taken already.
         """
         if self._peer is not None:
             msg = "the peer's private data was taken already"
@@ -230,7 +230,7 @@ class Machine:
         self._listens = True
 
     def open(self) -> None:
-        """Sending may begin: the reply has come, or the connection is established.
+        """Allow sending: the reply has come, or the connection is established.
 
         Raises:
             RuntimeError: Before `meet()`.
@@ -249,16 +249,16 @@ class Machine:
 
     @property
     def met(self) -> bool:
-        """The peer's private data was taken."""
+        """Whether the peer's private data were taken."""
         return self._peer is not None
 
     # -- what happened
 
     def on_word(self, word: int) -> None:
-        """A receive has completed and brought this word.
+        """Take the word of a completed receive.
 
         Raises:
-            ProtocolError: The peer may not say that, or not now.
+            ProtocolError: The word is not allowed, or not now.
         """
         ending = self._ending
         if ending.disconnected:
@@ -289,7 +289,7 @@ class Machine:
             raise protocol_error(f"a word of the reserved kind {kind}")
 
     def on_sent(self, post: Post) -> None:
-        """A message has completed; without success counts as well."""
+        """Count off a post that has completed, with or without success."""
         if post.word <= MAX_VALUE:
             self._state.data_out -= post.wrs
         else:
@@ -303,7 +303,7 @@ class Machine:
             self.sync()
 
     def lost(self) -> None:
-        """The connection is gone; what has arrived can still be read."""
+        """Note that the connection is lost; arrived bytes can still be read."""
         self._ending.finish()
         self.sync()
 
@@ -315,16 +315,16 @@ class Machine:
         return self._state.readable
 
     def peek(self) -> tuple[int, int]:
-        """Where the next bytes are: offset into the ring and length up to its end."""
+        """Return the place of the next bytes: offset into the ring, and length up to its end."""
         receive = self._receive
         length = receive.contiguous()
         return (self._state.offset, length) if length else (0, 0)
 
     def consume(self, n: int) -> None:
-        """The application has taken `n` bytes; their place may be advertised again.
+        """Free `n` bytes, which the application has taken; their place may be advertised again.
 
         Raises:
-            ValueError: Fewer have arrived.
+            ValueError: Fewer bytes have arrived.
         """
         self._receive.consume(n)
 
@@ -332,7 +332,7 @@ class Machine:
 
     @property
     def room(self) -> int:
-        """Bytes that one message of data may carry now; 0 means wait for a word or a post."""
+        """Bytes that a message of data may carry now; 0 until the next word or completion."""
         send = self._send
         if (
             not send.allowed
@@ -345,10 +345,10 @@ class Machine:
         return send.room
 
     def write(self, wanted: int) -> Post:
-        """One message of data, of `wanted` bytes or as many as there is room for.
+        """Return a message of data, of `wanted` bytes or as many as there is room for.
 
         Raises:
-            ValueError: No bytes wanted, or no room for one.
+            ValueError: `wanted` is 0, or there is no room.
         """
         room = self.room
         length = wanted if wanted < room else room
@@ -361,12 +361,12 @@ class Machine:
         return Post(addr, key, length, length, b"", wrs)
 
     def next_control(self) -> Post | None:
-        """The next control message that may be posted now; ask until there is none."""
+        """Return the next control message that may be posted now; to be called until it is None."""
         peer, ending = self._peer, self._ending
         if peer is None or not self._is_open:
             return None
         free = _CONTROL_WRS - self._state.control_out
-        # iWARP may need two work requests; rsockets waits for two in any case, and so do we.
+        # iWARP may need two work requests; rsockets waits for two in any case, and so does this.
         if ending.wants_credit and self._receive.due and free > self._iwarp:
             return self._update(peer)
         if self._may_publish and free > self._iwarp:
@@ -379,49 +379,49 @@ class Machine:
         return Post(0, 0, 0, word, b"", 1)
 
     def show_life(self) -> None:
-        """Have `next_control` say something that changes nothing: the limit of messages again."""
+        """Have `next_control` repeat the limit of messages, as a sign of life."""
         self._receive.repeat()
 
-    # -- the end; what is said when is in ending.py
+    # -- the end; ending.py has its rules
 
     def shutdown(self) -> None:
-        """Close our direction, after the last `write()`; again does nothing."""
+        """Close this side's direction, after the last `write()`.  Idempotent."""
         self._ending.shutdown()
         self.sync()
 
     def disconnect(self) -> None:
-        """Close both directions, after the last `write()`; again does nothing."""
+        """Close both directions, after the last `write()`.  Idempotent."""
         self._ending.disconnect()
         self.sync()
 
     @property
     def writable(self) -> bool:
-        """Our direction is open."""
+        """Whether this side's direction is open."""
         return self._ending.writable
 
     @property
     def eof(self) -> bool:
-        """The peer will send no more than what is readable."""
+        """Whether the peer will send no further bytes than those that are readable."""
         return self._ending.eof
 
     @property
     def peer_left(self) -> bool:
-        """The peer has said DISCONNECT: it reads no more, and what is posted may fail."""
+        """Whether the peer has sent DISCONNECT: it reads no more, and posts may fail."""
         return self._ending.peer_left
 
     @property
     def disconnected(self) -> bool:
-        """The connection is over, or gone; words that still come mean nothing."""
+        """Whether the connection is over; words that still arrive are ignored."""
         return self._ending.disconnected
 
     @property
     def idle(self) -> bool:
-        """Everything that was posted has completed."""
+        """Whether all posts have completed."""
         return not self._state.data_out and not self._state.control_out
 
     @property
     def unsent_control(self) -> bool:
-        """A control message is due and waits for a free work request."""
+        """Whether a control message waits for a free work request."""
         ending = self._ending
         return self._is_open and (
             ending.pending is not None
@@ -432,7 +432,7 @@ class Machine:
     # -- inside
 
     def _update(self, peer: Hello) -> Post:
-        """Tell the peer of credits and, when half of the ring is free, of that half."""
+        """Return the update of credits and, if half of the ring is free, of that half."""
         limit, offset = self._receive.update()
         word = pack_word(Kind.SGL, limit)
         if offset is None:
@@ -446,10 +446,10 @@ class Machine:
         return Post(place, peer.table_key, DESCRIPTOR_SIZE, word, half, wrs)
 
     def _take_descriptor(self) -> None:
-        """Move the expected entry of our table, if it is filled, to the private list.
+        """Take the expected entry of this side's table, if it is filled.
 
-        Not every update brings one.  The next may be on its way into memory at this instant,
-        so the length, which is written last, is seen before the rest is copied.
+        Not every update brings a descriptor.  The next descriptor may be arriving in memory at this
+        instant; so the length, which is written last, is looked at before the rest is copied.
         """
         start = self._state.entry * DESCRIPTOR_SIZE
         end = start + DESCRIPTOR_SIZE
@@ -458,7 +458,7 @@ class Machine:
             return
         buffer = Descriptor.unpack(bytes(memory[start:end]), _BIG_ENDIAN)
         if not buffer.length:
-            return  # taken back in between; a peer that keeps the rules does not
+            return  # cleared by the peer in between, which breaks the rules
         self._send.add(buffer)
         memory[start:end] = _NO_DESCRIPTOR
         self._state.entry = (self._state.entry + 1) % TABLE_LENGTH
@@ -468,7 +468,7 @@ class Machine:
         return self.iomap.pending and self._send.allowed > 0 and self._ending.writable
 
     def _publish(self) -> Post:
-        """Write a mapping into a slot of the peer, which takes a credit but no space."""
+        """Return the publication of a mapping, which takes a credit but no space."""
         slot, place, key, payload = self.iomap.next()
         self._send.take(0)
         self.sync()
@@ -477,9 +477,9 @@ class Machine:
         return Post(place, key, len(payload), pack_word(Kind.IOMAP, slot), payload, wrs)
 
     def _on_iomap(self, index: int) -> None:
-        """The peer published a mapping.
+        """Take the peer's publication of a mapping.
 
-        It took a credit.  rsockets never repays that one, we do.
+        It takes a credit.  rsockets never returns that credit; this side does.
         """
         if self._ending.eof:
             raise protocol_error("a mapping after its end")

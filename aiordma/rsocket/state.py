@@ -1,7 +1,7 @@
-"""State: the numbers of one connection, which the protocol in this folder works on.
+"""State: the numbers of a connection, on which the protocol in this folder works.
 
-`_core.StreamState` has the same names: there C does the frequent cases on the same numbers, and
-each rule of the rare ones is written once, here.
+`StreamState` has the same names: C does the frequent cases on the same numbers, and the rules
+of the rare cases are written once, in this folder.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ class State:
 
     Attributes:
         readable: Bytes that have arrived and were not consumed.
-        offset: Where in the ring the first of them is.
-        ring_left: Bytes that are left in the half of the ring that the peer fills.
-        ring_buffers: Halves that it may fill after that.
-        ring_allowed: Messages that it may send.
+        offset: Offset of the first readable byte in the ring.
+        ring_left: Bytes left in the half of the ring that the peer fills.
+        ring_buffers: Halves that the peer may fill after that.
+        ring_allowed: Messages that the peer may send.
         ring_free: Bytes of the ring that may be advertised again.
-        ring_next: Offset where these begin.
+        ring_next: Offset of the first byte that may be advertised again.
         credits: Data messages that may wait to be consumed.
-        consumed: Messages that were consumed, ever.
-        due: The peer is told of credits when so many were.
-        addr, key, left: What is left of the peer's buffer that is being filled.
-        spare_addr, spare_key, spare_left: The buffer after it; 0 bytes: there is none.
+        consumed: Messages consumed since the beginning.
+        due: The value of `consumed` at which an update of credits is due.
+        addr, key, left: The rest of the peer's current buffer.
+        spare_addr, spare_key, spare_left: The peer's next buffer; 0 bytes if there is none.
         allowed: Messages that may be sent before the peer states a new limit.
-        limit: Messages that it takes at a time.
+        limit: Messages that the peer takes at a time.
         sequence: Messages that were sent, modulo 2**16.
         data_out, control_out: Work requests under way.
-        data_limit: With at most so many of data under way, another message of data fits.
+        data_limit: A message of data fits while `data_out` is at most this.
         data_wrs: Work requests of a message of data.
-        entry: Of our table: where the peer's next descriptor appears.
-        peer_entry: Of its table: where our next one goes.
+        entry: Entry of this side's table in which the peer's next descriptor appears.
+        peer_entry: Entry of the peer's table for this side's next descriptor.
         table_addr, table_key, table_length: The peer's table.
-        swapped: It has the other byte order.
-        receiving, sending, crediting, owing: What may be done without the protocol; see
-            `Machine.sync`.
+        swapped: Whether the peer's table has the other byte order.
+        receiving, sending, crediting, owing: Flags that tell C what it may do without the machine;
+            see `Machine.sync`.
     """
 
     readable: int = 0
@@ -80,12 +80,12 @@ class State:
 
     @property
     def waiting_count(self) -> int:
-        """How many messages wait."""
+        """Messages that wait."""
         return len(self._waiting)
 
     @property
     def first_waiting(self) -> int:
-        """Bytes that are left of the first of them."""
+        """Bytes left of the first message that waits."""
         return self._waiting[0]
 
     @first_waiting.setter
@@ -93,9 +93,9 @@ class State:
         self._waiting[0] = length
 
     def push_waiting(self, length: int) -> None:
-        """A message of so many bytes waits."""
+        """Append a message of `length` bytes."""
         self._waiting.append(length)
 
     def pop_waiting(self) -> None:
-        """The first of them waits no more."""
+        """Remove the first message."""
         self._waiting.popleft()

@@ -1,16 +1,16 @@
-"""What crosses the network in the rsockets protocol: private data, words and descriptors.
+"""The bytes of the rsockets protocol on the network: private data, words and descriptors.
 
 Theory of operation
-    Each side tells the other, in 40 bytes of private data, how many messages it takes, where its
-    table of descriptors is and which part of its receive ring may be written first.  After that
-    every message carries one 32-bit word: three bits of kind, 29 bits of value.  Some messages
-    write a descriptor of 16 bytes (address, key, length) into the table of the other side.
+    Each side sends 40 bytes of private data: the number of messages that it takes, the address of
+    its table of descriptors, and the part of its receive ring that may be written first.  After
+    that every message carries one 32-bit word: three bits of kind, 29 bits of value.  Some messages
+    write a descriptor of 16 bytes (address, key, length) into the peer's table.
 
-    Private data is big-endian always.  A descriptor has the byte order of the host that owns the
-    table and reads it; private data says which one that is.
+    Private data are always big-endian.  A descriptor has the byte order of the host that owns the
+    table and reads it; private data tell that order.
 
 Everything that arrives was chosen by the peer.  Parsing returns a value that makes sense or raises
-`ProtocolError`; no number decides anything before it was compared with a bound.
+`ProtocolError`; no number is used before it was compared with a bound.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _NATIVE = {False: struct.Struct("<QII"), True: struct.Struct(">QII")}
 DESCRIPTOR_SIZE = 16
 IOMAP_SLOT_SIZE = 24
 
-# Entries of our own table.  The peer's has two as well in every known implementation; entries
-# are numbered from 0 and the first update goes to entry 1, so fewer than two make no sense.
+# Entries of this side's table.  The peer's table has two as well in every known implementation;
+# entries are numbered from 0 and the first update goes to entry 1, so fewer than two make no sense.
 TABLE_LENGTH = 2
 _MAX_TABLE_LENGTH = 1024
 
@@ -74,7 +74,7 @@ _MAX_SCALED = 0x7F << 8
 
 
 class Kind(IntEnum):
-    """What a word means; the kinds that are not here must not appear on the wire."""
+    """Kind of a word; other numbers are reserved, and a protocol error on the wire."""
 
     DATA = 0
     SGL = WORD_SGL
@@ -91,15 +91,15 @@ class Control(IntEnum):
 
 
 def protocol_error(text: str) -> ProtocolError:
-    """The exception for a peer that broke the protocol by `text`."""
+    """Return the exception for a peer that broke the protocol by `text`."""
     return ProtocolError(errno.EPROTO, f"the peer broke the rsockets protocol: {text}")
 
 
 def pack_word(kind: int, value: int) -> int:
-    """One word: 3 bits of kind above 29 bits of value.
+    """Return a word: 3 bits of kind above 29 bits of value.
 
     Raises:
-        ValueError: A number that does not fit its bits.
+        ValueError: A number does not fit its bits.
     """
     if not 0 <= kind <= 7 or not 0 <= value <= MAX_VALUE:
         msg = f"kind {kind} needs 3 bits and value {value} 29"
@@ -108,10 +108,10 @@ def pack_word(kind: int, value: int) -> int:
 
 
 def unpack_word(word: int) -> tuple[int, int]:
-    """Kind and value; the kind may be a number that is not in `Kind`.
+    """Return kind and value of a word; the kind may be a number that is not in `Kind`.
 
     Raises:
-        ValueError: Not a number of 32 bits.
+        ValueError: The word is no number of 32 bits.
     """
     if not 0 <= word <= _MAX_WORD:
         msg = f"a word has 32 bits, {word} has not"
@@ -120,10 +120,10 @@ def unpack_word(word: int) -> tuple[int, int]:
 
 
 def encode_scaled(count: int) -> int:
-    """A count of iomap slots in 8 bits, rounded down where it cannot be exact.
+    """Return a count of iomap slots in 8 bits, rounded down if it cannot be exact.
 
     Raises:
-        ValueError: Negative, or more than the 32767 that round down to the largest, 32512.
+        ValueError: The count is negative, or above 32767, which rounds down to the largest, 32512.
     """
     if not 0 <= count < _MAX_SCALED + 256:
         msg = f"a count of iomap slots is 0 to {_MAX_SCALED + 255}, not {count}"
@@ -132,17 +132,17 @@ def encode_scaled(count: int) -> int:
 
 
 def decode_scaled(byte: int) -> int:
-    """The count that 8 bits stand for."""
+    """Return the count that 8 bits stand for."""
     return byte if byte <= _EXACT else (byte & 0x7F) << 8
 
 
 class Descriptor(NamedTuple):
-    """A piece of memory that the other side may write.
+    """A piece of memory that the peer of its owner may write.
 
     Attributes:
         addr: Address in the owner's address space.
         key: Remote key of the region that holds it.
-        length: Bytes; 0 in a table says that there is no buffer.
+        length: Bytes; 0 in a table means that there is no buffer.
     """
 
     addr: int
@@ -150,12 +150,12 @@ class Descriptor(NamedTuple):
     length: int
 
     def pack(self, big_endian: bool) -> bytes:
-        """As 16 bytes in the byte order of the host that will read them."""
+        """Return 16 bytes in the byte order of the host that will read them."""
         return _NATIVE[big_endian].pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes, big_endian: bool) -> Descriptor:
-        """From 16 bytes that were copied out of the table first: the peer may write there.
+        """Return the descriptor of 16 bytes, a copy: the peer may write the table meanwhile.
 
         Raises:
             ProtocolError: It reaches beyond the end of the address space.
@@ -193,7 +193,7 @@ class Hello:
     big_endian: bool = False
 
     def pack(self) -> bytes:
-        """As 40 bytes.
+        """Return the 40 bytes.
 
         Raises:
             ValueError: A value does not fit its field.
@@ -211,12 +211,12 @@ class Hello:
 
     @classmethod
     def parse(cls, data: bytes) -> Hello:
-        """From private data, which may be followed by the padding of the network.
+        """Return the hello of private data, which may be followed by padding.
 
-        Flags and reserved bytes that we do not know are ignored: rsockets sends zeros there.
+        Unknown flags and reserved bytes are ignored: rsockets sends zeros there.
 
         Raises:
-            ProtocolError: Too short, another version, or numbers that make no sense.
+            ProtocolError: The data are too short, of another version, or make no sense.
         """
         if len(data) < HELLO_SIZE:
             raise protocol_error(f"private data of {len(data)} bytes instead of {HELLO_SIZE}")
@@ -224,7 +224,7 @@ class Hello:
         addr, key, length, buffer_addr, buffer_key, buffer_length = places
         if version != VERSION:
             raise protocol_error(f"version {version}, this side speaks {VERSION}")
-        # A sender of before October 2012 has other things in that byte.
+        # In rsockets of before October 2012 that byte has another meaning.
         slots = decode_scaled(slots) if flags & _HAS_IOMAP else 0
         self = cls(
             credit, addr, key, length, buffer_addr, buffer_key, buffer_length, slots,
