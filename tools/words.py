@@ -31,8 +31,8 @@ from checks import ROOT, repository_files
 
 LIBRARY = "aiordma"
 PYTHON, C = (".py", ".pyi"), (".c", ".h")
-#: Pages whose references to files are checked, too.
-PAGES = "docs/adr/"
+#: Pages that are checked, too.
+PAGES = "docs/adr"
 #: Of each folder of the library that is not at the goal, 0: persons, and "what" as a noun.
 BOUNDS = {
     "_core": (18, 51),
@@ -49,8 +49,8 @@ BOUNDS = {
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(
     {
-        "AsyncConnectionPool", "PR_SET_PDEATHSIG", "Python.h", "ServerRunner", "close_notify",
-        "cq_event", "disjoint_base", "exploded", "mlx5_0", "riounmap", "riowrite", "uds",
+        "AsyncConnectionPool", "PR_SET_PDEATHSIG", "Py_mod_gil", "Python.h", "ServerRunner",
+        "close_notify", "cq_event", "disjoint_base", "exploded", "mlx5_0", "riounmap", "riowrite", "rpoll", "uds",
     }
 )  # fmt: skip
 
@@ -247,15 +247,19 @@ def _words_of_code(source: str, suffix: str) -> Iterator[str]:
 
 
 def places(sources: Mapping[Path, str]) -> dict[str, Places]:
-    """For each folder of the library the sentences that break the first rule."""
+    """For each folder of the library, and the pages, the sentences that break the first rule."""
     found: dict[str, Places] = defaultdict(Places)
     for path, source in sources.items():
         if path.parts[0] == LIBRARY:
-            folder = found[path.parts[1] if len(path.parts) > 2 else "top"]
-            for line, text in texts(source, path.suffix):
-                here = subjects(text)
-                folder.persons.extend(f"{path}:{line}: {words}" for words in here.persons)
-                folder.nouns.extend(f"{path}:{line}: {words}" for words in here.nouns)
+            folder = path.parts[1] if len(path.parts) > 2 else "top"
+        elif path.suffix == ".md":
+            folder = PAGES
+        else:
+            continue
+        for line, text in texts(source, path.suffix):
+            here = subjects(text)
+            found[folder].persons.extend(f"{path}:{line}: {words}" for words in here.persons)
+            found[folder].nouns.extend(f"{path}:{line}: {words}" for words in here.nouns)
     return dict(sorted(found.items()))
 
 
@@ -277,7 +281,7 @@ def read() -> tuple[dict[Path, str], list[Path]]:
     sources = {
         path: (ROOT / path).read_text()
         for path in files
-        if path.suffix in (*PYTHON, *C) or path.as_posix().startswith(PAGES)
+        if path.suffix in (*PYTHON, *C) or path.as_posix().startswith(f"{PAGES}/")
     }
     return sources, files
 

@@ -104,3 +104,17 @@ def test_the_options_of_softroce() -> None:
     for name in dir(softroce_errors):
         if name.startswith("STATUS_") and name != "STATUS_SIGNAL_BASE":
             assert f"| {getattr(softroce_errors, name)} |" in text, name
+
+
+def test_the_decisions() -> None:
+    """Each has a page with the same headings, of a screen's length, and a row in the index."""
+    index = (DOCS / "adr/index.md").read_text()
+    listed = re.findall(r"^\| \[\]\((\S+)\.md\) \| ", index, re.M)
+    assert index.endswith("\n" + "\n".join(listed) + "\n```\n")
+    pages = sorted((DOCS / "adr").glob("*.md"))
+    assert sorted(listed) == [page.stem for page in pages if page.stem != "index"]
+    for name in listed:
+        text = (DOCS / f"adr/{name}.md").read_text()
+        headings = re.findall(r"^## (.*)$", text, re.M)
+        assert headings == ["Context", "Decision", "Consequences", "Rejected"], name
+        assert text.count("\n") <= 60, name
