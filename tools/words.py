@@ -3,8 +3,8 @@
 The linter runs it.  Two rules:
 
 - The subject of a sentence is an object by its type name ("the receiver posts ..."), never who,
-  somebody, nobody, one or what as a noun.  The places are counted for each folder of the library.
-  A count above its bound fails; a bound is lowered when a count falls, and not raised again.
+  somebody, nobody, one or what as a noun.  The places are counted for each folder.  A count above
+  its bound fails; a bound is lowered when a count falls, and not raised again.
 - A reference to a file, and a name in backticks, must exist.  A stale one fails.
 
 ``tools/words.py link loop`` prints the places in these folders.
@@ -31,16 +31,22 @@ from checks import ROOT, repository_files
 
 LIBRARY = "aiordma"
 PYTHON, C = (".py", ".pyi"), (".c", ".h")
-#: Pages that are checked, too.
-PAGES = "docs/adr"
-#: Of each folder of the library that is not at the goal, 0: persons, and "what" as a noun.
+#: Pages and programs whose words are checked beside the library's.
+PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples")
+#: Pages whose references to files and names are checked, too.
+REFERRING = "docs/adr/"
+#: Of each folder that is not at the goal, 0: persons, and "what" as a noun.
 BOUNDS = {
+    "CONTRIBUTING.md": (5, 2),
+    "README.md": (0, 2),
     "_core": (18, 51),
     "_ffi": (2, 15),
     "cli": (25, 64),
     "cm": (7, 19),
     "contrib": (1, 4),
+    "docs": (70, 109),
     "endpoint": (34, 96),
+    "examples": (4, 4),
     "streams": (7, 72),
     "testing": (30, 46),
     "top": (5, 15),
@@ -50,7 +56,8 @@ BOUNDS = {
 OTHERS = frozenset(
     {
         "AsyncConnectionPool", "PR_SET_PDEATHSIG", "Py_mod_gil", "Python.h", "ServerRunner",
-        "close_notify", "cq_event", "disjoint_base", "exploded", "mlx5_0", "riounmap", "riowrite", "rpoll", "uds",
+        "close_notify", "cq_event", "disjoint_base", "exploded", "mlx5_0", "riounmap", "riowrite",
+        "rpoll", "uds",
     }
 )  # fmt: skip
 
@@ -71,6 +78,7 @@ _WHAT = re.compile(
     r"what\b(?!:|\s+(?:kind|order|way)\b)",
     re.IGNORECASE,
 )
+_FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 _QUOTED = re.compile(r"``.*?``|`[^`]*`", re.DOTALL)
 _FILE = re.compile(
     r"(?<![\w/.<~$*-])(?:[\w-]+/)*[\w-]+(?:\.cdef)?\.(?:py|pyi|c|h|md|toml)\b(?![\w/(])"
@@ -148,7 +156,7 @@ def _tokens(source: str) -> list[tokenize.TokenInfo]:
 
 def subjects(text: str) -> Places:
     """The words of a text that the first rule forbids, each with some words around it."""
-    plain = " ".join(_QUOTED.sub("`x`", text).split())
+    plain = " ".join(_QUOTED.sub("`x`", _FENCED.sub("", text)).split())
     return Places(
         *(
             [plain[max(0, found.start() - 40) : found.end() + 40] for found in rule.finditer(plain)]
@@ -246,20 +254,22 @@ def _words_of_code(source: str, suffix: str) -> Iterator[str]:
             yield from _WORD.findall(token.string)
 
 
+def folder_of(path: Path) -> str | None:
+    """The folder for which the words of a file are counted; None if they are not counted."""
+    if path.parts[0] == LIBRARY:
+        return path.parts[1] if len(path.parts) > 2 else "top"
+    return path.parts[0] if path.parts[0] in PAGES else None
+
+
 def places(sources: Mapping[Path, str]) -> dict[str, Places]:
-    """For each folder of the library, and the pages, the sentences that break the first rule."""
+    """For each folder the sentences that break the first rule."""
     found: dict[str, Places] = defaultdict(Places)
     for path, source in sources.items():
-        if path.parts[0] == LIBRARY:
-            folder = path.parts[1] if len(path.parts) > 2 else "top"
-        elif path.suffix == ".md":
-            folder = PAGES
-        else:
-            continue
-        for line, text in texts(source, path.suffix):
-            here = subjects(text)
-            found[folder].persons.extend(f"{path}:{line}: {words}" for words in here.persons)
-            found[folder].nouns.extend(f"{path}:{line}: {words}" for words in here.nouns)
+        if (name := folder_of(path)) is not None:
+            for line, text in texts(source, path.suffix):
+                here = subjects(text)
+                found[name].persons.extend(f"{path}:{line}: {words}" for words in here.persons)
+                found[name].nouns.extend(f"{path}:{line}: {words}" for words in here.nouns)
     return dict(sorted(found.items()))
 
 
@@ -270,6 +280,7 @@ def stale(sources: Mapping[Path, str], files: list[Path]) -> list[str]:
     return [
         f"{path}:{line + offset}: no {name}"
         for path, source in sources.items()
+        if path.suffix != ".md" or path.as_posix().startswith(REFERRING)
         for line, text in texts(source, path.suffix)
         for offset, name in known.stale(text)
     ]
@@ -281,7 +292,7 @@ def read() -> tuple[dict[Path, str], list[Path]]:
     sources = {
         path: (ROOT / path).read_text()
         for path in files
-        if path.suffix in (*PYTHON, *C) or path.as_posix().startswith(f"{PAGES}/")
+        if path.suffix in (*PYTHON, *C) or (path.suffix == ".md" and path.parts[0] in PAGES)
     }
     return sources, files
 

@@ -109,9 +109,11 @@ def test_places_are_counted_by_folder(words: ModuleType) -> None:
         Path("aiordma/loop/pump.py"): "\n# Nobody waits.\n",
         Path("aiordma/errors.py"): "# What is new, is new.\n",
         Path("tests/unit/test_x.py"): "# Nobody counts this.\n",
-        Path("docs/adr/credits.md"): "# Credits\n\nNobody waits.\n",
+        Path("docs/limits.md"): "```python\nwho()\n```\nWho `asks`, waits.\n",
+        Path("README.md"): "What is `x`?\n",
     })  # fmt: skip
-    assert list(found) == ["docs/adr", "loop", "top"]
+    assert list(found) == ["README.md", "docs", "loop", "top"]
+    assert found["docs"].persons == ["docs/limits.md:1: Who `x`, waits."]
     assert found["loop"].persons == ["aiordma/loop/pump.py:2: Nobody waits."]
     assert len(found["top"].nouns) == 1
 
