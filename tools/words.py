@@ -50,7 +50,6 @@ BOUNDS = {
     "streams": (7, 72),
     "testing": (30, 46),
     "top": (5, 15),
-    "verbs": (34, 88),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(

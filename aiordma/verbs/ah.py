@@ -70,7 +70,7 @@ class GRH:
     Attributes:
         sgid: GID of the sender's port; 16 bytes.
         dgid: GID that it was sent to: this port's, or a multicast group's.
-        hop_limit: What was left of it.
+        hop_limit: Hops that were left.
         traffic_class: Traffic class, or type of service.
         raw: All 40 bytes.
     """
@@ -105,7 +105,7 @@ class GRH:
 
     @staticmethod
     def payload(buffer: Any, wc: WorkCompletion) -> memoryview:
-        """The datagram itself: what follows the header in the buffer of a completed receive.
+        """The datagram itself, which follows the header in the buffer of a completed receive.
 
         Raises:
             ValueError: `wc` is not the success of a datagram's receive.
@@ -293,8 +293,8 @@ class AddressHandle(Resource):
 
     A send that names it keeps it from being destroyed until it has completed.
 
-    The kernel may have to ask the network for the neighbor first, and blocks for up to a second
-    when nobody answers: on an event loop use `create`.
+    The kernel may have to ask the network for the neighbor first, and blocks for up to a second if
+    no host answers: on an event loop use `create`.
 
     Args:
         pd: Protection domain; only its queue pairs can send with the handle.
@@ -337,9 +337,9 @@ class AddressHandle(Resource):
 
         Raises:
             ConnectTimeoutError: The neighbor did not answer in time.
-            OSError: What the class raises.
+            OSError: As the class raises it.
 
-        Cancellation: what was made is destroyed.
+        Cancellation: the resources are destroyed.
         """
         limit = asyncio.timeout(timeout)
         try:

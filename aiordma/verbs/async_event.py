@@ -43,7 +43,7 @@ class AsyncEvent:
     """One device event (`ibv_get_async_event(3)`), acknowledged already.
 
     Attributes:
-        type: What happened.
+        type: Kind of the event.
         port: Port number for port events, else 0.
         element: Address of the queue pair, CQ or SRQ that it concerns, else 0.
         context: The device.

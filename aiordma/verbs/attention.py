@@ -1,13 +1,13 @@
-"""Attention: what a managed completion queue wakes its loop for.
+"""Attention: the completions for which a managed completion queue wakes its loop.
 
 Theory of operation
-    A queue of connections is armed for solicited completions: the peers' messages are, own sends
-    are not.  Who waits for an own request has it armed for all meanwhile.  Several connections may
-    complete in one queue, so that those who want something of it are counted; the last that no
-    longer does puts it back.
+    A queue of connections is armed for solicited completions: the peers' messages are solicited,
+    own sends are not.  While a task waits for an own request, the queue is armed for all
+    completions.  Several connections may complete in one queue, so that these waits are counted;
+    the end of the last has the queue armed for solicited completions again.
 
-    A connection that is collected is closed in whatever thread, so that counting takes a lock; it
-    may be collected by who has that lock.
+    A connection that is collected is closed in whatever thread, so that counting takes a lock; the
+    thread that has the lock may be the thread that collects.
 """
 
 from __future__ import annotations

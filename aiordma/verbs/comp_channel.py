@@ -9,14 +9,14 @@ Theory of operation
     Dispatch never runs user code and never raises: it completes futures and calls sinks of this
     library.  A sink that raises is reported to the loop and the drain goes on.
 
-    Receives of a shared receive queue complete in the CQ of whichever queue pair took them, so
-    that their ids name the shared queue, not an entry of a channel's table.
+    A receive of a shared receive queue completes in the CQ of the queue pair that took it, so that
+    its id names the shared queue, not an entry of a channel's table.
 
-    What a sink wants to do in the program's name it leaves to `after_drain`, which runs when all
-    that the wake-up brought has been dispatched, still within the same turn of the loop.
+    A sink that has to run code of the program passes a function to `after_drain`.  It runs when all
+    completions of the wake-up have been dispatched, within the same turn of the loop.
 
-    Most completions of connections and streams never become objects: they are taken in C
-    (`Drain`), and Python hears once a wake-up that there is something for the program.
+    Most completions of connections and streams never become objects: C takes them (`Drain`), and
+    calls Python once a wake-up for the events of all connections.
 
     A CQ that no task awaits is only reported (`get_cq_event`): its owner polls it.
 """
@@ -59,27 +59,27 @@ __all__ = [
 
 
 class Sink(Protocol):
-    """What a completion is handed to."""
+    """The receiver of a request's completion."""
 
     def __call__(self, record: WCRecord, /) -> None:
-        """One has arrived."""
+        """Take the completion of the request."""
 
     def fail(self, cause: BaseException, /) -> None:
-        """None will arrive any more: the device is gone."""
+        """Fail the request: the device is gone, and no completion will arrive."""
 
 
 class SharedSink(Protocol):
     """A shared receive queue."""
 
     def _complete(self, record: WCRecord, cq: CompletionQueue | None, /) -> None:
-        """One of its receives has completed, in this CQ."""
+        """Take the completion of a receive, which has arrived in this CQ."""
 
 
 # First byte of the ids of shared receives; their sub-index is the number of the shared queue.
 SHARED_TAG = TAG + 1
 shared_queues: weakref.WeakValueDictionary[int, SharedSink] = weakref.WeakValueDictionary()
 
-#: Why neither `req_notify` nor `get_cq_event` works with a queue of which something was awaited.
+#: Why `req_notify` and `get_cq_event` do not work with a queue whose completions are awaited.
 MANAGED = (
     "an operation of this completion queue was awaited, so that the event loop takes its events: "
     "take completions with `async for` or `poll`, or use another queue for `req_notify` and "
@@ -106,7 +106,7 @@ def _judge(reference: weakref.ref[CompletionChannel], found: list[_Found]) -> No
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
-    """Hand a completion to the sink of its request; a stale one has none."""
+    """Hand a completion to the sink of its request; a stale completion has no sink."""
     wr_id = record[0]
     tag = wr_id >> TAG_SHIFT
     if tag == TAG:
@@ -120,12 +120,12 @@ def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) 
 
 
 class _Found(NamedTuple):
-    """What the safety poll has found in a queue.
+    """Completions that the safety poll has found in a queue.
 
     Attributes:
-        token: Of the queue.
-        events: That the queue had raised before.
-        missed: Completions that should have raised one.
+        token: Token of the queue.
+        events: Events that the queue had raised before.
+        missed: Completions that should have raised an event.
     """
 
     token: int
@@ -204,7 +204,7 @@ class CompletionChannel(Resource):
         try:
             done = self.drain.drain()
         except ENDS_THE_LOOP as exc:
-            # What this drain has brought beside it is for the next turn of the loop.
+            # The other events of this drain are for the next turn of the loop.
             self._report(exc)
             self._tell_later()
             self._run_deferred()
@@ -219,8 +219,9 @@ class CompletionChannel(Resource):
         return bool(self.drain.n_pending)
 
     def _dispatch_all(self) -> bool:
-        """Whatever a drain brought; whether there is more."""
-        # What was polled is gone from the adapter: copied before any dispatch can drain again.
+        """Dispatch the completions of a drain; return whether there is more."""
+        # The polled completions are gone from the adapter: they are copied before a dispatch can
+        # drain again.
         segments, more, error = self.drain.result()
         for token, records in segments:
             cq = self._cqs.get(token)
@@ -243,15 +244,15 @@ class CompletionChannel(Resource):
             self._tell_later()
 
     def _tell_later(self) -> None:
-        """Tell the others in the next turn of the loop: it is theirs."""
+        """Tell the other owners in the next turn of the loop."""
         if self.drain.untold and self._pump is not None and self._pump.loop is not None:
             self._pump.loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
         """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
 
-        It may run the program's code: what it raises is reported, but for SystemExit and
-        KeyboardInterrupt, which end the loop, and then the rest is left to the next turn.
+        It may run the program's code: its exception is reported.  SystemExit and KeyboardInterrupt
+        end the loop instead, and the remaining functions are left to the next turn.
         """
         if self.drain.draining:
             self._deferred.append(function)
@@ -329,7 +330,7 @@ class CompletionChannel(Resource):
                 break
             count, arrived, records, more = swept
             polled += count
-            # Own sends lie there by rights; what the peer sends the program does not.
+            # Own sends may lie there without an event; messages of the peer may not.
             missed += count if cq._aio.armed == ARMED_FOR_ALL else arrived
             self._dispatch(records, cq)
             if cq.closed or not more:
@@ -352,8 +353,8 @@ class CompletionChannel(Resource):
             return
         self._watch()
         if self._pump is not None:
-            # Under load this timer is as late as everything else: what the descriptor still has to
-            # tell is not lost.
+            # Under load this timer is late like everything else: events that the descriptor still
+            # has are not lost.
             self.drain.spare = 0
             self._pump.kick()
         if self.drain.n_pending or self._failure is not None:
@@ -370,7 +371,7 @@ class CompletionChannel(Resource):
             self._safety = call_later(self._pump.loop, _GRACE_S, judge)
 
     def _judge(self, found: list[_Found]) -> None:
-        """Say of what the safety poll has found whether its event is missing."""
+        """Decide whether the event of completions that the safety poll has found is missing."""
         self._safety = None
         self._watch()
         if self._pump is None or self._failure is not None:
@@ -411,9 +412,9 @@ class CompletionChannel(Resource):
         Args:
             timeout: Seconds; None or a negative number waits without limit.
 
-        The event has to be acknowledged with `CompletionQueue.ack_events`, and `req_notify`
-        called again for the next.  Only for CQs that are polled by hand: awaited ones are
-        served by the loop.  `ibv_get_cq_event(3)`.
+        The event has to be acknowledged with `CompletionQueue.ack_events`, and the next event asked
+        for with `req_notify`.  Only for CQs that are polled by hand: the loop serves awaited CQs.
+        `ibv_get_cq_event(3)`.
 
         Raises:
             RuntimeError: The loop serves every queue of the channel, so that no event can come;

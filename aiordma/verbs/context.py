@@ -1,4 +1,4 @@
-"""Context: an open device, and what it says about itself and its ports."""
+"""Context: an open device, with its limits and ports."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class GidEntry:
         gid: The GID, 16 bytes.
         index: Its place in the table.
         port: The port, from 1.
-        type: What it is of.
+        type: Kind of address.
         interface: Index of the network interface that it belongs to; 0 for none.
     """
 
@@ -107,7 +107,7 @@ class GidEntry:
 
 @dataclass(frozen=True, slots=True)
 class ODPCaps:
-    """What a device can do with on-demand memory (`ibv_odp_caps`, same names)."""
+    """The capabilities of a device for on-demand memory (`ibv_odp_caps`, same names)."""
 
     general_caps: ODPGeneralCaps
     rc_odp_caps: ODPTransportCaps
@@ -119,7 +119,7 @@ class ODPCaps:
 _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValueDictionary()
 
 
-# By vendor: what their drivers are called.
+# Names of the drivers, by vendor.
 SOFTWARE_DRIVERS = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
 

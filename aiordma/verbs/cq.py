@@ -145,8 +145,8 @@ class CompletionQueue(Resource):
 
         Args:
             solicited_only: Wake the loop only for messages whose sender asked for it
-                (`SendFlags.SOLICITED`).  What else has completed is found with them, or within a
-                second.  For queues of receives: one's own sends ask for nothing.
+                (`SendFlags.SOLICITED`).  Other completions are found with them, or within a second.
+                For queues of receives: no completion of an own send is solicited.
             unused: Nothing can have completed yet.
 
         Raises:
@@ -200,7 +200,7 @@ class CompletionQueue(Resource):
 
         Raises:
             ValueError: `n` is not positive.
-            QueueError: The queue has failed, and what it still had was returned before.  Known
+            QueueError: The queue has failed, and its last completions were returned before.  Known
                 only while a loop reads the device: after `req_notify`, `get_cq_event` or an
                 awaited operation, or with `DeviceEvents`.
         """
@@ -216,8 +216,8 @@ class CompletionQueue(Resource):
     def poll_count(self, n: int = 256) -> int:
         """As `poll`, where it does not matter which: how many have succeeded, up to `n`.
 
-        Cheaper than `poll`, because no `WorkCompletion` is made.  A failed one is not taken:
-        those before it are counted, and `poll` returns it.
+        Cheaper than `poll`, because no `WorkCompletion` is made.  A failed completion is not taken:
+        the completions before it are counted, and `poll` returns it.
 
         Raises:
             CompletionError: The oldest has failed.
@@ -350,8 +350,8 @@ class CompletionQueue(Resource):
             if user is not None:
                 user._broken(error())
 
-    # Plain weak references by identity: a common queue has thousands of users, and to make or to
-    # break up with one must not take longer for that.  Each leaves when it is destroyed.
+    # Plain weak references by identity: a common queue has thousands of users, and to add or remove
+    # a user must not take longer for that.  Each is removed when it is destroyed.
 
     def _enter(self, user: Dependent) -> None:
         with _promises:
@@ -371,7 +371,7 @@ class CompletionQueue(Resource):
         Ends when the queue is closed.
 
         Raises:
-            QueueError: The queue has failed; what had arrived was returned before.
+            QueueError: The queue has failed; its last completions were returned before.
 
         Cancellation: safe; no completion is lost.
         """
@@ -435,7 +435,7 @@ class CompletionQueue(Resource):
         """Change the room to at least `cqe` completions (`ibv_resize_cq(3)`).
 
         Raises:
-            ValueError: Less than what its queue pairs may produce.
+            ValueError: Less than the number of completions that its queue pairs may produce.
             OSError: The device cannot do it.
         """
         with _promises:

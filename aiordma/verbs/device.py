@@ -38,8 +38,8 @@ class Device:
     def open(self) -> Context:
         """Open the device (`ibv_open_device(3)`); the caller closes the context.
 
-        A context opened here and the one of a connection id are different; objects of one
-        cannot be used with the other.
+        A context opened here and the context of a connection id are different: objects of the
+        former cannot be used with the latter.
 
         Raises:
             OSError: The device vanished, or its node in /dev/infiniband is not permitted.

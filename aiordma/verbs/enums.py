@@ -1,9 +1,9 @@
 """The numbers of libibverbs as enumerations.
 
 Plain numbers, so that they can be imported, compared and documented without the compiled module; a
-test compares every one with the header.  A member is the C name without its prefix: what
-`IBV_WC_RNR_RETRY_EXC_ERR` is in C is `WCStatus.RNR_RETRY_EXC_ERR` here, so that a search for the
-field's own word finds both.
+test compares each number with the header.  A member is the C name without its prefix: C's
+`IBV_WC_RNR_RETRY_EXC_ERR` is `WCStatus.RNR_RETRY_EXC_ERR` here, so that a search for the field's
+own word finds both.
 
 A newer kernel or driver may report a number that is not listed.  It becomes a member named
 `UNKNOWN_<n>` of the same class: reading an event must never raise.
@@ -130,7 +130,7 @@ class DeviceCapFlags(OpenIntFlag):
 
 
 class AtomicCap(OpenIntEnum):
-    """Among whom atomic operations are atomic (`ibv_atomic_cap`)."""
+    """The scope in which atomic operations are atomic (`ibv_atomic_cap`)."""
 
     NONE = 0
     HCA = 1
@@ -164,7 +164,7 @@ class PortState(OpenIntEnum):
 
 
 class LinkLayer(OpenIntEnum):
-    """What a port's packets travel in (`IBV_LINK_LAYER_*`)."""
+    """The link layer of a port's packets (`IBV_LINK_LAYER_*`)."""
 
     UNSPECIFIED = 0
     INFINIBAND = 1
@@ -183,7 +183,7 @@ class GIDType(OpenIntEnum):
 
 
 class AsyncEventType(OpenIntEnum):
-    """What happened to a device, port, QP, CQ or SRQ (`ibv_event_type`)."""
+    """The event of a device, port, QP, CQ or SRQ (`ibv_event_type`)."""
 
     CQ_ERR = 0
     QP_FATAL = 1
@@ -212,7 +212,7 @@ class AsyncEventType(OpenIntEnum):
 
 
 class Access(OpenIntFlag):
-    """What a memory region, window or queue pair allows (`ibv_access_flags`)."""
+    """The accesses that a memory region, window or queue pair allows (`ibv_access_flags`)."""
 
     LOCAL_WRITE = 1 << 0
     REMOTE_WRITE = 1 << 1
@@ -235,7 +235,7 @@ class MWType(OpenIntEnum):
 
 
 class MRAdvice(OpenIntEnum):
-    """What to do with pages of on-demand memory (`ibv_advise_mr_advice`)."""
+    """An advice for pages of on-demand memory (`ibv_advise_mr_advice`)."""
 
     PREFETCH = 0
     PREFETCH_WRITE = 1
@@ -420,7 +420,7 @@ class WCOpcode(OpenIntEnum):
 
 
 class WCFlags(OpenIntFlag):
-    """What else a completion carries (`ibv_wc_flags`)."""
+    """Properties and further fields of a completion (`ibv_wc_flags`)."""
 
     GRH = 1 << 0
     WITH_IMM = 1 << 1

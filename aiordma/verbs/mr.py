@@ -5,12 +5,13 @@ Theory of operation
     nor resize it, until the adapter has forgotten it.  That also holds when the region is closed
     early, or when C refuses to deregister.
 
-    `addr` is where the adapter finds the first byte: the buffer's own address, or the `iova`.
-    Scatter/gather elements and remote accesses count from there.
+    `addr` is the address at which the adapter finds the first byte: the buffer's own address, or
+    the `iova`. Scatter/gather elements and remote accesses count from there.
 
-    What a device cannot do is refused with the name of the capability.  Some are asked for before
-    (on-demand paging), others have no question in libibverbs and show when it is tried (dmabuf).
-    A device that takes a wish and ignores it is treated as one that cannot.
+    A registration that the device cannot do is refused with the name of the capability.  The device
+    is asked for some capabilities before (on-demand paging); libibverbs has no question for others,
+    so that they show when they are tried (dmabuf).  A device that takes a wish and ignores it
+    counts as a device without the capability.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class MemoryRegion(Resource):
             memory in C order without gaps: bytearray, memoryview, array, mmap, ctypes, numpy.  It
             stays exported, so that it cannot be resized, until the region is destroyed.  Or a
             number of bytes, for fresh page-aligned zeroed memory of the region's own.
-        access: What the adapter may do; local read is always allowed.  RELAXED_ORDERING is a
-            wish: a device that does not know it ignores it, and nothing tells whether it did.
+        access: Accesses that are allowed to the adapter; local read is always allowed.
+            RELAXED_ORDERING is a wish: a device that does not know it ignores it, and nothing tells
+            whether it did.
         iova: Address by which the adapter, and the peer, are to know the first byte, 64 bits; None
             for the buffer's own.  Both have the same offset within a page.
 
@@ -181,7 +183,7 @@ class MemoryRegion(Resource):
         Args:
             pd: Protection domain.
             size: Bytes.
-            access: What the adapter may do.
+            access: Accesses that are allowed to the adapter.
             clear: Fill it with zeros; otherwise anything may be in it.
 
         Raises:
@@ -214,8 +216,8 @@ class MemoryRegion(Resource):
 
         Args, raises: as the class.
 
-        Cancellation: ends the wait; what is registered in the end is deregistered by the thread,
-        and until then the buffer stays exported.
+        Cancellation: ends the wait; the thread deregisters the region that it has made, and until
+        then the buffer stays exported.
         """
         if isinstance(buffer, Integral):
             size = int(buffer)
@@ -303,7 +305,8 @@ class MemoryRegion(Resource):
         """Bring in pages of on-demand memory before they are needed (`ibv_advise_mr(3)`).
 
         Args:
-            advice: PREFETCH for reading, PREFETCH_WRITE, or PREFETCH_NO_FAULT for what is there.
+            advice: PREFETCH for reading, PREFETCH_WRITE, or PREFETCH_NO_FAULT for pages that are
+                there.
             offset: First byte, from the region's start.
             length: Bytes; None for all from `offset` on.
 
@@ -398,7 +401,7 @@ _leaked: list[object] = []
 
 
 def bytes_of(view: memoryview, access: Access) -> CData:
-    """What a view shows, as C sees it; holds the export.
+    """The bytes of a view, as C sees them; holds the export.
 
     Raises:
         ValueError: It is empty or not contiguous.
@@ -491,7 +494,7 @@ def _check_iova(context: Context, iova: int, own: int, length: int) -> None:
 
 
 def _refusal(code: int, verb: str, context: Context, access: Access, length: int) -> OSError:
-    """The exception for what the device has refused with `code`."""
+    """The exception for a registration that the device has refused with `code`."""
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
         special = access & ~_EVERYWHERE
         what = f"the access flags {special!r}" if special else "this kind of memory"
@@ -502,6 +505,6 @@ def _refusal(code: int, verb: str, context: Context, access: Access, length: int
 
 
 def _unsupported(verb: str, context: Context, what: str) -> NotSupportedError:
-    """The exception for what the device cannot do."""
+    """The exception for a capability that the device has not."""
     text = f"{verb}: the device {context.name} does not support {what}"
     return NotSupportedError(errno.EOPNOTSUPP, text)

@@ -12,8 +12,8 @@ Theory of operation
 
     To close the region or the queue pair shuts the peer out, and so it closes the window.
 
-    A change runs in a task of its own: to cancel the wait for it does not stop it, and what it led
-    to has to be noted all the same.
+    A change runs in a task of its own: to cancel the wait for it does not stop it, and its result
+    has to be noted all the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MemoryWindow(Resource):
     """A memory window (`ibv_alloc_mw(3)`).
 
     Args:
-        pd: Protection domain of the window, of what it opens, and of the queue pairs.
+        pd: Protection domain of the window, of the region that it opens, and of the queue pairs.
         type: TYPE_1: the device chooses the key; can be bound again at any time; any queue pair of
             the domain serves the peer.  TYPE_2: the caller chooses the last byte of the key; has
             to be invalidated before it is bound again; only the queue pair on which it was bound
@@ -170,8 +170,8 @@ class MemoryWindow(Resource):
         """End the peer's access; the window can then be bound again.
 
         Type 2: by a LOCAL_INV request on the queue pair of the bind.  Type 1: by a bind of
-        nothing.  Returns when no access is possible any more; one that comes too late ends the
-        connection of the peer, with `RemoteAccessError` there.
+        nothing.  Returns when no access is possible any more; a later access ends the connection of
+        the peer, with `RemoteAccessError` there.
 
         Args:
             qp: Carries it out; None for the queue pair of the bind.
@@ -277,7 +277,7 @@ class MemoryWindow(Resource):
                 await request
                 succeeded()
                 self._qp = qp if self.bound else None
-                # What an earlier bind held, and that of an invalidation.
+                # Memory that an earlier bind held, and that of an invalidation.
                 self._let_all_go(keep=self._held[before:] if self.bound else [])
             finally:
                 self._task = None

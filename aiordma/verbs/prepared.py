@@ -234,7 +234,7 @@ class PreparedPost:
             rkey: Key of a one-sided request.
             imm_data: Immediate of a request that carries one.
             compare_add: Compare value, or the value to add, of an atomic request.
-            swap: What a compare-and-swap stores.
+            swap: Value that a compare-and-swap stores.
 
         Raises:
             ValueError: A number is out of range, the piece is not inside its region, or this kind

@@ -120,7 +120,8 @@ class QueuePair(Resource):
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
-        # Room for what was asked, before the queue pair exists: refusing costs nothing then.
+        # Reserve the depths that were asked for, before the queue pair exists: refusing costs
+        # nothing then.
         send_cq._promise(attr.max_send_wr)
         try:
             self._promise_receives(attr, recv_cq)
@@ -201,7 +202,7 @@ class QueuePair(Resource):
         reused at once.
 
         Args:
-            requests: What to do, in this order.
+            requests: The requests, in the order of their execution.
 
         Raises:
             ResourceBusyError: The queue has not enough free places.
@@ -237,7 +238,8 @@ class QueuePair(Resource):
 
         Returns:
             The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
-            registered until then; one that is closed before cannot be executed any more.
+            registered until then; a prepared post that is closed before cannot be executed any
+            more.
 
         Raises:
             ValueError: As `post_send`, or the list is empty or longer than the queue.
@@ -282,7 +284,7 @@ class QueuePair(Resource):
     async def submit(self, requests: Sequence[SendWR]) -> WorkCompletion:
         """Post a list of send requests with one doorbell; returns the completion of the last.
 
-        Requests of one queue pair complete in order, so the last one stands for all: the list
+        Requests of one queue pair complete in order, so the last stands for all: the list
         waits for one completion, whatever its length.  Only the last is posted SIGNALED; the
         flag of the others is left out.  The completion carries the last request's `wr_id`.
 
@@ -482,7 +484,7 @@ class QueuePair(Resource):
             buffers: One piece of 8 bytes, for the old value in the machine's byte order.
             remote_addr: Address of the integer, a multiple of 8.
             rkey: Key of the peer's memory, which needs `Access.REMOTE_ATOMIC`.
-            value: What to add, 0 to 2**64 - 1; the sum wraps around.
+            value: The number to add, 0 to 2**64 - 1; the sum wraps around.
             fence: Begin only when the reads and atomics before it are done.
 
         Raises:
@@ -582,8 +584,8 @@ class QueuePair(Resource):
     def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
         """Receive nothing more of a group (`ibv_detach_mcast(3)`).
 
-        `gid` and `lid` are those that it was attached with.  What has arrived already still
-        completes.
+        `gid` and `lid` are those that it was attached with.  Datagrams that have arrived already
+        still complete.
 
         Raises:
             OSError: It is not attached (EINVAL).

@@ -1,4 +1,4 @@
-"""What a queue pair is made with, what the device gave, and what it is now."""
+"""The attributes of a queue pair: asked for, given by the device, and of the moment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["QUERIED", "QPAttributes", "QPInitAttr", "QPLimits", "check_init", "c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QPInitAttr:
-    """What a queue pair is made with (`ibv_create_qp(3)`, same names).
+    """The attributes with which a queue pair is made (`ibv_create_qp(3)`, same names).
 
     Attributes:
         send_cq: Completion queue of the send queue.
@@ -50,7 +50,7 @@ class QPInitAttr:
     srq: SharedReceiveQueue | None = None
 
 
-#: What `ibv_query_qp` is asked for.
+#: The attributes that `ibv_query_qp` is asked for.
 QUERIED = int(
     QPAttrMask.STATE | QPAttrMask.CAP | QPAttrMask.ACCESS_FLAGS | QPAttrMask.PATH_MTU
     | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
@@ -63,8 +63,8 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     """Refuse what is no description of a queue pair, or one beyond the device's limits.
 
     `cq` stands in for queues that `attr` does not name.
-    Before the completion queues grow for it, and with the name of what is too large, which C does
-    not tell.
+    Checked before the completion queues grow for it; the error names the attribute that is too
+    large, which C does not tell.
 
     Raises:
         TypeError: Not a protection domain and a `QPInitAttr`.
@@ -109,7 +109,7 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
 
 @dataclass(frozen=True, slots=True)
 class QPLimits:
-    """What the device really gave, at least what was asked for."""
+    """The depths that the device has given, at least as large as was asked for."""
 
     max_send_wr: int
     max_recv_wr: int
@@ -123,7 +123,7 @@ class QPLimits:
 
         Args:
             context: The device.
-            given: What it gave, in the order of the attributes.
+            given: The depths that it gave, in the order of the attributes.
         """
         limits: QPLimits | None = context._kept.get((QPLimits, given))
         if limits is None:
@@ -171,7 +171,7 @@ def create(
     recv_cq: CompletionQueue,
     token: int,
 ) -> tuple[Any, int, QPLimits]:
-    """A new C queue pair, whose events carry `token`; its number, and what the device gave.
+    """A new C queue pair, whose events carry `token`; its number, and the depths of the device.
 
     Raises:
         ValueError: A size is out of range.

@@ -1,4 +1,4 @@
-"""Resource: what every object around a C handle has in common, above all how it ends.
+"""Resource: the base of every object around a C handle; above all it rules how the object ends.
 
 Theory of operation
     C demands an order: queue pair before completion queue before protection domain, and it
@@ -81,9 +81,9 @@ class Resource(Owner):
 
     __slots__ = ("__weakref__",)
 
-    # True for objects whose C handle belongs to somebody else.
+    # True for objects that do not own their C handle.
     _borrowed = False
-    # What a use by anything but a child is called.
+    # The word for a use by anything but a child.
     _use = "unfinished operation"
 
     def _refuse(self) -> None:
@@ -129,10 +129,10 @@ class Resource(Owner):
     def destroy(self) -> None:
         """Destroy the object as C does it: only if nothing that was made from it is left.
 
-        The form for who wants to be told of a wrong order, as jVerbs and C programs are, instead
-        of having it mended.  What was closed or destroyed before is not in the way, even if a
-        thread is still busy with it.  Otherwise like `close()`: idempotent, never blocks a running
-        event loop, and `await wait_closed()` waits for the end.
+        The form for programs that want an error for a wrong order, as jVerbs and C have it, instead
+        of having it mended.  An object that was closed or destroyed before is not in the way, even
+        if a thread is still busy with it.  Otherwise like `close()`: idempotent, never blocks a
+        running event loop, and `await wait_closed()` waits for the end.
 
         Raises:
             ResourceBusyError: EBUSY; the text names what is in the way: something made from it
@@ -208,10 +208,10 @@ class Resource(Owner):
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _in_the_way(self) -> Iterator[Resource]:
-        """What was made from it and is not on its way out; under the lock."""
+        """The objects that were made from it and are not on their way out; under the lock."""
         for reference in list(self._made.values()):
             child = reference()
-            # One that is no more, although it is counted, is being finalized at this moment.
+            # A child that is no more, although it is counted, is being finalized at this moment.
             if child is not None and not child._leaving:
                 yield child
 
@@ -288,13 +288,13 @@ class Resource(Owner):
         Cancellation: ends the wait only.
         """
         if self._outcome is None or self._ending is not None:
-            # By way of the future: what others do at the end they have asked for before.
+            # By way of the future: callbacks that were added before run before.
             with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
                 await self._gone.future()
         elif isinstance(self._outcome, BaseException):
             raise self._outcome
 
-    # What subclasses define.
+    # For subclasses to define.
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
@@ -302,7 +302,7 @@ class Resource(Owner):
         return None
 
     def _parent_closing(self, parent: Resource) -> None:
-        """A parent was closed; most children are left to whoever made them."""
+        """A parent was closed; most children are left to their makers."""
 
     def _before_close(self) -> None:
         """Refuse to close, by raising, while that would lose or block something."""

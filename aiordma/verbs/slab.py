@@ -3,14 +3,14 @@
 Theory of operation
     A slab is an anonymous mapping of its own: small objects would share pages with strangers.  To
     map memory and to make its pages takes longer than to register it: for a connection with
-    default settings eight milliseconds of emulated time against a half.  So memory that nobody
-    looks at any more, neither the adapter nor a message that the program still has, is not
-    unmapped but kept, up to `KEEP` bytes in all.  It is cleared for those only who show it to
-    somebody who did not write it; nobody else reads what was not written before.
+    default settings eight milliseconds of emulated time against a half.  So memory that neither the
+    adapter nor a message of the program uses any more is not unmapped but kept, up to `KEEP` bytes
+    in all.  It is cleared only for a use that shows it to a reader other than its writer; in any
+    other use no byte is read that was not written before.
 
     The last view of a slab may go in any thread, and whenever the collector runs.
 
-    A forked child has none of it: what was registered may not be mapped there.
+    A forked child has none of it: memory that was registered may not be mapped there.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _lock = fork.new_lock()
 
 
 class _Shelf:
-    """Memory of one size that nobody uses; what cffi calls to allocate and to free."""
+    """Unused memory of one size; the functions that cffi calls to allocate and to free."""
 
     __slots__ = ("_pointers", "_size", "allocate", "allocate_cleared")
 
@@ -77,7 +77,7 @@ class _Shelf:
         return pointer
 
     def give(self, pointer: CData) -> None:
-        """Nobody looks at it any more."""
+        """Take back a slab that is not used any more."""
         global _kept
         with _lock:
             if _kept + self._size <= KEEP and _shelves.get(self._size) is self:
@@ -87,7 +87,7 @@ class _Shelf:
         lib.aio_unmap(pointer, self._size)
 
 
-#: By size: one for each configuration.  What lies there is limited.
+#: By size: one for each configuration.  `KEEP` limits the bytes that they keep.
 _shelves: dict[int, _Shelf] = {}
 
 

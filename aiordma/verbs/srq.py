@@ -6,12 +6,12 @@ Theory of operation
     in-order bookkeeping of a queue pair's own queue cannot be used: every receive has an entry of
     its own, which its completion finds by number.
 
-    What is known to be posted is what has not been seen to complete: a little more than what the
-    adapter still has, never less.  That number limits the posts to the queue's depth, is promised
-    to every CQ in which the receives could complete, and is one of the two signs of the low-water
-    mark.  The other is the adapter's own event, which also counts messages that have begun and
-    not completed.  Either suffices, so that neither a lost event nor a late completion makes the
-    wait hang.
+    A receive counts as posted until its completion is seen: the count is a little more than the
+    receives that the adapter still has, never less.  That number limits the posts to the queue's
+    depth, is promised to every CQ in which the receives could complete, and is one of the two signs
+    of the low-water mark.  The other is the adapter's own event, which also counts messages that
+    have begun and not completed.  Either suffices, so that neither a lost event nor a late
+    completion makes the wait hang.
 
     A queue pair that fails in the middle of a message may keep the receive that it had taken
     (Soft-RoCE of Linux 6.12 does).  The receive stays posted for this file, with its memory, until
@@ -78,7 +78,7 @@ class SRQAttributes:
 def _create(
     pd: ProtectionDomain, max_wr: int, max_sge: int, token: int
 ) -> tuple[Any, SRQAttributes]:
-    """A new queue, whose events carry `token`, and what the device really gave.
+    """A new queue, whose events carry `token`, and the limits that the device has given.
 
     Raises:
         ValueError: A size is not positive.
@@ -144,7 +144,7 @@ class _LowWater:
     """The marks of one shared receive queue.
 
     Attributes:
-        armed: What the device's own limit is, as far as is known here; 0 for none.
+        armed: The device's own limit, as far as is known here; 0 for none.
     """
 
     __slots__ = ("_marks", "armed")
@@ -215,8 +215,9 @@ class SharedReceiveQueue(Resource):
     queue is destroyed, which is after its last queue pair.
 
     Attributes:
-        limits: What the device really gave, at least what was asked for.
-        room: Places for posts; counts what was asked for, not what the device gave.
+        limits: The limits that the device has given, at least as large as was asked for.
+        room: Places for posts; counts the depth that was asked for, not the depth that the device
+            gave.
     """
 
     __slots__ = (
@@ -279,7 +280,7 @@ class SharedReceiveQueue(Resource):
             ResourceBusyError: There are not enough free places; nothing was posted.
             ValueError: A number is out of range, or a receive has more pieces than `max_sge`.
             QueueError: The device has reported the queue as failed.
-            OSError: The post failed; those in front of the one that failed are posted.
+            OSError: The post failed; the receives in front of the failed receive are posted.
         """
         self._require()
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
@@ -316,7 +317,8 @@ class SharedReceiveQueue(Resource):
         bad = ffi.new("struct ibv_recv_wr **")
         code = lib.ibv_post_srq_recv(self._require(), first, bad) if entered else 0
         if code:
-            # What stands in front of the one that failed is posted; without a name all may be.
+            # The receives in front of the failed receive are posted; if it has no name, all may be
+            # posted.
             refused = bad[0] - first if bad[0] != ffi.NULL else len(entered)
             for number in numbers[refused:]:
                 self._take_out(number)

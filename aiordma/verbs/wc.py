@@ -81,7 +81,7 @@ class WorkCompletion:
 
     @classmethod
     def from_record(cls, record: WCRecord, wr_id: int | None = None) -> WorkCompletion:
-        """From a `record` (an unpacked `struct ibv_wc`); `wr_id` replaces one that was changed."""
+        """From a `record` (an unpacked `struct ibv_wc`); `wr_id` replaces the record's."""
         good = record[1] == 0
         bits = record[8] if good else 0
         if bits & _IP_CSUM_OK and record[2] == WCOpcode.RECV and not record[7]:
@@ -116,7 +116,7 @@ class WorkCompletion:
         return wc_status_name(self.status)
 
     def error(self, operation: str = "") -> CompletionError:
-        """The exception that names this failure; `operation` is the word for what failed."""
+        """The exception that names this failure; `operation` is the word for the failed request."""
         return completion_error(
             self.status, operation=operation, qp_num=self.qp_num, vendor_err=self.vendor_err
         )

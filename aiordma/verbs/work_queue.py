@@ -1,4 +1,4 @@
-"""WorkQueue: what was posted to one queue of a queue pair and has not completed.
+"""WorkQueue: the requests of one queue of a queue pair that have not completed.
 
 Theory of operation
     Room is counted, never probed: a request takes a place when it is posted and gives it back when
@@ -133,7 +133,7 @@ class Posted(Countable):
         return False  # an ordinary entry leaves the table with its completion
 
     def is_next(self, record: WCRecord) -> bool:
-        """Whether the occurrence of it that leaves the queue next is the one that completed."""
+        """Whether its occurrence that leaves the queue next has completed."""
         return True
 
     def number(self, record: WCRecord) -> int | None:
@@ -223,7 +223,7 @@ class WorkQueue:
             ResourceClosedError: The queue pair was closed meanwhile.
             OSError: The post failed; the queue pair is in the error state.
 
-        Cancellation: ends the wait; what is posted runs on.
+        Cancellation: ends the wait; the posted requests run on.
         """
         count = len(built.plan)
         self.cq.manage()
@@ -316,9 +316,9 @@ class WorkQueue:
         self.unsignaled = unsignaled
 
     def end_before(self, posted: Posted) -> bool:
-        """End the unsignaled requests ahead of one that has completed.
+        """End the unsignaled requests ahead of a request that has completed.
 
-        False if another signaled one is ahead of it, too: then order is `_complete`'s business.
+        False if another signaled request is ahead of it, too: then `_complete` restores the order.
         """
         order, ended = self._order, 0
         while order and order[0] is not posted:
@@ -336,7 +336,7 @@ class WorkQueue:
         self.room.release()
 
     def regions(self) -> list[Resource]:
-        """The memory of what is under way."""
+        """The memory of the requests that are under way."""
         return [region for posted in self._order for region in posted.regions]
 
     def release_regions(self) -> None:
@@ -378,7 +378,7 @@ class WorkQueue:
                 future.set_result(record)
 
     def _end_in_order(self, posted: Posted, record: WCRecord) -> None:
-        """End a request that is not at the front, and what its completion ends with it."""
+        """End a request that is not at the front, and the requests that end with it."""
         order = self._order
         overtaken: list[Posted] = []
         while order:

@@ -57,7 +57,7 @@ class SGE:
     mr: MemoryRegion
     offset: int = 0
     length: int | None = None
-    # What C makes of it at its first READ or WRITE (_core/operation.c).
+    # The object that C makes of it at its first READ or WRITE (_core/operation.c).
     _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class SendWR:
 
     Attributes:
         wr_id: The caller's own number, 64 bits, returned by the completion untouched.
-        sg_list: What to send, or where the result of a read or atomic goes.
+        sg_list: Memory to send, or for the result of a read or atomic.
         opcode: Kind of request.
         send_flags: SIGNALED: success makes a completion, too (failure always does).  SOLICITED:
             wakes a receiver that waits for solicited completions only.  FENCE: starts when all
@@ -97,8 +97,8 @@ class SendWR:
         swap: The value that a compare-and-swap stores, 64 bits.
         invalidate_rkey: Key that SEND_WITH_INV ends at the peer and LOCAL_INV here, 32 bits.
         mw: The memory window of a BIND_MW.
-        bind: What the window is to open; of no bytes to close a window of type 1.
-        bind_access: What the peer may do through the window.
+        bind: The memory that the window is to open; of no bytes to close a window of type 1.
+        bind_access: Accesses that the window allows the peer.
         ah: The way to the receiver of a datagram.
         remote_qpn: The receiver's queue pair, 24 bits; 0xFFFFFF for a multicast group.
         remote_qkey: The key that the receiver expects, 32 bits.
@@ -162,10 +162,10 @@ def check_count(count: int, name: str, most: int) -> None:
 
 
 def check_requests(chain: Sequence[Any], kind: type[SendWR] | type[RecvWR]) -> None:
-    """Refuse what is no list of requests; asked where one has failed for want of an attribute.
+    """Refuse an argument that is no list of requests; called when a request lacks an attribute.
 
     Raises:
-        TypeError: One is of another class, or has pieces that are none.
+        TypeError: A request is of another class, or has pieces of another class.
     """
     for request in chain:
         if not isinstance(request, kind):
@@ -178,7 +178,7 @@ def check_requests(chain: Sequence[Any], kind: type[SendWR] | type[RecvWR]) -> N
 
 
 def pinned(request: SendWR | RecvWR) -> tuple[Resource, ...]:
-    """What must not be destroyed before the request has completed."""
+    """The objects that must not be destroyed before the request has completed."""
     resources: tuple[Resource, ...] = tuple(piece.mr for piece in request.sg_list)
     if isinstance(request, SendWR):
         if request.mw is not None:
@@ -204,7 +204,7 @@ def _fill_sges(target: Any, pieces: Sequence[SGE], keep: list[Any]) -> None:
 
 
 def _fill_opcode(wr: Any, request: SendWR) -> None:
-    """What belongs to the kind of request; unions in C, so only the fields that count."""
+    """The fields of the kind of request; unions in C, so only the fields that count."""
     opcode = request.opcode
     if opcode in WITH_IMM:
         wr.imm_data = socket.htonl(fitting("imm_data", request.imm_data, 32))

@@ -1,4 +1,4 @@
-"""What the requests of a queue pair may be: its limits, and what its transport can do.
+"""The check of a queue pair's requests: its limits, and the abilities of its transport.
 
 Checked before the adapter sees a list, because an adapter answers late and for the whole queue
 pair: with a failed completion that flushes everything behind it, or with a refused post of which
@@ -45,7 +45,8 @@ _CAN_BE_INLINE = _SENDS | _WRITES | {Opcode.SEND_WITH_INV}
 _WITHOUT_DATA = frozenset({Opcode.LOCAL_INV, Opcode.BIND_MW})
 _SOFTWARE_IWARP = 0x626D74  # its vendor_id
 _TYPE_2 = DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B
-# RC.  What is missing everywhere, such as TSO or FLUSH, ibv_post_send cannot carry as a value.
+# RC.  Opcodes that are missing everywhere, such as TSO or FLUSH, cannot be passed to ibv_post_send
+# by value.
 _ALL = _SENDS | _WRITES | _READS | ATOMICS | INVALIDATING | _WINDOWS
 
 
@@ -70,7 +71,7 @@ def _possible(context: Context, qp_type: QPType) -> frozenset[Opcode]:
 
 @dataclass(frozen=True, slots=True)
 class WRRules:
-    """What one queue pair can be given.
+    """The requests that a queue pair takes.
 
     Attributes:
         limits: The device's actual limits for the queue pair.
@@ -211,7 +212,7 @@ class WRRules:
         )
 
     def plan(self, request: SendWR) -> Planned:
-        """What the send queue has to note about the request."""
+        """The fields that the send queue has to note about the request."""
         asked = self.all_signaled or bool(request.send_flags & SendFlags.SIGNALED)
         signaled = asked or (self.overtaking and request.opcode in _READS)
         name = Opcode(request.opcode).name.lower()
@@ -279,8 +280,8 @@ class WRRules:
         """Check the pieces that a request has, or is to have; see `check_send`.
 
         Raises:
-            MessageTooLargeError: A datagram is longer than the MTU, or any message than what the
-                port carries.
+            MessageTooLargeError: A datagram is longer than the MTU, or a message than the maximum
+                of the port.
         """
         size = sum(sizes)
         if self.fussy and 0 in sizes[:-1]:
@@ -345,7 +346,7 @@ def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:
 
 
 def _kind(opcode: Opcode) -> str:
-    """What a device lacks that cannot do it."""
+    """The name of the capability that the request needs."""
     if opcode in WITH_IMM:
         return "immediate data"
     if opcode in ATOMICS:
