@@ -23,7 +23,7 @@ class ConnectionEvent:
     the account that `EventChannel.get_event` opened.
 
     Attributes:
-        type: What happened; an unknown number becomes `UNKNOWN_<n>`.
+        type: Kind of the event; an unknown number becomes `UNKNOWN_<n>`.
         status: 0, a negative errno, or a positive reject reason.
         connection_id: The id that it concerns; for CONNECT_REQUEST the new one, owned by the
             receiver of the event.
@@ -64,7 +64,7 @@ class ConnectionEvent:
         self.ah_attr: AHAttributes | None = None
         # Answers a step that goes on by itself, so that no reader of the channel is told.
         self.hidden = False
-        # The id whose count of unacknowledged events this one is part of, once handed out.
+        # The id whose count of unacknowledged events includes this event, once it is handed out.
         self._account: ConnectionId | None = None
 
     @property

@@ -126,8 +126,8 @@ class ConnectionId(Resource):
         OSError: No RDMA device, or out of resources.
 
     Attributes:
-        stage: How far it has come.
-        policy: What the queue pair's transitions apply; set before `connect` or `accept`.
+        stage: Stage of the connecting.
+        policy: Bounds that the queue pair's transitions apply; set before `connect` or `accept`.
         qp: The queue pair after `create_qp`, else None.
     """
 
@@ -722,9 +722,9 @@ class ConnectionId(Resource):
     ) -> ConnectionEvent:
         """Join a multicast group (`rdma_join_multicast_ex(3)`); the MULTICAST_JOIN event.
 
-        Its `ah_attr`, `qp_num` (0xFFFFFF) and `qkey` are what a datagram to the group needs.  The
-        id's queue pair, unless `send_only`, receives what is sent to the group from then on; what
-        it sends itself comes back to it, too.
+        A datagram to the group needs its `ah_attr`, `qp_num` (0xFFFFFF) and `qkey`.  Unless
+        `send_only`, the id's queue pair receives all datagrams to the group from then on, its own
+        included.
 
         Args:
             group: Numeric address, alone or with a port, which does not matter.

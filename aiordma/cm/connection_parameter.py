@@ -1,4 +1,4 @@
-"""ConnectionParameter: what the two ends agree on when they connect; and their private data."""
+"""ConnectionParameter: the values that two ends agree on when they connect; and private data."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class ConnectionParameter:
         retry_count: Retries of a send, read or write that is not acknowledged, 0 to 7.  On
             Soft-RoCE 7 means for ever: a dead peer is then never noticed.
         rnr_retry_count: Retries when the peer has no receive posted, 0 to 7; 7 means for ever.
-            How long one takes, the peer says (`QPPolicy.min_rnr_timer`): 0.64 ms by default, so
-            that 6 give it few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
+            The peer says how long a retry takes (`QPPolicy.min_rnr_timer`): 0.64 ms by default, so
+            that 6 retries give it few milliseconds, and 0.1 to 0.2 s on Soft-RoCE.
 
     Until the parameters meet a device, at `connect` or `accept`, the depths that depend on it
     read as 255.

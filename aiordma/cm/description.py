@@ -1,4 +1,4 @@
-"""What a connection, a stream and a datagram endpoint tell of the adapter they use."""
+"""The adapter of a connection, a stream or a datagram endpoint, for their extra info."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
 
 
 def _of_the_port(context: Context, number: int) -> dict[str, Any]:
-    """What was so within the last second: many connections are made at a time."""
+    """Kept for a second: many connections are made at a time."""
     now = time.monotonic()
     asked: tuple[float, dict[str, Any]] | None = context._kept.get(("port", number))
     if asked is None or now - asked[0] > _FRESH_S:

@@ -25,7 +25,7 @@ class PortSpace(OpenIntEnum):
 
 
 class EventType(OpenIntEnum):
-    """What a connection-management event reports (`rdma_cm_event_type`)."""
+    """The kind of a connection-management event (`rdma_cm_event_type`)."""
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1

@@ -4,16 +4,16 @@ Theory of operation
     `CMEvents.next` takes one event from the kernel, copies and acknowledges it; where an id
     is to go on from its address to its route by itself, it starts that instead.  It is then
     routed by the integer token in the id's context, never by pointer, and dispatched before the
-    next one is taken: a handler may close the id that the next event names.
+    next is taken: a handler may close the id that the next event names.
 
     An event that answers a pending awaitable of its id completes it.  All other events are kept in
     one line for `get_event` and iterators, which take from it by turns: each event is read
     once.  While an iterator is open or a `get_event` waits, answers are in the line as well.  A
-    program may leave an iterator and read on with the next: what is not read stays.
+    program may leave an iterator and read on with the next: unread events stay.
 
     The channel never stops to take events from the kernel, or steps would wait for ever in a
-    program that awaits steps and reads nothing.  So the line is bounded: what belongs to an id
-    that is closed is dropped, and above `max_unread` the oldest event.
+    program that awaits steps and reads nothing.  So the line is bounded: the events of an id that
+    is closed are dropped, and above `max_unread` the oldest event.
 
     Since C events are acknowledged at once no C call can block on them.  The acknowledgements
     that callers of `get_event` owe are counted here, and closing with a debt raises.
@@ -81,7 +81,7 @@ class EventChannel(Resource):
 
     Raises:
         ValueError: `max_unread` is less than 1.
-        ForkedError: A process that this one was forked from has made a channel before.
+        ForkedError: This process was forked, and an ancestor has made a channel before.
         DeviceNotFoundError: The machine has no RDMA device.
         OSError: The kernel module rdma_ucm is not loaded, or no permission.
     """
@@ -101,7 +101,7 @@ class EventChannel(Resource):
         self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
         self._ids: WeakTable[ConnectionId] = WeakTable()
         self._tokens = itertools.count(1)
-        # Made with the first iterator: to go through an empty one takes as long as the rest.
+        # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[_EventIterator] | None = None
         self._waiters = WaitLine[None]()
         self._max_unread = max_unread
@@ -282,7 +282,7 @@ class EventChannel(Resource):
             event.connection_id.close()
 
     def _drop(self, connection_id: object) -> None:
-        """An id was closed: what waits to be read for it is of no use, and keeps it alive.
+        """Drop the unread events of an id that was closed: they are of no use, and keep it alive.
 
         Unless the program is reading: then all that has happened is told, in order.
         """
@@ -361,8 +361,8 @@ class EventChannel(Resource):
     def __aiter__(self) -> _EventIterator:
         """The events that wait to be read, and every one from now on; none is to be acknowledged.
 
-        Each event is read once, by one iterator or `get_event`.  What an iterator that was left
-        has not read is for the next.
+        Each event is read once, by one iterator or `get_event`.  The events that an iterator has
+        not read when it is left are for the next.
         """
         self._require()
         self._attach()

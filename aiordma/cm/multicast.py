@@ -1,9 +1,9 @@
 """Multicast: the groups that a datagram id is a member of.
 
 Theory of operation
-    Joining is a step of the id: a call, and an event that brings the way to the group.  What
-    librdmacm would do with a queue pair of its own, attaching it to the group, is done here.  A
-    send-only member is not attached: it needs the way and nothing else.
+    Joining is a step of the id: a call, and an event that brings the way to the group.  librdmacm
+    would attach a queue pair of its own to the group; for aiordma's queue pairs this file does it.
+    A send-only member is not attached: it needs the way and nothing else.
 
     Leaving can block, so a thread does it.  The next join waits for it: only then can no event of
     the old membership be taken for one of the new.  A join that is canceled or fails is left again;

@@ -1,7 +1,7 @@
 """Options of a connection id: which values they take, and until when they have an effect.
 
-The kernel takes most options at any time and any value that fits into the field, and quietly does
-nothing with what comes too late.  Here both are errors.
+The kernel takes most options at any time and any value that fits into the field, and quietly
+ignores an option that comes too late.  Here both are errors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ROUTED = _ADDRESSED | {Stage.ROUTE_RESOLVED}
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """What `rdma_set_option` takes for one option."""
+    """The arguments of `rdma_set_option` for an option."""
 
     c_type: str
     high: int

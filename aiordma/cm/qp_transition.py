@@ -3,8 +3,8 @@
 librdmacm can do them itself when the queue pair is attached to the id, inside
 `rdma_get_cm_event`.  It is not attached here: that call would race with the destruction of the
 queue pair in another thread, and the timers and access rights that the remote peer chose would be
-applied unseen.  Instead `rdma_init_qp_attr` says what the connection manager proposes, and what
-is applied is decided here.
+applied unseen.  Instead `rdma_init_qp_attr` returns the values that the connection manager
+proposes, and this file decides which values are applied.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CLIENT_LEFT = "(the client has left: close the connection id of its request)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QPPolicy:
-    """What overrides the connection manager's proposal; None leaves a value as proposed.
+    """Values that override the connection manager's proposal; None leaves a value as proposed.
 
     Attributes:
         access: Remote access rights.
@@ -48,8 +48,8 @@ class QPPolicy:
     min_rnr_timer: int | None = 12
     max_dest_rd_atomic: int | None = None
     max_rd_atomic: int | None = None
-    # Both made once: the connections of a program have few policies, and hashing one takes longer
-    # than what is done with it.
+    # Both made once: the connections of a program have few policies, and hashing a policy takes
+    # longer than its use.
     _numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _granting: dict[tuple[int, int], QPPolicy] = field(init=False, repr=False, compare=False)
 
@@ -95,7 +95,7 @@ def advance(
         qp: Its queue pair.
         first: A state of queue pairs.
         last: Likewise.
-        policy: What overrides the connection manager's proposal.
+        policy: Overrides the connection manager's proposal.
         requested: Whether the id stands for a request that is not answered yet.
 
     Raises:

@@ -86,8 +86,9 @@ async def resolve(
         left = max(0.001, deadline - loop.time())
         last = left <= patience
         limit_ms = max(1, int(min(left, patience) * 1000))
-        # The kernel's own limit answers with an event; ours is for an event that got lost.  It
-        # is that of all tries: a loop that is late must not ask again for what is resolved.
+        # The kernel's own limit answers with an event; this limit is for an event that got lost.
+        # It covers all tries: a loop that is late must not ask again for an address that is
+        # resolved.
         late = None if limited else left + route_ms / 1000 + 1.0
         step.retries = not last
         try:

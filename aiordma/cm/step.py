@@ -1,7 +1,8 @@
 """Steps of a connection id: the stages that it passes, and the step that is under way.
 
-A step is a C call that returns at once, and an event that tells how it ended.  At most one is under
-way for an id.  The first event that can end it does so, hoped for or not: no wait is for ever.
+A step is a C call that returns at once, and an event that tells how it ended.  An id has at most
+one step under way.  The first event that can end it does so, with success or failure: no wait is
+for ever.
 """
 
 from __future__ import annotations
