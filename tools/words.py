@@ -40,7 +40,6 @@ BOUNDS = {
     "CONTRIBUTING.md": (5, 2),
     "README.md": (0, 2),
     "_core": (18, 51),
-    "_ffi": (2, 15),
     "cli": (25, 64),
     "contrib": (1, 4),
     "docs": (70, 109),

@@ -10,8 +10,8 @@ Theory of operation
     storing the same attribute twice is harmless.  A second lock around an import would only offer
     two orders in which to take both.
 
-    A failure is not remembered.  Whoever installs the missing package can call again in the same
-    process, and a failed look-up is far off any fast path.
+    A failure is not remembered.  When the missing package is installed, a program can call again in
+    the same process; and a failed look-up is far off any fast path.
 
 Rules of this folder
     Nothing else imports `_rdma`.  A call is checked on its next line (`check.py`).  Tests may set
@@ -112,7 +112,7 @@ class _Lib(_Names):
         if name.startswith("__"):
             raise AttributeError(name)
         loaded = _load().lib
-        # All at once, and then without this method: a class that has one has every attribute
+        # All at once, and then without this method: every attribute of a class with this method is
         # looked up the long way, which costs as much as a short call.
         self.__dict__.update((known, getattr(loaded, known)) for known in dir(loaded))
         self.__class__ = _LoadedLib  # type: ignore[assignment]
@@ -120,7 +120,7 @@ class _Lib(_Names):
 
 
 class _LoadedLib(_Names):
-    """What it becomes with its first use."""
+    """The class of `_Lib` after its first use."""
 
 
 class _Memory:
@@ -161,7 +161,7 @@ class _FFI(_Memory):
 
 
 class _LoadedFFI(_Memory):
-    """What it becomes with its first use."""
+    """The class of `_FFI` after its first use."""
 
 
 if not TYPE_CHECKING:

@@ -38,7 +38,7 @@ def check_pointer(value: CData, verb: str) -> CData:
     """Check a call that returns NULL and sets errno on failure.
 
     Args:
-        value: What the call returned.
+        value: Result of the call.
         verb: Name of the C function, for the text.
 
     Returns:
@@ -56,11 +56,11 @@ def check_minus_one(value: int, verb: str) -> int:
     """Check a call that returns -1 and sets errno on failure.
 
     Args:
-        value: What the call returned.
+        value: Result of the call.
         verb: Name of the C function, for the text.
 
     Returns:
-        `value`, 0 or what the call counts or looks up.
+        `value`, 0 or the count or handle that the call returns.
 
     Raises:
         OSError: The subclass for errno, if `value` is negative.
@@ -77,7 +77,7 @@ def check_errno(value: int, verb: str) -> None:
     and older ones -1 with errno set.  Those failures raise too.
 
     Args:
-        value: What the call returned.
+        value: Result of the call.
         verb: Name of the C function, for the text.
 
     Raises:
@@ -95,7 +95,7 @@ def check_negative(value: int, verb: str) -> int:
     """Check a call that returns a count, or a number below zero on failure.
 
     Args:
-        value: What the call returned.
+        value: Result of the call.
         verb: Name of the C function, for the text.
 
     Returns:

@@ -1,7 +1,8 @@
 /*
- * What the binding uses of <rdma/rdma_cma.h>, in the subset of C that cffi reads. The rules are those
- * of verbs.cdef.h. Calls that came after rdma-core 44 (rdma_resolve_addrinfo and its family) are not
- * declared: a module that was linked against them would not load with an older library.
+ * The part of <rdma/rdma_cma.h> that the binding uses, in the subset of C that cffi reads. The
+ * rules are those of verbs.cdef.h. Calls that came after rdma-core 44 (rdma_resolve_addrinfo and
+ * its family) are not declared: a module that was linked against them would not load with an older
+ * library.
  */
 
 /* ---- socket addresses ------------------------------------------------------------------- */
@@ -120,7 +121,7 @@ struct rdma_ib_addr {
     __be16 pkey;
 };
 
-/* The unions have a sockaddr_storage member too: they are larger than what is written here. */
+/* The unions have a sockaddr_storage member too: they are larger than written here. */
 struct rdma_addr {
     union {
         struct sockaddr src_addr;

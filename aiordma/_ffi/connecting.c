@@ -1,9 +1,10 @@
 /*
  * The steps to a connection, each in one call with plain numbers: a struct that Python fills field
- * by field costs as much as what is then done with it.
+ * by field costs as much as its use.
  *
- * rdma_init_qp_attr says what the connection manager proposes for a state; what is applied is
- * decided by the policy (cm/qp_transition.py), whose values are limits, or -1 for what is proposed.
+ * rdma_init_qp_attr returns the values that the connection manager proposes for a state.  The
+ * policy (cm/qp_transition.py) decides which values are applied: its values are limits, or -1 for
+ * the proposed value.
  */
 
 static int aio_lower(int proposed, int most)

@@ -1,5 +1,5 @@
 /*
- * What has to be one C call of the native layer; the data path is in _core.
+ * Functions of the native layer that have to be a single C call; the data path is in _core.
  *
  * Rules of this file
  *   C11, no Python.h, no global state, no allocation.  Functions return a count or 0, and -errno

@@ -1,4 +1,4 @@
-/* What glue.c, posting.c and connecting.c offer to Python. */
+/* The functions of glue.c, posting.c and connecting.c for Python. */
 
 void *aio_map(size_t size);
 void aio_unmap(void *memory, size_t size);

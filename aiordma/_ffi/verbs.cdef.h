@@ -1,5 +1,5 @@
 /*
- * What the binding uses of <infiniband/verbs.h>, in the subset of C that cffi reads.
+ * The part of <infiniband/verbs.h> that the binding uses, in the subset of C that cffi reads.
  *
  * Rules of this file
  *   - Enumerations end in "...": their values come from the C compiler, never from here.
@@ -700,7 +700,7 @@ struct ibv_qp {
     struct ibv_srq *srq;
     uint32_t handle;
     uint32_t qp_num;
-    enum ibv_qp_state state; /* what libibverbs last set or queried, not what the device says now */
+    enum ibv_qp_state state; /* as libibverbs last set or queried it */
     enum ibv_qp_type qp_type;
     uint32_t events_completed;
     ...;
