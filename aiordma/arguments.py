@@ -1,7 +1,7 @@
 """Arguments of public calls, looked at before anything is taken for the call.
 
-A number that is none, or one that does not fit, is a TypeError or a ValueError at the call: further
-in it would be an error of `struct` or of C, after a slot, a credit or a registration was taken.
+A value that is no number, or does not fit, is a TypeError or a ValueError at the call: further in
+it would be an error of `struct` or of C, after a slot, a credit or a registration was taken.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> 
 
 
 def no_buffer(name: str, value: Any) -> TypeError:
-    """The exception for a value without a buffer where bytes are sent, and what helps."""
+    """The exception for a value without a buffer where bytes are sent, with a hint."""
     remedy = "; encode it, as in text.encode()" if isinstance(value, str) else ""
     msg = (
         f"{name} has to be bytes, bytearray, memoryview or another object with the buffer "

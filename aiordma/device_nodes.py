@@ -19,7 +19,7 @@ NO_PERMISSION = (
     "give the user read and write permission: mode 0666 is usual, by a udev rule or `chmod`; into "
     "a container by its device rules"
 )
-# What is about this process, and not about a device that has no driver or is being removed.
+# Errors of this process, and not of a device that has no driver or is being removed.
 _OURS = frozenset({errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE})
 
 

@@ -1,4 +1,4 @@
-"""Words and hints for what C and adapters report: errno, statuses, reasons, events of queues.
+"""Words and hints for the reports of C and adapters: errno, statuses, reasons, events of queues.
 
 Data only; `aiordma.errors` makes exceptions of it.
 """

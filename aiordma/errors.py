@@ -4,7 +4,7 @@ Theory of operation
     Four sources report failure: `errno` of a C call, the status of a work completion, the status
     of a connection-management event, and an asynchronous event of the device.  Each has a function
     here that builds the exception (`os_error`, `completion_error`, `cm_error`, `queue_error`);
-    nobody else writes such texts.
+    no other file writes such texts.
 
     Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
     a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
@@ -83,10 +83,10 @@ __all__ = [
 
 
 class RdmaError(Exception):
-    """Base class of what aiordma raises on its own account.
+    """Base class of the exceptions that aiordma raises on its own account.
 
     Attributes:
-        hint: What usually causes this and what to look at; never empty.
+        hint: The usual cause, and a place to look at; never empty.
     """
 
     hint: str = CLASS_HINTS["RdmaError"]
@@ -112,7 +112,7 @@ class ForkedError(RdmaError, RuntimeError):
 class RdmaOSError(RdmaError, OSError):
     """A call of the system or of the C libraries failed; `errno` says how.
 
-    What it raises is also the builtin that fits `errno`, such as `PermissionError`.
+    The exception is also the builtin that fits `errno`, such as `PermissionError`.
     """
 
 
@@ -148,7 +148,7 @@ class ResourceClosedError(RdmaError, ConnectionAbortedError):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)
         if self.errno is None:
-            self.errno = errno.ECONNABORTED  # what its class stands for
+            self.errno = errno.ECONNABORTED  # for which its class stands
 
 
 class ResourceBusyError(RdmaOSError):
@@ -201,7 +201,7 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
     """The peer, or its kernel, said no.
 
     Attributes:
-        private_data: What the peer sent with its refusal.  InfiniBand and RoCE deliver a fixed
+        private_data: Data that the peer sent with its refusal.  InfiniBand and RoCE deliver a fixed
             field, so bytes of a foreign peer come padded with zeros; from an aiordma listener
             the exact bytes.
         try_again: Whether a listener of aiordma refused because too many wait; `connect` has tried
@@ -234,7 +234,7 @@ class ConnectTimeoutError(RdmaTimeoutError):
 class ConnectionLostError(RdmaError, ConnectionResetError):
     """An established connection ended without the in-band end of stream.
 
-    The first cause (a failed work request, a removed device) is in `__cause__` where one is known.
+    The first cause (a failed work request, a removed device) is in `__cause__` if it is known.
     """
 
 
@@ -264,7 +264,7 @@ class CompletionError(RdmaError, OSError):
     Attributes:
         status: Number of the completion status (`ibv_wc_status`).
         status_name: The status in the field's own word, such as `RETRY_EXC_ERR`.
-        operation: What was posted, such as `send`.
+        operation: The request, such as `send`.
         qp_num: Number of the local queue pair.
         vendor_err: The adapter's own code, for its maker's support.
         index: Place of the request in the list that was awaited, from 0; None if there was none.
@@ -352,7 +352,7 @@ _WC_CLASSES: dict[str, type[CompletionError]] = {
 
 
 def wc_status_name(status: int) -> str:
-    """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for one that is not known."""
+    """Word for an `ibv_wc_status` number, `UNKNOWN_<n>` for a number that is not known."""
     return WC_STATUS[status] if 0 <= status < len(WC_STATUS) else f"UNKNOWN_{status}"
 
 
@@ -373,12 +373,12 @@ def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
     Args:
         code: errno; negative as well, as software iWARP's posts return it.
         verb: The C function, such as `ibv_reg_mr`.
-        detail: What was asked for, such as a size, for the text.
+        detail: The wish, such as a size, for the text.
 
     Returns:
         An `RdmaOSError` that is also the builtin subclass that fits the errno;
         `NotSupportedError` and `DeviceNotFoundError` for EOPNOTSUPP and ENODEV.  The text holds
-        verb, symbol, words and, where one is known, a hint.
+        verb, symbol, words and, if there is any, a hint.
     """
     code = abs(code)
     symbol = errno.errorcode.get(code, str(code))
@@ -395,8 +395,8 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
 
     Args:
         code: errno.
-        text: What has failed.
-        hint: What to do about it; stands in the text as well.
+        text: The operation that has failed.
+        hint: A remedy; stands in the text as well.
     """
     kind: type[RdmaOSError]
     if code in (errno.EOPNOTSUPP, errno.ENOSYS):
@@ -430,9 +430,9 @@ def tell_what(error: OSError, what: str) -> None:
 
 
 def _with_nodes(code: int, text: str) -> tuple[int, str, str]:
-    """What C tells as a missing device, if it is a node that cannot be opened: errno, text, hint.
+    """Errno, text and hint for a device that C reports as missing: can its node be opened?
 
-    Where other devices can be opened it stays ENODEV, which tells others to look at the next
+    Where other devices can be opened it stays ENODEV, which has the caller look at the next
     address; the hint is empty if all nodes can be.
     """
     found = unopened()
@@ -478,7 +478,7 @@ def queue_error(event: str, queue: str) -> QueueError:
 
     Args:
         event: Its name, such as `QP_FATAL`.
-        queue: What has failed, such as `queue pair 17`.
+        queue: The queue that has failed, such as `queue pair 17`.
     """
     hint = EVENT_HINTS.get(event, "")
     error = QueueError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))

@@ -41,13 +41,11 @@ BOUNDS = {
     "README.md": (0, 2),
     "_core": (18, 51),
     "cli": (25, 64),
-    "contrib": (1, 4),
     "docs": (70, 109),
     "endpoint": (34, 96),
     "examples": (4, 4),
     "streams": (7, 72),
     "testing": (30, 46),
-    "top": (5, 15),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(

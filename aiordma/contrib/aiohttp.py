@@ -34,7 +34,7 @@ class RdmaConnector(aiohttp.TCPConnector):
     Args:
         config: Settings of the connections.
         kwargs: As for `aiohttp.TCPConnector`: names are resolved, cached and limited as by it, and
-            TLS is checked as by it.  What belongs to sockets alone is of no use.
+            TLS is checked as by it.  Settings of sockets are of no use.
 
     For `aiohttp.ClientSession(connector=...)`, which closes it.
     """
@@ -73,7 +73,7 @@ class RdmaConnector(aiohttp.TCPConnector):
             raise client_error(req.connection_key, exc) from exc
         except OSError as exc:
             raise client_error(req.connection_key, exc) from exc
-        # The caller checks it too, but asks the socket of one that fails for its name.
+        # The caller checks it too, but asks the socket of a connection that fails for its name.
         fingerprint = self._get_fingerprint(req)
         if fingerprint is not None and req.is_ssl():
             try:
@@ -125,7 +125,7 @@ class RdmaSite(web.BaseSite):
             LibraryMissingError, DeviceNotFoundError: RDMA is not available here.
             OSError: The address or port cannot be had.
 
-        Cancellation: what was begun is undone.
+        Cancellation: the start is undone.
         """
         await super().start()
         factory = self._runner.server

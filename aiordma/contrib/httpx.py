@@ -119,7 +119,7 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
             httpcore.ConnectTimeout, httpcore.ConnectError: No connection.
             ValueError: There are socket options.
 
-        Cancellation: what was begun is undone.
+        Cancellation: the connect is undone.
         """
         if socket_options:
             msg = "socket_options are not possible: an RDMA connection has no socket"
@@ -171,5 +171,5 @@ class RdmaHTTPTransport(httpx.AsyncHTTPTransport):
 
     def __init__(self, *, config: StreamConfig | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # httpx makes the pool itself and offers no place to say with what.
+        # httpx makes the pool itself, and takes no backend for it as an argument.
         self._pool._network_backend = RdmaBackend(config)
