@@ -40,7 +40,7 @@ BOUNDS = {
     "CONTRIBUTING.md": (5, 2),
     "README.md": (0, 2),
     "_core": (18, 51),
-    "cli": (25, 64),
+    "cli": (0, 1),
     "docs": (70, 109),
     "endpoint": (34, 96),
     "examples": (4, 4),

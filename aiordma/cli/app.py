@@ -21,7 +21,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.group()
 @click.version_option(aiordma_version(), prog_name="aiordma")
 def aiordma() -> None:
-    """RDMA connections for asyncio: what is here, and whether it works."""
+    """RDMA connections for asyncio: the devices of this machine, and whether they work."""
 
 
 @aiordma.command("devices")
@@ -78,7 +78,7 @@ def _cp(
     One of SOURCE and DESTINATION is HOST:PORT/NAME (an IPv6 address in brackets), the other a file
     here.  The file appears under its name when it is complete and its SHA-256 is right.
     """
-    # Here and below: what needs RDMA is not imported by the commands that do without.
+    # Here and below: modules that need RDMA are imported only by the commands that use them.
     from aiordma.cli import cp
 
     context.exit(cp.run(source, destination, as_json=as_json, quiet=quiet, limit_s=limit_s))

@@ -26,7 +26,7 @@ def call_bounded(function: Callable[[], T], limit_s: float | None = None) -> T:
 
     Raises:
         TimeoutError: It did not return in time; it goes on in its thread.
-        BaseException: What `function` raised.
+        BaseException: The exception of `function`.
     """
     future: Future[T] = Future()
 

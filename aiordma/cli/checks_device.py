@@ -76,7 +76,7 @@ def nodes() -> Finding:
 
 
 def _trouble(node: Path) -> tuple[str, str] | None:
-    """What is wrong with a node, and what to do about it."""
+    """The fault of a node and its remedy; None for a good node."""
     if not node.exists():
         return "is missing", f"`modprobe rdma_ucm`, or map it {_MAP}"
     if not node.is_char_device():

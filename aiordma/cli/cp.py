@@ -28,7 +28,7 @@ def run(source: str, destination: str, *, as_json: bool, quiet: bool, limit_s: f
     """Copy one file; one of the two is `HOST:PORT/NAME`.
 
     Args:
-        source: What to copy.
+        source: File to copy.
         destination: Where to; if it is a folder or empty, under the source's name.
         as_json: Print the result for programs, and no progress.
         quiet: Print errors alone.
@@ -133,7 +133,7 @@ async def _get(remote: Remote, local: Path, bar: _Bar, limit_s: float) -> _Resul
 async def _connected(
     remote: Remote, limit_s: float
 ) -> AsyncIterator[tuple[Exchange, dict[str, Any]]]:
-    """A connection to the server, and what is to tell of it."""
+    """A connection to the server, and its facts for the report."""
     try:
         async with asyncio.timeout(limit_s):
             reader, writer = await open_connection(remote.host, remote.port, limit=READ_LIMIT)
@@ -149,7 +149,7 @@ async def _connected(
 
 @contextlib.contextmanager
 def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
-    """A bar for people who look at stderr: called with the size, then with what was copied."""
+    """A bar if stderr is a terminal: called with the size, then with the bytes copied."""
     if not shown or not sys.stderr.isatty():
         yield lambda _: None, lambda _: None
         return
@@ -174,7 +174,7 @@ def _progress(name: str, *, shown: bool) -> Iterator[_Bar]:
 
 
 def _words(exc: BaseException) -> str:
-    """The error in one line, and what to do if that is known."""
+    """The error in one line, with a hint if there is any."""
     if isinstance(exc, OSError) and exc.filename is not None:
         return f"{exc.filename}: {exc.strerror}"
     return re.sub(r"^\[Errno \d+\] ", "", str(exc)) or type(exc).__name__

@@ -1,4 +1,4 @@
-"""`aiordma devices`: what ibv_devinfo shows, one block a device, with all GIDs."""
+"""`aiordma devices`: the facts of ibv_devinfo, a block for each device, with all GIDs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(*, as_json: bool) -> int:
     """Print all devices.
 
     Returns:
-        0; 1 if there is no device, or one does not answer.
+        0; 1 if there is no device, or a device does not answer.
     """
     try:
         found = call_bounded(describe_all)
@@ -47,7 +47,7 @@ def run(*, as_json: bool) -> int:
 
 
 def describe_all() -> list[dict[str, Any]]:
-    """Every device as a dictionary, ready for JSON; one that cannot be opened has `error`."""
+    """Every device as a dictionary, ready for JSON; a device that cannot be opened has `error`."""
     return [_describe(device) for device in devices()]
 
 

@@ -1,4 +1,4 @@
-"""`aiordma doctor`: what is here, what is missing, and what to do about it."""
+"""`aiordma doctor`: the parts of RDMA that are here or missing, each with a remedy."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def run(*, as_json: bool) -> int:
 
 
 def examine(check: Callable[[], Finding]) -> Finding:
-    """Run one check; one that hangs or breaks has failed and says so."""
+    """Run one check; a check that hangs or breaks has failed and says so."""
     try:
         return call_bounded(check)
     except TimeoutError as exc:

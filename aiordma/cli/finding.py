@@ -1,4 +1,4 @@
-"""Finding: what a check of `aiordma doctor` saw."""
+"""Finding: the result of a check of `aiordma doctor`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check saw.
+    """The result of a check.
 
     Attributes:
         status: Whether it is good.
         seen: The fact.
-        advice: What to do about it, or an empty text.
+        advice: The remedy, or an empty text.
     """
 
     status: Status

@@ -17,9 +17,9 @@ _MOST_LINES = 1000
 class LineWriter:
     """Writes lines in a thread, so that the caller never waits for the output.
 
-    Up to 1,000 lines wait for the output; what comes while so many do is lost, and counted.  When
-    the output takes lines again, a line behind those that waited says how many were lost.  An
-    output that is closed, or broken, takes nothing any more.
+    Up to 1,000 lines wait for the output; a line that comes while so many wait is lost, and
+    counted.  When the output takes lines again, a line behind those that waited says how many were
+    lost.  An output that is closed, or broken, takes nothing any more.
 
     Past the buffer of `stream`, which the interpreter flushes when it ends: it would end by a crash
     while the thread is in there.
@@ -45,7 +45,7 @@ class LineWriter:
             return
         if self._thread is None:
             descriptor, encoding = self._stream.fileno(), self._stream.encoding
-            # Of a daemon: what the output does not take keeps no process from ending.
+            # Of a daemon: an output that takes no lines keeps no process from ending.
             self._thread = threading.Thread(
                 target=self._write, args=(descriptor, encoding), name="aiordma-lines", daemon=True
             )

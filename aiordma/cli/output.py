@@ -1,6 +1,6 @@
 """Printing: styled by rich on a terminal, the same text without styles elsewhere.
 
-Names of files, texts of peers and what the kernel calls a device go through `printable`, always: a
+Names of files, texts of peers and the kernel's names of devices go through `printable`, always: a
 terminal obeys escape sequences, and a line of a log is one line.
 """
 
@@ -17,7 +17,7 @@ __all__ = ["print_hint", "print_json", "print_line", "printable"]
 def printable(text: str) -> str:
     r"""The text with each character that does not show as itself as an escape, such as `\x1b`.
 
-    Those are control characters, ends of lines, what changes the direction of writing, and lone
+    Those are control characters, ends of lines, changes of the direction of writing, and lone
     surrogates.
     """
     if text.isprintable():

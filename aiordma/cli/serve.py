@@ -1,8 +1,8 @@
 """`aiordma serve`: offer a folder to `aiordma cp`.
 
 Any program that reaches the port may read the folder's files and, with `--writable`, make and
-replace some, up to a quota: there are no passwords.  What a client does is said in one line when it
-is over.  Clients are served whether or not the lines are read: 1,000 wait, and further ones are
+replace some, up to a quota: there are no passwords.  Each client has a line in the output when it
+has gone.  Clients are served whether or not the lines are read: 1,000 wait, and further lines are
 lost, and counted.
 """
 
@@ -57,7 +57,7 @@ def run(
         as_json: Print each line as a JSON object.
         limit_s: Seconds that each step on the wire may take.
         most_clients: Clients that are served at a time; more are refused.
-        quota: What clients may put.
+        quota: Limits of the files that clients may put.
 
     Returns:
         0; 1 if the folder or the port cannot be had.

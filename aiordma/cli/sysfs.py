@@ -1,4 +1,4 @@
-"""What the kernel tells about RDMA devices in files: readable even where no library is."""
+"""The kernel's files about RDMA devices: readable even where no library is."""
 
 from __future__ import annotations
 

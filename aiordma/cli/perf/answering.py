@@ -1,4 +1,4 @@
-"""Answering: the server's tasks of one measurement, who learn only at its end how long it is."""
+"""Answering: the server's tasks of one measurement, which learn its length only at its end."""
 
 from __future__ import annotations
 

@@ -32,12 +32,12 @@ async def measure(
     """Run a plan against a server.
 
     Args:
-        plan: What to measure.
+        plan: The measurement.
         host: The server's address.
         port: Its port.
         loop: Name of the loop that this runs on, for the figures.
         gbits: Bandwidth in Gb/s instead of MiB/s.
-        begun: Called with what is known about the test before the first measurement.
+        begun: Called with the facts of the test before the first measurement.
         measured: Called with the figures of each size.
 
     Raises:

@@ -87,7 +87,7 @@ def perf(
         raise click.UsageError("HOST is for a client: leave --local and --server out")
     if local is not None and server:
         raise click.UsageError("--local starts a server of its own: leave --server out")
-    # What needs RDMA is imported once it is clear what to do.
+    # Modules that need RDMA are imported once it is clear what to do.
     if host is None and local is None:
         if json_path is not None:
             raise click.UsageError("the figures are the client's: leave --json out")

@@ -21,7 +21,7 @@ class Completions:
     """Completions of one queue that were all successes, as numbers.
 
     Args:
-        cq: The queue, which nobody else polls.
+        cq: The queue, which no other object polls.
         channel: Its channel.
         wait: `event`, `spin` or `adaptive`.
         alone: Whether no other queue is polled by the same loop.
@@ -39,10 +39,10 @@ class Completions:
         self._patience: int | None = {"event": 0, "adaptive": _ADAPT_NS}.get(wait)
 
     async def some(self) -> int:
-        """How many have come; at least one.
+        """The number of completions that have come; at least 1.
 
         Raises:
-            CompletionError: One has failed.
+            CompletionError: A request has failed.
         """
         poll = self._cq.poll_count
         if count := poll(_BATCH):

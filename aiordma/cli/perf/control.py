@@ -60,7 +60,7 @@ class Control:
         """The next object, which has all of `keys`.
 
         Args:
-            keys: Of the object; one that has an error instead is raised.
+            keys: Keys of the object; if it has an error instead, the error is raised.
             limit_s: Seconds instead of those of this conversation.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What every kind of measurement has: a client that measures, and a server that answers it."""
+"""The two parts of every kind of measurement: a client that measures, and a server that answers."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class ServerSide(Protocol):
     """The end that answers."""
 
     async def listen(self, host: str) -> dict[str, Any]:
-        """Begin to listen; what the client is told."""
+        """Begin to listen; return the words for the client."""
 
     async def accept(self) -> dict[str, Any]:
-        """Wait for the client's connections; what it is lent."""
+        """Wait for the client's connections; return the words about the memory lent to it."""
 
     async def start(self, size: int, count: int | None) -> None:
         """Begin to answer; the client begins when this has returned."""

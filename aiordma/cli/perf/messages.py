@@ -1,4 +1,4 @@
-"""Measurements through `Connection`: what a program sees that awaits its messages.
+"""Measurements through `Connection`, as a program sees them that awaits its messages.
 
 Bandwidth is what `await conn.send(...)` in a loop gives, and for one-sided operations as many
 tasks as the depth, each of which awaits one at a time.
@@ -181,7 +181,7 @@ class MessageServer:
         return {"regions": names}
 
     async def start(self, size: int, count: int | None) -> None:
-        """Answer messages, or take them; one-sided operations need nobody here."""
+        """Answer messages, or take them; one-sided operations need no task here."""
         self._answering = None
         if self._plan.test != "send":
             return

@@ -106,7 +106,7 @@ class NativeServer:
             self._takers.append(Taker(end, self._plan))
 
     async def start(self, size: int, count: int | None) -> None:
-        """Answer messages, or take them; one-sided operations need nobody here."""
+        """Answer messages, or take them; one-sided operations need no task here."""
         self._answering = None
         if self._plan.test != "send":
             return

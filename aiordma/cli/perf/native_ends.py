@@ -1,7 +1,7 @@
 """Queue pairs for the measurements of the native layer, connected and with registered memory.
 
-An end has two completion queues: `cq`, which somebody waits for and which has a completion channel
-of its own, and `other`, which is polled now and then.
+An end has two completion queues: `cq`, which a task waits for and which has a completion channel of
+its own, and `other`, which is polled now and then.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _rights(plan: Plan) -> Access:
 
 
 class End:
-    """One queue pair and what it needs.
+    """One queue pair and its resources.
 
     Args:
         cm_id: Resolved, or of a request; it belongs to the end from now on.

@@ -48,10 +48,10 @@ def _list(end: End, plan: Plan, size: int, remote: tuple[int, int], count: int) 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What one queue pair did; times are nanoseconds.
+    """The messages of one queue pair; times are nanoseconds.
 
     Attributes:
-        messages: How many.
+        messages: Number of messages.
         begun: Time of the first post.
         ended: Time of the last completion.
         posted: When each full list was posted.
@@ -111,7 +111,7 @@ async def flow(end: End, plan: Plan, size: int, remote: tuple[int, int], stop: S
 
 
 def joined(stretches: Sequence[Stretch]) -> Flow:
-    """What several queue pairs did at the same time."""
+    """The flow of several queue pairs at the same time."""
     posted = sorted(one for each in stretches for one in each.posted)
     completed = sorted(one for each in stretches for one in each.completed)
     begun = min(each.begun for each in stretches)

@@ -29,7 +29,7 @@ _OPCODES = {
 
 
 def _waiting(end: End, plan: Plan) -> Callable[[], Awaitable[object]]:
-    """What awaits the next completion."""
+    """The function that awaits the next completion."""
     if plan.wait != "event":
         return end.completions.some
     cq = end.cq

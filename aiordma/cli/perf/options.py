@@ -1,7 +1,7 @@
-"""What is measured: the options of one test, checked, and as they travel to the server.
+"""The options of one test, checked, and as they travel to the server.
 
-The server of a test is told everything by its client, so that both ends cannot disagree.  It checks
-what it is told by the same rules, because anybody may connect.
+The client tells the server all options of the test, so that both ends cannot disagree.  The server
+checks them by the same rules, because any program may connect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOOPS = ("asyncio", "uvloop")
 WAITS = ("event", "spin", "adaptive")
 APIS = ("connection", "native", "protocol", "streams")
 
-#: What `--all` measures: 2 bytes to 8 MiB, as perftest's `-a`.
+#: The sizes of `--all`: 2 bytes to 8 MiB, as perftest's `-a`.
 ALL_SIZES = tuple(1 << exponent for exponent in range(1, 24))
 
 _DEFAULT_SIZE = {"lat": 2, "bw": 65536, "rate": 64}
@@ -30,7 +30,7 @@ _BATCH = 16
 
 
 def _apis(test: str, metric: str) -> tuple[str, ...]:
-    """What can run the test, the default first."""
+    """The interfaces that can run the test, the default first."""
     if test == "stream":
         return ("protocol", "streams")
     if metric == "lat":
@@ -43,8 +43,8 @@ class Plan:
     """One test, with nothing left to be chosen.
 
     Attributes:
-        test: What is done: one of `TESTS`.
-        metric: What is measured: one of `METRICS`.
+        test: Kind of the requests: one of `TESTS`.
+        metric: Quantity to measure: one of `METRICS`.
         api: By which of aiordma's interfaces.
         wait: How both ends wait for completions: one of `WAITS`.
         sizes: Bytes of a message; one measurement for each.
@@ -91,7 +91,7 @@ class Plan:
         warm_up: int | None = None,
         timeout_s: float = 300.0,
     ) -> Self:
-        """A plan from the words of a command line; what is None is chosen.
+        """A plan from the words of a command line; a value for each None is chosen.
 
         Raises:
             ValueError: The words contradict each other.
@@ -136,7 +136,7 @@ class Plan:
 
     @classmethod
     def from_wire(cls, words: Mapping[str, Any]) -> Self:
-        """What a client asks for.
+        """The test that a client asks for.
 
         Raises:
             ValueError: It is none that can be run.

@@ -22,7 +22,7 @@ class Printer:
     """Prints one test.
 
     Args:
-        plan: What is measured.
+        plan: The measurement.
         gbits: Bandwidth in Gb/s.
         unsorted: Print every sample of a latency test, and put it into the JSON.
         json_path: Where the JSON goes; "-" is standard output, alone; None for no JSON.

@@ -51,10 +51,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What a bandwidth test saw.
+    """The result of a bandwidth test.
 
     Attributes:
-        messages: How many.
+        messages: Number of messages.
         seconds: From the first post to the last completion.
         peak: Messages a second of the fastest stretch; see `peak_per_second`.
     """

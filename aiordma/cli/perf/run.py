@@ -22,7 +22,7 @@ from aiordma.errors import RdmaError
 
 __all__ = ["run_client", "run_local", "run_server"]
 
-_START_S = 600.0  # of an interpreter, where time may fly; one that dies is noticed at once
+_START_S = 600.0  # of an interpreter, where time may fly; its death is noticed at once
 _END_S = 10.0
 
 

@@ -30,7 +30,7 @@ async def serve(
     Waits for a client without limit, and from then on as long as the client's plan says.
 
     Raises:
-        PerfError: The client asked for what cannot be done, or broke off.
+        PerfError: The client asked for an impossible test, or broke off.
         OSError, RdmaError: No such address, or the connection broke.
         TimeoutError: A step took longer than the plan says.
     """

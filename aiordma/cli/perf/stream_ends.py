@@ -1,4 +1,4 @@
-"""What the measurements of streams have in common.
+"""The common parts of the measurements of streams.
 
 A stream has no messages, so their sizes are agreed on before.  The last message of a bandwidth test
 ends with another byte than all others, and the server answers it: so the client's clock stops when
@@ -14,12 +14,12 @@ from aiordma.streams.stream_config import StreamConfig
 
 __all__ = ["ALL_HERE", "STREAM_CONFIG", "ended", "fail", "last"]
 
-#: No keepalive: nothing goes beside what is measured.
+#: No keepalive: no packet goes beside the measured ones.
 STREAM_CONFIG = StreamConfig(
     connect_timeout_s=LIMIT_S, handshake_timeout_s=LIMIT_S, keepalive_s=None
 )
 
-#: What the server says when everything has arrived.
+#: The server's answer when everything has arrived.
 ALL_HERE = b"\x06"
 _LAST = 1
 
@@ -38,4 +38,4 @@ def fail(future: asyncio.Future[None], exc: Exception | None) -> None:
     """The connection has ended before `future` was done."""
     if not future.done():
         future.set_exception(exc or ConnectionResetError("the connection has ended"))
-        future.exception()  # nobody may wait for it
+        future.exception()  # it may be that no task waits for it

@@ -70,7 +70,7 @@ class StreamClient:
         if self._ends is not None:
             writer = self._ends[1]
             writer.close()
-            with contextlib.suppress(OSError):  # what was wrong with it has been said
+            with contextlib.suppress(OSError):  # its error has been reported
                 await writer.wait_closed()
 
 
@@ -117,7 +117,7 @@ class StreamServer:
                 return
 
     async def finish(self, count: int) -> None:
-        """The client has heard that everything is here: nobody has to wait for it."""
+        """End: the client has heard that everything has arrived, so that there is no wait."""
         await self._stop()
 
     async def _stop(self) -> None:

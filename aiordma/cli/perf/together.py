@@ -1,4 +1,4 @@
-"""Several measurements at the same time, with one error if one fails."""
+"""Several measurements at the same time, with one error if any of them fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copying files over a byte stream: what `aiordma cp` and `aiordma serve` say to one another.
+"""Copying files over a byte stream: the protocol of `aiordma cp` and `aiordma serve`.
 
 Everything on the wire is a frame (frames.py): a short message in JSON, or a piece of a file.
 
@@ -12,7 +12,7 @@ Everything on the wire is a frame (frames.py): a short message in JSON, or a pie
     Get(name)            ->
                          <-    Ready(size), pieces of the file, Done(sha256)
 
-Either side may say Failed(reason, text) instead of what was due, in the middle of a file too.
+Either side may say Failed(reason, text) in place of the next frame, in the middle of a file too.
 One connection carries one file.  The checksum comes last, so that a file is read only once.
 
 `exchange` moves frames over asyncio's streams; `client` and `server` are the two roles.  None of

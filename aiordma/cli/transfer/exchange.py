@@ -80,13 +80,13 @@ async def in_thread(function: Callable[..., T], *arguments: object) -> T:
             except asyncio.CancelledError:
                 continue
         if not call.cancelled():
-            call.exception()  # asked for, so that nobody is told that it was not
+            call.exception()  # retrieved, so that asyncio does not report it as never retrieved
         raise
 
 
 @contextlib.asynccontextmanager
 async def closing(writer: asyncio.StreamWriter, limit_s: float) -> AsyncIterator[None]:
-    """Close the connection at the end, what was written before it first; if canceled, at once."""
+    """Close the connection at the end, behind all written bytes; if canceled, at once."""
     try:
         yield
     except asyncio.CancelledError:
@@ -167,7 +167,7 @@ class Exchange:
         """Send `size` bytes of a file, and say that it is done.
 
         Returns:
-            The SHA-256 of what was sent.
+            The SHA-256 of the sent bytes.
 
         Raises:
             TransferError: As `say`; or the file cannot be read, or is shorter.

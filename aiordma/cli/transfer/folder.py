@@ -1,11 +1,11 @@
 """Files of a folder, none of which is outside of it; and files that appear only when complete.
 
-A name is walked part by part from the folder's descriptor, and no symbolic link is followed: what
-is checked is what is opened, so that nobody who may change the folder meanwhile can lead out of
-it.
+A name is walked part by part from the folder's descriptor, and no symbolic link is followed: the
+file that was checked is the file that is opened, so that a program that changes the folder
+meanwhile cannot lead out of it.
 
 Every call may block and is for a thread.  Making a `Source` or an `Incoming` does nothing yet, so
-that whoever has one can always give back what it took, even if canceled while it was opened.
+that its owner can always give back its resources, even if canceled while it was opened.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Folder:
         self._fd = os.open(path, _FOLDER_FLAGS)
 
     def close(self) -> None:
-        """Close the folder's descriptor; what was opened in it stays open."""
+        """Close the folder's descriptor; files that were opened in it stay open."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -162,7 +162,7 @@ class Folder:
         return Source(name, open_)
 
     def incoming(self, name: str) -> Incoming:
-        """A new file in the folder, or one that takes the place of another.
+        """A file in the folder, new or in the place of another.
 
         Raises:
             ValueError: The name is none of a file in a folder.
@@ -188,7 +188,7 @@ def local_source(path: Path) -> Source:
 
 
 def local_incoming(path: Path) -> Incoming:
-    """A new file of this machine, or one that takes the place of another."""
+    """A file of this machine, new or in the place of another."""
     return Incoming(path.name, lambda: os.open(path.parent, _FOLDER_FLAGS))
 
 

@@ -3,7 +3,7 @@
     2 bytes   b"cp"
     1 byte    version, 1
     1 byte    kind: 1 message, 2 data
-    4 bytes   length of what follows, big-endian
+    4 bytes   length of the rest, big-endian
 
 What a peer sends is checked before anything is made of it: kind, length, and of a message its
 fields and their types.
@@ -52,7 +52,7 @@ class FrameError(ValueError):
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
+    """The kind of a frame."""
 
     MESSAGE = 1
     DATA = 2
@@ -137,7 +137,7 @@ def data_header(length: int) -> bytes:
 
 
 def parse_header(header: bytes) -> tuple[FrameKind, int]:
-    """The kind of a frame and the length of what follows.
+    """The kind of a frame and the length of its rest.
 
     Raises:
         FrameError: It is none, or longer than agreed.

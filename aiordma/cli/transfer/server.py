@@ -13,9 +13,9 @@ __all__ = ["Quota", "Served", "serve_one"]
 
 
 class Quota:
-    """What clients may put into a folder, all of them together, as long as the server runs.
+    """The limits of all clients together for files in a folder, as long as the server runs.
 
-    A file counts from the moment in which it is announced; one that is not completed counts no
+    A file counts from the moment in which it is announced; a file that is not completed counts no
     more.
 
     Args:
@@ -58,7 +58,7 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client got or left.
+    """The file that a client got or left.
 
     Attributes:
         action: `put` or `get`.
@@ -80,7 +80,7 @@ async def serve_one(
 
     Args:
         exchange: The connection.
-        folder: What is offered.
+        folder: The folder that is offered.
         writable: Whether clients may put files there.
         quota: How much; None for no bound.
 
@@ -148,7 +148,7 @@ async def _take(exchange: Exchange, folder: Folder, request: Put) -> Served:
 
 
 def _refusal(exc: OSError, name: str) -> TransferError:
-    """What a client is told: nothing of the server's folders but the name that it gave."""
+    """The text for a client: nothing of the server's folders but the name that it gave."""
     missing = exc.errno in (errno.ENOENT, errno.ENOTDIR)
     reason = Reason.NOT_FOUND if missing else Reason.SYSTEM
     words = "is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
