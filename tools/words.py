@@ -45,7 +45,6 @@ BOUNDS = {
     "endpoint": (34, 96),
     "examples": (4, 4),
     "streams": (7, 72),
-    "testing": (30, 46),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(

@@ -44,7 +44,7 @@ def root() -> Path:
 
 
 def digest(*parts: str | bytes | int) -> str:
-    """Return a short hash of what a result depends on."""
+    """Return a short hash of the values that a result depends on."""
     whole = hashlib.sha256()
     for part in parts:
         data = part if isinstance(part, bytes) else str(part).encode()
@@ -68,7 +68,7 @@ class Workshop:
 
 
 def log_file(kind: str) -> Path:
-    """Return the log of what makes entries of `kind`; the folder is there afterwards.
+    """Return the log of the programs that make entries of `kind`; the folder is there afterwards.
 
     Raises:
         InfrastructureError: the folder cannot be made.
@@ -80,7 +80,7 @@ def find(kind: str, key: str) -> Path | None:
     """Return the entry made last of those for `kind` and `key`, or None.
 
     Raises:
-        InfrastructureError: the folder cannot be read, or what is there is not to be trusted.
+        InfrastructureError: the folder cannot be read, or its files are not to be trusted.
     """
     try:
         entries = [path for path in root().iterdir() if _is_entry(path.name, kind, key)]
@@ -101,9 +101,9 @@ def obtain(
     """Return the entry for `kind` and `key`, and have it built if there is none.
 
     An entry is a folder called ``<kind>-<version>-<key>``. The version is not asked for when there
-    is an entry, so that a run needs no look-up and a new package does not make a build: who wants
-    the newest removes the folder. Building happens once, however many processes want it, and an
-    entry is there either whole or not at all.
+    is an entry, so that a run needs no look-up and a new package does not make a build: to have the
+    newest, remove the folder. Building happens once, however many processes want it, and an entry
+    is there either whole or not at all.
 
     Args:
         kind: such as ``uml``; has no dash.
@@ -120,12 +120,12 @@ def obtain(
         return found
     folder = _folder()
     with _locked(folder / f"{kind}.lock", what):
-        # Somebody else may have built it while this process waited.
+        # Another process may have built it while this process waited.
         found = find(kind, key)
         if found is not None:
             return found
         for left in folder.glob(f".{kind}-*"):
-            # Nobody else is building, so this is what a killed process left behind.
+            # No other process is building, so that a killed process has left this behind.
             shutil.rmtree(left, ignore_errors=True)
         free = shutil.disk_usage(folder).free
         if free < needed:
@@ -181,7 +181,7 @@ def _require_private_folder(folder: Path) -> None:
     """Refuse a folder that another user has made, or may change or replace.
 
     Raises:
-        InfrastructureError: with what to do about it.
+        InfrastructureError: with the remedy.
     """
     _require_private(folder)
     # The folders above it by name, in which links may lie, and those that the links lead to.
@@ -225,7 +225,7 @@ def _require_private(path: Path) -> None:
     """Refuse what another user has made, or may change; links are not followed.
 
     Raises:
-        InfrastructureError: with what to do about it.
+        InfrastructureError: with the remedy.
     """
     found = path.lstat()
     if found.st_uid not in (0, os.geteuid()):
@@ -244,7 +244,7 @@ def _verify(entry: Path) -> None:
     """Refuse an entry that another user has made or may change, or that has changed.
 
     Raises:
-        InfrastructureError: with what to do about it.
+        InfrastructureError: with the remedy.
     """
     _require_private(entry)
     for path in entry.rglob("*"):

@@ -44,7 +44,7 @@ class Output:
         """Move what can be moved, once the event is there.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the reader is gone.
             InfrastructureError: the output cannot be written.
         """
         if self._pending:

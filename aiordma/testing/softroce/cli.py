@@ -93,5 +93,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"softroce: {error}\n")
         return error.exit_status
     except KeyboardInterrupt:
-        # While a kernel is being built or looked up: what is half done has been removed.
+        # While a kernel is being built or looked up: half-made files have been removed.
         return STATUS_SIGNAL_BASE + 2

@@ -15,7 +15,7 @@ class SoftroceError(Exception):
     """The command could not be run to its end.
 
     Attributes:
-        exit_status: what the command line returns for it.
+        exit_status: exit status of the command line for it.
     """
 
     exit_status = STATUS_INFRASTRUCTURE
@@ -32,7 +32,7 @@ class UsageError(SoftroceError):
 
 
 class Interrupted(SoftroceError):
-    """A signal came before the command had started; what was half done has been removed."""
+    """A signal came before the command had started; half-made files have been removed."""
 
     def __init__(self, number: int) -> None:
         """Remember the signal, which makes the exit status."""

@@ -77,7 +77,7 @@ class Guest:
         Args:
             options: of the run.
             boot_seconds: until the first process of the guest must have reported.
-            log_name: what to call the guest's kernel in messages.
+            log_name: name of the guest's kernel in messages.
         """
         self._options = options
         self._boot_seconds = boot_seconds

@@ -110,7 +110,7 @@ class _Lines:
         return message
 
     def read(self) -> None:
-        """Take in what there is; blocks when there is nothing."""
+        """Take in the bytes that are there; blocks while there are none."""
         data = os.read(self._fd, 65536)
         if not data:
             raise SetupError("the runner has gone away")
@@ -268,7 +268,7 @@ def _run(request: dict[str, Any], pumps: list[_Pump], control: int, lines: _Line
     wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # Before there are threads: what happens between fork and exec is not safe with them.
+    # Before there are threads: with threads no code between fork and exec is safe.
     child, failure = _spawn(request, pumps[0].inner, pumps[1].inner)
     for pump in pumps:
         os.close(pump.inner)

@@ -165,7 +165,7 @@ def _source(shop: cache.Workshop, verbose: bool) -> tuple[Path, str]:
 
 def _register_bytes() -> int:
     """Return the size of a register image that suits this processor as well."""
-    # Leaf 0xD of CPUID, register EBX: what XSAVE writes with the features that are switched on.
+    # Leaf 0xD of CPUID, register EBX: bytes that XSAVE writes with the features that are on.
     # push rbx; mov eax, 13; xor ecx, ecx; cpuid; mov eax, ebx; pop rbx; ret
     code = bytes.fromhex("53 b80d000000 31c9 0fa2 89d8 5b c3")
     try:

@@ -21,7 +21,7 @@ import signal
 import sys
 
 _PR_SET_PDEATHSIG = 1
-#: What ends everything; the rest of all signals is of no interest to the keeper.
+#: The signals that end the run; the keeper ignores all others.
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -32,7 +32,7 @@ def main() -> None:
     # Before the death signal is asked for, so that it is not lost before `sigwait`; and a keeper
     # that a signal ended would leave the program's children behind.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    # What is ignored is inherited, and of ignored children nobody is told.
+    # An ignored signal is inherited; with SIGCHLD ignored, no end of a child is reported.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _die_with(int(sys.argv[1]), signal.SIGTERM)
     keeper = os.getpid()
@@ -53,12 +53,12 @@ def _die_with(parent: int, number: int) -> None:
 
 def _become(argv: list[str], keeper: int, mask: set[int | signal.Signals]) -> None:
     os.setpgid(0, 0)
-    _die_with(keeper, signal.SIGKILL)  # somebody may kill the keeper itself
+    _die_with(keeper, signal.SIGKILL)  # the keeper itself may be killed
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        # Each file that is open in the guest is one that the guest's kernel has open.
+        # The guest's kernel has each file open that is open in the guest.
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # The interpreter ignores it, and what is ignored or blocked stays so in the program.
+    # The interpreter ignores it, and an ignored or blocked signal stays so in the program.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
@@ -78,7 +78,8 @@ def _forget_descriptors() -> None:
 
 def _keep(child: int) -> int:
     """Wait for `child`, or for an ending signal; end its group; return its status, as shells do."""
-    # Here and in the child itself: whoever comes first. Refused, it runs the program already.
+    # Here and in the child itself: the first call counts.  If it is refused, the child runs the
+    # program already.
     with contextlib.suppress(PermissionError):
         os.setpgid(child, child)
     while signal.sigwait((*_ENDING, signal.SIGCHLD)) not in _ENDING:

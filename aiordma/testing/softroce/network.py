@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, in this order, and what to wait for afterwards.
+    """The commands to run, in this order, and the conditions to wait for afterwards.
 
     A step is either a command with its arguments, or `WRITE`, a file below ``/proc/sys`` and the
     text that goes into it.
@@ -105,8 +105,8 @@ def _pair(kind: str, mtu: str, net: tuple[str, ...]) -> Plan:
     """Return two cards in one kernel between which packets cross a wire.
 
     A kernel delivers packets to an address of its own through the loopback interface, whatever the
-    card. Policy routing takes that short cut away: what arrives on a card of the pair is looked up
-    as local, and what is sent to either address leaves by the opposite card. A packet from an
+    card. Policy routing takes that short cut away: a packet that arrives on a card of the pair is
+    looked up as local, and a packet to either address leaves by the opposite card. A packet from an
     address to the same address stays inside, as on any machine.
     """
     ends = (
@@ -149,7 +149,7 @@ def _routes(family: str, ends: list[tuple[str, str]]) -> list[tuple[str, ...]]:
             ("ip", family, "route", "replace", there, "dev", card, "src", here, "table", table),
         ]
     # A fresh kernel asks for local addresses first. The later rule must be there before the first
-    # one goes, or nothing is local for a moment.
+    # is removed, or no address is local for a moment.
     steps += [
         (*rule, "add", "pref", "100", "lookup", "local"),
         (*rule, "del", "pref", "0", "lookup", "local"),

@@ -1,4 +1,4 @@
-"""What a run is asked to do, and which engine can do it."""
+"""The options of a run, and the engines that can do it."""
 
 from __future__ import annotations
 

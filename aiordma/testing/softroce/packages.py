@@ -42,7 +42,7 @@ def ensure(
 
     Args:
         packages: names in Debian and Ubuntu.
-        purpose: what they are for, as in "the uml engine".
+        purpose: their purpose, as in "the uml engine".
         log: a file that gets the output of the package manager.
         verbose: show that output as well.
         install: whether root wants them installed; so does AIORDMA_SOFTROCE_INSTALL=1.
@@ -128,8 +128,8 @@ def newest(pattern: str, least: tuple[int, ...], log: Path) -> str:
             "apt-cache here: use a container of one of them, or --engine host"
         )
     if os.geteuid() == 0:
-        # Only asked for when a kernel is about to be made, which takes minutes: old lists, or those
-        # from before a source was added, name one that is not the newest.
+        # Only asked for when a kernel is about to be made, which takes minutes: old lists, or lists
+        # from before a source was added, name a package that is not the newest.
         with contextlib.suppress(InfrastructureError):
             update(log)
     found = _numbered(pattern)

@@ -30,7 +30,7 @@ def check(options: Options) -> None:
     """Refuse what this engine cannot do.
 
     Raises:
-        UsageError: with what to use instead.
+        UsageError: with the engine to use instead.
     """
     machine = os.uname().machine
     if machine != "x86_64":

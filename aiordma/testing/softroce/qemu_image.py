@@ -26,7 +26,8 @@ _IMAGE = re.compile(r"linux-image-([0-9][^ ]*-(?:amd64|generic))")
 #: Ubuntu has the modules in packages of their own.
 _MODULES = ("linux-modules-{}", "linux-modules-extra-{}")
 
-#: What it takes to see the root and to talk to the runner; the rest is loaded from the root.
+#: The modules that are needed to see the root and to talk to the runner; the rest is loaded from
+#: the root.
 _EARLY = ("virtio_pci", "9pnet_virtio", "9p", "virtio_console")
 _REQUIRED = ("rdma_rxe", "rdma_ucm", "ib_umad", "dummy", "veth", "sch_netem")
 #: Most of the modules are for hardware that is not there.
@@ -188,7 +189,7 @@ def _initramfs(modules: Path, log: Path) -> bytes:
 
 
 def _load_order(modules: Path, wanted: Sequence[str]) -> list[Path]:
-    """Return the files of `wanted` and of all they need, each after what it needs."""
+    """Return the files of `wanted` and of all they need, each after the files that it needs."""
     needs: dict[str, tuple[str, list[str]]] = {}
     for line in (modules / "modules.dep").read_text().splitlines():
         file, _, others = line.partition(":")

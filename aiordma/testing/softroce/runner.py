@@ -31,9 +31,9 @@ def run(argv: Sequence[str], /, *, stdout: int = 1, **options: Any) -> int:
 
     Standard output and standard error of the command come out live and unchanged; its standard
     input is empty. A command that a signal ended has status 128 plus the number of the signal;
-    127 is a command that was not found, 126 one that could not be executed, 124 a run that took
-    longer than `timeout`. SIGINT and SIGTERM to this process are passed on to the command, and the
-    status is then 130 or 143.
+    127 is a command that was not found, 126 a command that could not be executed, 124 a run that
+    took longer than `timeout`. SIGINT and SIGTERM to this process are passed on to the command, and
+    the status is then 130 or 143.
 
     Args:
         argv: the command and its arguments.

@@ -8,7 +8,7 @@ import threading
 from types import FrameType, TracebackType
 from typing import Self
 
-#: What asks a program to end. Each is passed on to the command first.
+#: The signals that ask a program to end.  Each is passed on to the command first.
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -99,14 +99,14 @@ def run(
 
     Args:
         argv: the tool with its arguments.
-        title: what it does, for the user.
+        title: its task, for the user.
         log: a file.
         limit: in seconds.
         verbose: show what it says as well.
         directory: to run in.
         environment: added to that of this process.
         counted_prefix: lines that start with it are counted, and the count is the progress.
-        counted_name: what is being counted.
+        counted_name: name of the counted things.
 
     Raises:
         InfrastructureError: it failed or ran out of time; the message names the log.
@@ -208,7 +208,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """End `launch.py` with all that it has started, and collect it."""
     # It kills the program's process group, waits for the program, and ends.
     process.terminate()
-    process.send_signal(signal.SIGCONT)  # somebody may have stopped it
+    process.send_signal(signal.SIGCONT)  # a signal may have stopped it
     try:
         process.wait(timeout=30)
     except subprocess.TimeoutExpired:

@@ -20,7 +20,7 @@ def check(options: Options) -> None:
     """Refuse what this engine cannot do.
 
     Raises:
-        UsageError: with what to use instead.
+        UsageError: with the engine to use instead.
     """
     machine = os.uname().machine
     if machine != "x86_64":
@@ -41,7 +41,7 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
     command = _command_line(linux, memory, machine.descriptors, options)
     message = guest.request(argv, network.plan(options), network.environment(options, "uml"))
-    # The kernel passes its own environment to nobody; the command's comes with the request.
+    # The kernel passes its own environment to no process; the command's comes with the request.
     surroundings = {"PATH": os.defpath, "TMPDIR": _memory_directory(memory)}
     return machine.run(command, surroundings, message, stdout=stdout, log_is_stdout=True)
 

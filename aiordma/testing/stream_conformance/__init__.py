@@ -1,4 +1,4 @@
-"""Does a transport keep asyncio's contract? A kit of tests for whoever writes one.
+"""Does a transport keep asyncio's contract?  A kit of tests for writers of transports.
 
 Derive a class from `StreamConformance` in a file of tests and say how two protocols get connected;
 pytest finds the tests, pytest-asyncio runs them (in its strict mode, mark the class with
@@ -20,11 +20,11 @@ Yield:
             finally:
                 server.close()
 
-What is checked is what asyncio's documentation says and, where it is silent, what asyncio's own
-selector transport does. Each check runs twice, with the client's transport judged and with the
-server's. No check waits longer than `bound_s`, and none needs pytest itself: they are coroutine
-methods that raise AssertionError. Call `pytest.register_assert_rewrite` with the name of this
-package before importing it, and pytest shows the values of a failed comparison.
+The rules are those of asyncio's documentation and, where it is silent, of asyncio's own selector
+transport. Each check runs twice, with the client's transport judged and with the server's. No check
+waits longer than `bound_s`, and none needs pytest itself: they are coroutine methods that raise
+AssertionError. Call `pytest.register_assert_rewrite` with the name of this package before importing
+it, and pytest shows the values of a failed comparison.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ class StreamConformance(
 
     @classmethod
     def names(cls) -> list[str]:
-        """Names of all checks, for who runs them without pytest."""
+        """Names of all checks, for a run without pytest."""
         return sorted(name for name in dir(cls) if name.startswith("test_"))

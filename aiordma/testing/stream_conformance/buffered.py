@@ -95,7 +95,7 @@ class BufferedChecks(Subject):
 
     @each_role
     async def test_set_protocol_in_data_received(self, link: Link) -> None:
-        """An upgrade: what follows the data that asked for it goes to the new protocol."""
+        """An upgrade: bytes behind the data that asked for it go to the new protocol."""
         await link.open()
         first = link.end
         second = BufferedRecorder("the upgraded one")
@@ -128,7 +128,7 @@ class BufferedChecks(Subject):
 
     @each_role
     async def test_a_buffer_that_cannot_be_written_is_fatal(self, link: Link) -> None:
-        """So is one that cannot take data."""
+        """So is a protocol that cannot take data."""
         wrongs: tuple[Any, ...] = (b"read-only", 17)
         for wrong in wrongs:
             link.end = BufferedRecorder(f"buffered {link.role}")

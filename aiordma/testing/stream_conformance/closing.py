@@ -61,7 +61,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_write_while_close_flushes(self, link: Link) -> None:
-        """Who is resumed while `close` still flushes may write: TLS has its last words left then.
+        """A protocol may write when it is resumed while `close` still flushes: TLS has last words.
 
         asyncio's `SSLProtocol` relies on it: it closes the transport though it is paused, and
         writes what it still holds, its `close_notify` at least, when it is resumed.
@@ -94,7 +94,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_nothing_is_received_after_close(self, link: Link) -> None:
-        """Who has closed hears no more, though the peer is still talking."""
+        """A protocol that has closed gets no data, though the peer is still sending."""
         link.peer.on["eof_received"] = lambda: True
         await link.open()
         link.peer.transport.write(b"unheard" * 10_000)
@@ -157,7 +157,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_peer_vanishes_while_we_write(self, link: Link) -> None:
-        """So is one with data on its way out, and nobody stays paused for ever."""
+        """So is a transport with data on its way out, and no protocol stays paused for ever."""
         await link.open()
         link.peer.transport.pause_reading()
         await link.fill()
@@ -168,7 +168,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_write_after_the_end(self, link: Link) -> None:
-        """Writing to what is lost raises nothing; some logger is told when it goes on."""
+        """Writing to a lost transport raises nothing; if it goes on, a logger gets a warning."""
         lines = _Lines()
         logger = logging.getLogger()
         await link.open()
@@ -225,7 +225,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_both_write_eof(self, link: Link) -> None:
-        """Both directions ended by `write_eof`: still open until someone closes."""
+        """Both directions ended by `write_eof`: still open until a side closes."""
         for end in (link.end, link.peer):
             end.on["eof_received"] = lambda: True
         await link.open()
@@ -268,7 +268,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_write_and_close_in_connection_made(self, link: Link) -> None:
-        """What a daytime server does."""
+        """A protocol that greets and closes, as a daytime server does."""
 
         def greet(transport: asyncio.Transport) -> None:
             transport.write(b"hello")

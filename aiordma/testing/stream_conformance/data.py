@@ -131,7 +131,7 @@ class DataChecks(Subject):
 
     @each_role
     async def test_write_of_nothing(self, link: Link) -> None:
-        """An empty write is allowed and nobody sees it."""
+        """An empty write is allowed and has no effect."""
         await link.open()
         for nothing in (b"", bytearray(), memoryview(b"")):
             link.end.transport.write(nothing)
@@ -142,7 +142,7 @@ class DataChecks(Subject):
 
     @each_role
     async def test_write_leaves_the_buffer_to_its_owner(self, link: Link) -> None:
-        """The caller may change, or even shrink, what it wrote as soon as `write` has returned."""
+        """The caller may change, or even shrink, its buffer as soon as `write` has returned."""
         await link.open()
         link.peer.transport.pause_reading()
         if self.differs("buffers are kept"):
@@ -162,7 +162,7 @@ class DataChecks(Subject):
         link.end.transport.writelines([data, memoryview(data)])
         expected += data + data
         data[:] = b"\xff" * len(data)
-        data.clear()  # BufferError if somebody still holds it
+        data.clear()  # BufferError if the transport still holds it
         link.peer.transport.resume_reading()
         await link.peer.until_received(len(expected))
         assert link.peer.received == expected

@@ -11,7 +11,7 @@ __all__ = ["ErrorChecks", "Oops"]
 
 
 class Oops(Exception):
-    """What the protocols under test raise."""
+    """The exception of the protocols under test."""
 
 
 def _raise(*_: Any) -> None:
@@ -19,7 +19,7 @@ def _raise(*_: Any) -> None:
 
 
 class ErrorChecks(Subject):
-    """Exceptions in callbacks: who is told, and what becomes of the connection."""
+    """Exceptions in callbacks: the handler that gets them, and the connection afterwards."""
 
     async def _fatal(self, link: Link, call: str) -> None:
         """The exception ends the connection: reported with all its facts, given to the protocol."""

@@ -86,7 +86,7 @@ class FlowChecks(Subject):
 
     @each_role
     async def test_limits(self, link: Link) -> None:
-        """The write buffer's limits: defaults, what follows from one of them, what is wrong."""
+        """The write buffer's limits: defaults, a limit out of the other, wrong values."""
         await link.open()
         transport = link.end.transport
         low, high = transport.get_write_buffer_limits()
@@ -154,7 +154,7 @@ class FlowChecks(Subject):
 
     @each_role
     async def test_writing_in_resume_writing(self, link: Link) -> None:
-        """Who writes more when resumed is paused again, and no byte is lost or overtaken."""
+        """A protocol that writes when resumed is paused again; no byte is lost or overtaken."""
         await link.open()
         link.peer.transport.pause_reading()
         expected = bytearray(await link.fill())

@@ -1,4 +1,4 @@
-"""One connection under test: its two protocols, what the loop was told, and how a check is run."""
+"""One connection under test: its two protocols, its errors in the loop, and a check's run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROLES = ("client", "server")
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
-#: In what transports that are in use differ from asyncio's own, by the name to put into
+#: The deviations of transports in use from asyncio's own, by the name to put into
 #: `Subject.deviations`. A check asserts the deviation if it is named, and the rule if it is not.
 DEVIATIONS: dict[str, str] = {
     "no half-close": "`write_eof` raises NotImplementedError and `can_write_eof` returns False.",
@@ -43,7 +43,7 @@ DEVIATIONS: dict[str, str] = {
 
 
 class Subject:
-    """What is under test, and how it differs from others of its kind.
+    """The transport under test, and how it differs from others of its kind.
 
     Attributes:
         bound_s: seconds that one check may take in one role.
@@ -77,10 +77,10 @@ class Subject:
         raise NotImplementedError("override connection()")
 
     def vanish(self, transport: asyncio.Transport) -> None:
-        """End one side so that the other one is told nothing in good order.
+        """End one side without an end in good order for the other.
 
-        Override it where `abort` tells the other side an end in good order. This one knows what to
-        do with sockets of TCP (SO_LINGER, so that the kernel sends a reset) and with
+        Override it where `abort` tells the other side an end in good order. This method can do it
+        with sockets of TCP (SO_LINGER, so that the kernel sends a reset) and with
         `aiordma.RdmaTransport` (as `StreamConfig(linger_s=0)`); any other transport it aborts.
         """
         give_up = getattr(transport, "_give_up", None)
@@ -97,7 +97,7 @@ class Link:
     """A connection with the transport to be judged at one end and its peer at the other.
 
     Attributes:
-        subject: what is under test.
+        subject: the transport under test.
         role: whether the judged end is the client or the server.
         end: protocol of the judged end; may be replaced before `open()`.
         peer: protocol of the other end; may be replaced before `open()`.

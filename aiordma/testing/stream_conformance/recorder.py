@@ -1,7 +1,7 @@
 """Protocols that write down every call, and hold the order of the calls against the contract.
 
-What is wrong whatever a check is about (a second `connection_made`, data after `connection_lost`,
-data while reading is paused) is noted in `violations`, which every check has to leave empty.
+A call that is wrong in every check (a second `connection_made`, data after `connection_lost`, data
+while reading is paused) is noted in `violations`, which every check has to leave empty.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["BufferedRecorder", "Record", "Recorder"]
 
 
 class Record(asyncio.BaseProtocol):
-    """What the two kinds of protocol share: the calls, what has arrived, and how to wait for it.
+    """The base of the two kinds of protocol: the calls, the arrived bytes, and the wait for them.
 
     Attributes:
         name: of this end, for messages.
-        on: functions by the name of the call; one is called with the call's arguments after the
-            call was noted, and its result is the call's result. May be changed at any time.
+        on: functions by the name of the call; a function is called with the call's arguments after
+            the call was noted, and its result is the call's result. May be changed at any time.
         calls: names of all calls so far.
         received: all bytes that arrived.
         violations: broken rules.
@@ -90,7 +90,7 @@ class Record(asyncio.BaseProtocol):
         return f"{self.name}: {len(self.received)} bytes, lost={self.lost!r}, calls {calls}"
 
     def note(self, call: str, *arguments: Any) -> Any:
-        """Note a call, answer it by the function in `on`, and wake who waits."""
+        """Note a call, answer it by the function in `on`, and wake the tasks that wait."""
         self._judge(call)
         self.calls.append(call)
         if call.endswith("_writing"):

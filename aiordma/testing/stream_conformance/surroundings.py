@@ -1,4 +1,4 @@
-"""Checks of what surrounds the bytes: names, representation, contexts, forgotten transports."""
+"""Checks beside the bytes: names, representation, contexts, forgotten transports."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class SurroundingChecks(Subject):
         assert seen == {"the maker"}
 
     async def test_forgotten_transport(self) -> None:
-        """A transport that nobody closed before its loop ended is a ResourceWarning.
+        """A transport that was not closed before its loop ended is a ResourceWarning.
 
         It comes when the next connection is made, at the latest: whatever knows all transports of
         a loop need not notice before that the loop was closed.
         """
-        # A loop of its own, in a thread of its own; the same kind as the one that runs here.
+        # A loop of its own, in a thread of its own; the same kind as the loop that runs here.
         new_loop = type(asyncio.get_running_loop())
 
         async def forget() -> None:
