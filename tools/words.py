@@ -41,7 +41,7 @@ BOUNDS = {
     "README.md": (0, 2),
     "_core": (18, 51),
     "cli": (0, 1),
-    "docs": (62, 97),
+    "docs": (61, 94),
     "endpoint": (34, 96),
     "examples": (4, 4),
     "streams": (7, 72),
