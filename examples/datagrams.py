@@ -26,7 +26,7 @@ class Print(asyncio.DatagramProtocol):
         self.arrived: asyncio.Queue[bytes] = asyncio.Queue()
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        """One has arrived."""
+        """Keep a datagram that has arrived."""
         self.arrived.put_nowait(data)
 
     def error_received(self, exc: Exception) -> None:

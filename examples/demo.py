@@ -4,9 +4,9 @@
     python examples/demo.py [--file PATH]    on this machine's RDMA device
 
 The server (demo_server.py, where the conversation is written down) is a process of its own.  This
-one is the client: it sends the file in messages of 1 MiB, is told what the server makes of them,
-and then measures round trips.  The exit status is 0 only if the file arrived whole and both
-processes ended well within the time limit.
+process is the client: it sends the file in messages of 1 MiB, gets the server's digest of them, and
+then measures round trips.  The exit status is 0 only if the file arrived whole and both processes
+ended well within the time limit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DemoError(Exception):
 
 @dataclass
 class Result:
-    """On what a run ran, and what it measured."""
+    """The path of a run, and its measurements."""
 
     path: dict[str, Any] = field(default_factory=dict)
     size: int = 0
@@ -217,7 +217,7 @@ def gid_text(path: dict[str, Any]) -> str:
         if device.name == path["device"]:
             with closing(device.open()) as context:
                 for entry in context.gid_table():
-                    # iWARP connections use no GID: there the port's first one is shown.
+                    # iWARP connections use no GID: there the port's first GID is shown.
                     if entry.port == path["port"] and (
                         entry.gid == path["gid"] or context.is_iwarp
                     ):

@@ -33,7 +33,7 @@ async def main(host: str = "10.80.0.1", port: str = "18516") -> None:
         await cm_id.resolve_addr((host, int(port)))
         await cm_id.resolve_route()
 
-        # What the connection needs, before there is one.
+        # The resources of the connection, before there is a connection.
         context = cm_id.context
         assert context is not None  # it has been bound since the address was resolved
         pd = own(ProtectionDomain(context))

@@ -60,7 +60,7 @@ async def main(host: str = "0.0.0.0", port: str = "18516") -> None:
         own(cm_id)
         name = request.private_data.rstrip(b"\0").decode()
 
-        # What the connection needs, before there is one.
+        # The resources of the connection, before there is a connection.
         context = cm_id.context
         assert context is not None  # a request comes from a device
         pd = own(ProtectionDomain(context))

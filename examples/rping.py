@@ -3,8 +3,8 @@
     rping -s -v -a HOST             python rping.py client HOST
     python rping.py server HOST     rping -c -v -V -C 3 -a HOST
 
-A peer that is not aiordma: `raw=True` leaves messages as they are, a `RemoteRegion` is made of what
-the peer says, and `expose` gives the numbers that the peer wants to hear.
+A peer that is not aiordma: `raw=True` leaves messages as they are, a `RemoteRegion` is made of the
+peer's numbers, and `expose` gives the numbers that the peer wants to hear.
 """
 
 import asyncio

@@ -17,7 +17,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def main(host: str) -> None:
-    """A server, and a client that trusts nobody but the server's authority."""
+    """A server, and a client that trusts only the server's authority."""
     authority = trustme.CA()
     server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     authority.issue_cert(host).configure_cert(server_context)

@@ -33,17 +33,16 @@ LIBRARY = "aiordma"
 PYTHON, C = (".py", ".pyi"), (".c", ".h")
 #: Pages and programs whose words are checked beside the library's.
 PAGES = ("README.md", "CONTRIBUTING.md", "docs", "examples")
+#: Pages that tools write; their words are those of the tests.
+WRITTEN = ("docs/jverbs-rows.md",)
 #: Pages whose references to files and names are checked, too.
 REFERRING = "docs/adr/"
 #: Of each folder that is not at the goal, 0: persons, and "what" as a noun.
 BOUNDS = {
-    "CONTRIBUTING.md": (5, 2),
-    "README.md": (0, 2),
     "_core": (18, 51),
     "cli": (0, 1),
-    "docs": (61, 94),
+    "docs": (58, 93),
     "endpoint": (34, 96),
-    "examples": (4, 4),
     "streams": (7, 72),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
@@ -252,7 +251,8 @@ def folder_of(path: Path) -> str | None:
     """The folder for which the words of a file are counted; None if they are not counted."""
     if path.parts[0] == LIBRARY:
         return path.parts[1] if len(path.parts) > 2 else "top"
-    return path.parts[0] if path.parts[0] in PAGES else None
+    counted = path.parts[0] in PAGES and path.as_posix() not in WRITTEN
+    return path.parts[0] if counted else None
 
 
 def places(sources: Mapping[Path, str]) -> dict[str, Places]:
