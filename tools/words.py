@@ -41,7 +41,6 @@ REFERRING = "docs/adr/"
 BOUNDS = {
     "_core": (18, 51),
     "cli": (0, 1),
-    "docs": (58, 93),
     "endpoint": (34, 96),
     "streams": (7, 72),
 }
