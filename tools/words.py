@@ -42,7 +42,6 @@ BOUNDS = {
     "_core": (18, 51),
     "cli": (0, 1),
     "endpoint": (34, 96),
-    "streams": (7, 72),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(

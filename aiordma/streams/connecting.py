@@ -81,13 +81,13 @@ async def create_connection(
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way.
         HostNotFoundError: The name does not resolve.
-        ConnectionRejectedError: Nobody listens there, or it speaks another protocol.  A server of
-            aiordma that refuses because too many wait is tried again.
+        ConnectionRejectedError: No program listens there, or it speaks another protocol.  A server
+            of aiordma that refuses because too many wait is tried again.
         ConnectTimeoutError: No answer in time, or no room at a server where too many wait.
         ProtocolError: The answer makes no sense.
         ssl.SSLError: The TLS handshake failed.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the resources are closed.
     """
     if sock is not None:
         msg = "a socket cannot be used for RDMA: give host and port"
@@ -231,11 +231,11 @@ async def open_connection(
         kwds: As for `create_connection`.
 
     Returns:
-        A reader, which has `readinto` beside what asyncio's has, and a writer.
+        A reader, which has `readinto` beside the methods of asyncio's, and a writer.
 
     Raises: as `create_connection`.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the resources are closed.
     """
     loop = asyncio.get_running_loop()
     reader = RdmaStreamReader(limit=limit, loop=loop)

@@ -1,9 +1,9 @@
-"""Incoming: what a stream has received, from the ring to the protocol.
+"""Incoming: the received bytes of a stream, from the ring to the protocol.
 
 Theory of operation
     Bytes are copied out of the ring, the room is given back to the peer, and then the protocol is
-    called: so a protocol that takes its time does not hold up the peer, and one that raises loses
-    nothing but its own connection.
+    called: so a protocol that takes its time does not hold up the peer, and a protocol that raises
+    loses nothing but its own connection.
 
     A task in `wait` (of our own reader) gets the bytes without the protocol: as long as it waits,
     they are left in the ring for it.  It says how many it wants, and C keeps silent until they are
@@ -144,7 +144,8 @@ class Incoming:
                 if self._end_is_due:
                     self._give_eof()
                 elif not self._end_is_next:
-                    # A turn of its own, as over TCP: what data_received has begun goes before.
+                    # A turn of its own, as over TCP: callbacks that data_received has scheduled run
+                    # before.
                     self._end_is_next = True
                     self._port.loop.call_soon(self._turn_of_the_end)
                 return False
@@ -211,7 +212,7 @@ class Incoming:
     # To our own reader
 
     def some(self, most: int) -> bytes:
-        """What is there, at most so many bytes."""
+        """The bytes that are there, at most so many."""
         readable = self.state.readable
         return (readable and self.state.cut(min(readable, most))) or b""
 
@@ -238,7 +239,7 @@ class Incoming:
         Args:
             length: Bytes that are wanted; fewer are possible when the wait is over.
 
-        What arrives meanwhile is kept from the protocol.
+        Bytes that arrive meanwhile are kept from the protocol.
 
         Raises:
             RuntimeError: A task waits already.
@@ -264,7 +265,7 @@ class Incoming:
             self.state.done()
 
     def canceled(self) -> None:
-        """The wait was broken off: what has come is the protocol's."""
+        """The wait was broken off: bytes that have come go to the protocol."""
         self.state.done()
         self._soon()
 

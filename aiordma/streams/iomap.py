@@ -1,6 +1,6 @@
 """Mappings of a stream: memory that one end names and the other writes to, past the stream.
 
-What `riomap` and `riowrite` are in `rsocket(7)`.  An end that sets `StreamConfig.iomap_slots` takes
+The `riomap` and `riowrite` of `rsocket(7)`.  An end that sets `StreamConfig.iomap_slots` takes
 as many mappings from its peer, and may write to them: plain RDMA WRITEs from memory that is
 registered here, which the peer's program notices in its memory or is told by a message in the
 stream behind them.
@@ -150,7 +150,7 @@ class StreamIomap:
     async def write(self, source: MemoryRegion | SGE, offset: int) -> None:
         """Write to the peer's memory (`riowrite`); returns when the peer's adapter has the bytes.
 
-        What is written to the stream afterwards is received after them.
+        Bytes that are written to the stream afterwards are received after them.
 
         Args:
             source: Registered memory of this connection, see `register`, or a piece of it.
@@ -168,7 +168,7 @@ class StreamIomap:
         await self._port.qp.write(source, addr, key)
 
     def mappings(self) -> list[Mapping]:
-        """What the peer has published; mappings that have ended are not told from others.
+        """The mappings that the peer has published, including those that have ended.
 
         Raises:
             ProtocolError: It makes no sense.

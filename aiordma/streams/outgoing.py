@@ -1,10 +1,10 @@
-"""Outgoing: what a stream has still to send, from `write` to the completion.
+"""Outgoing: the bytes that a stream has still to send, from `write` to the completion.
 
 Theory of operation
     Bytes go from the caller into a registered ring and from there to the peer, in C
-    (`_core/stream.c`).  What does not fit waits here, in the backlog: small pieces are joined, a
-    large one is the caller's own `bytes` object or a copy.  What waits is sent in messages as large
-    as the ring, the peer's buffer and the limit allow, so that many small writes become few
+    (`_core/stream.c`).  Bytes that do not fit wait here, in the backlog: small pieces are joined, a
+    large piece is the caller's own `bytes` object or a copy.  The backlog is sent in messages as
+    large as the ring, the peer's buffer and the limit allow, so that many small writes become few
     messages when the peer is slow.
 """
 
@@ -17,7 +17,7 @@ from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["Outgoing"]
 
-#: Bytes: less than so many are joined with what waits before them, until that has so many.
+#: Bytes: a smaller piece is joined with the piece before it, until that has so many.
 _SMALL = 4096
 _JOINED = 1 << 16
 
@@ -79,7 +79,7 @@ class Outgoing:
         return True
 
     def flush(self) -> bool:
-        """Send as much of what waits as is possible now; whether any was."""
+        """Send as much of the backlog as is possible now; return whether any was sent."""
         before = self.size
         while self.size and (room := self._state.room()):
             self._send_backlog(min(room, self.size))

@@ -1,4 +1,4 @@
-"""Plan: what follows from a configuration alone, worked out once for all of its streams."""
+"""Plan: values that follow from a configuration alone, made once for all of its streams."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _MAPPED_WRITES = 16  # under way past the stream, see iomap.py
 _UNANNOUNCED = 16 + CHAIN
 _INLINE = 64
 _MOST = 64
-_LINE = 64  # bytes; what lies behind a ring of any size begins with one
+_LINE = 64  # bytes; the part behind a ring of any size begins with a page
 
 
 class Plan:
-    """What follows from `config`, and from whether the device is iWARP, as far as that matters.
+    """The values that follow from `config`, and from whether the device is iWARP.
 
     Attributes:
         config: The configuration.
-        policy: What queue pairs apply.
+        policy: Bounds that the queue pairs apply.
         receives: Work requests of the receive queue.
         sends: Those of the send queue that messages and the probe take.
         completions: Room that a stream takes of a completion queue.
@@ -81,7 +81,7 @@ class Plan:
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
 
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
-        """What rsockets asks for: no reads, and not to be given up for want of a receive.
+        """The parameter of rsockets: no reads, and retries while a receive is missing.
 
         Connections share them; so they are never changed.
         """

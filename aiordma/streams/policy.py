@@ -1,10 +1,10 @@
 """Event loops that make connections over RDMA: the switch for a whole program.
 
 `RdmaLoopMixin` takes the place of `create_connection` and `create_server` of the loop that it is
-mixed with, in which everything of asyncio that makes connections ends.  What has no RDMA device
-goes to that loop as if the mixin were not there.  Which way a connection or a server goes is
-decided before anything is tried, by a rule that the program gives, and is said in the log.  When
-RDMA was chosen and fails, the call fails: nothing is tried again over TCP.
+mixed with, in which everything of asyncio that makes connections ends.  A call for an address
+without an RDMA device goes to that loop as if the mixin were not there.  Which way a connection or
+a server goes is decided before anything is tried, by a rule that the program gives, and is said in
+the log.  When RDMA was chosen and fails, the call fails: nothing is tried again over TCP.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class RdmaLoopMixin(_Loop):
 
         Raises: as `aiordma.create_connection`; else as the loop's own.
 
-        Cancellation: what was begun is undone.
+        Cancellation: the resources are closed.
         """
         lookup = {"family": family, "proto": proto, "flags": flags}
         if sock is None and host is not None and port is not None:
@@ -151,7 +151,7 @@ class RdmaLoopMixin(_Loop):
             ValueError: Some of the addresses are for RDMA and some are not: make two servers.
             OSError: As from `aiordma.create_server`; else as from the loop's own.
 
-        Cancellation: what was begun is undone.
+        Cancellation: the resources are closed.
         """
         if sock is not None and host is None and port is None:
             reason = obstacle(sock)
@@ -191,7 +191,7 @@ class RdmaLoopMixin(_Loop):
             protocol_factory, host, port, family=family, flags=flags, sock=sock, **options
         )
 
-    # What stays on sockets is the loop's own, with a word about it
+    # Calls that stay on sockets are the loop's own, with a word about it
 
     async def connect_accepted_socket(
         self, protocol_factory: Callable[[], Any], sock: Any, **options: Any
@@ -347,7 +347,7 @@ class RdmaLoopMixin(_Loop):
             RuntimeError: The connection is closing.
             NotImplementedError: The loop is uvloop's, which sends no files.
 
-        Cancellation: what was read of the file before it is sent.
+        Cancellation: bytes that were read of the file before are sent.
         """
         if _goes_over_rdma(transport):
             if "b" not in getattr(file, "mode", "b"):
@@ -476,4 +476,4 @@ async def _connect(
             raise ExceptionGroup("create_connection failed", failures)
         raise failures[-1]
     finally:
-        failures.clear()  # what is raised has this frame in its traceback
+        failures.clear()  # the exception has this frame in its traceback

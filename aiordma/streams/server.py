@@ -1,8 +1,8 @@
 """RdmaServer: asyncio's Server for streams over RDMA; and asyncio's calls that make one.
 
 Theory of operation
-    Requests are accepted in the background, as link/acceptor.py has it.  What does not speak the
-    protocol is refused.
+    Requests are accepted in the background, as link/acceptor.py has it.  A client that does not
+    speak the protocol is refused.
 
     TLS handshakes take longer and prove more.  They have places of their own, by the same rules; a
     client that finds none there keeps its place among the half-open ones until it does.
@@ -70,7 +70,7 @@ class RdmaServer(asyncio.AbstractServer):
     that are left after `StreamConfig.close_timeout_s`.
 
     Attributes:
-        limits: What clients may hold.
+        limits: Limits of the connections and memory that clients may hold.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class RdmaServer(asyncio.AbstractServer):
         if port.context.is_iwarp:
             transport._machine.listen_first()
         transport._meet(event.private_data)
-        # What the client asked for, which rsockets expects to hear again, within the device's.
+        # The client's parameter, within the device's limits; rsockets expects it in the answer.
         limits = port.context.attributes
         parameter = port.plan.parameter(
             min(event.initiator_depth, limits.max_qp_init_rd_atom),
@@ -288,7 +288,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._wake()
 
     def close_clients(self) -> None:
-        """Close all connections: what they have written is still sent.
+        """Close all connections: bytes that they have written are still sent.
 
         Raises:
             RuntimeError: The server's event loop runs in another thread; nothing was done.

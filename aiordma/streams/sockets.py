@@ -42,7 +42,7 @@ def obstacle(sock: Any) -> str | None:
 
 
 def address_of(sockaddr: Any) -> Address:
-    """(host, port) of what `getsockname` or `getaddrinfo` has; the host with its scope, if any."""
+    """(host, port) of an address of `getsockname` or `getaddrinfo`; the host with its scope."""
     scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
     return f"{sockaddr[0]}{scope}", sockaddr[1]
 

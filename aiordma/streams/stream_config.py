@@ -17,8 +17,8 @@ class StreamConfig:
     Attributes:
         receive_buffer_size: Bytes that the peer may send ahead of the program, registered for the
             peer to write to; even, at least 4,096.
-        send_buffer_size: Bytes of registered memory that data is sent from, at least 4,096.  What
-            is written beyond it waits in ordinary memory, see `set_write_buffer_limits`.
+        send_buffer_size: Bytes of registered memory that data is sent from, at least 4,096.  Bytes
+            that are written beyond it wait in ordinary memory, see `set_write_buffer_limits`.
         recv_depth: Messages that the peer may send ahead, 16 to 16,000.  Each `write` is one or
             more.
         send_depth: Messages of this side that may be on their way, 16 to 16,000.
@@ -38,8 +38,8 @@ class StreamConfig:
             the time in which other connects of this loop to the address go first does not count.
         handshake_timeout_s: Seconds that a server gives a client to complete the handshake, in
             which the time does not count that its own loop is late.
-        close_timeout_s: Seconds without progress after which `close()` gives up and what was not
-            sent is lost.
+        close_timeout_s: Seconds without progress after which `close()` gives up and bytes that were
+            not sent are lost.
         linger_s: Seconds that what the adapter has been given has to arrive after `abort()`, or
             when the event loop ends before the connection; 0 to break the connection at once, of
             which the peer hears as `ConnectionLostError`.
@@ -100,5 +100,5 @@ class StreamConfig:
         )  # fmt: skip
 
 
-#: What a stream without settings of its own has; one object, of which the plan is kept.
+#: The settings of a stream without its own; one object, so that its plan is kept.
 DEFAULTS = StreamConfig()

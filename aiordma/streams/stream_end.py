@@ -1,4 +1,4 @@
-"""StreamEnd: what a stream lets arrive at its end, and whether its peer is told by a disconnection.
+"""StreamEnd: the wait for sent bytes at a stream's end, and the choice of a disconnection.
 
 After an end in the band nothing is left to be said, so that the queue pair goes to the error state
 at once; otherwise the peer is told by the connection manager.  iWARP is always told: ending a

@@ -1,9 +1,9 @@
 """StreamPort: the adapter's side of a stream: queue pair, rings, receives.
 
 Theory of operation
-    Bytes land in the ring by the peer's RDMA WRITE; what tells of them is a 32-bit word, which is
-    the immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A receive is there to
-    be used up by a word; it takes no bytes of data.
+    Bytes land in the ring by the peer's RDMA WRITE; a 32-bit word tells of them, which is the
+    immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A receive is there to be
+    used up by a word; it takes no bytes of data.
 
     A few more receives are posted than are announced: words about buffers and the end are not
     counted, and used-up receives are posted again by the chain, not one by one.
@@ -12,8 +12,8 @@ Theory of operation
     is not plain, and counts what is under way.
 
     The ring and the table are the only memory that the peer may write to.  They are registered
-    each for itself, so that the adapter refuses what is written beyond one of them; what is for
-    this side alone is one registration.
+    each for itself, so that the adapter refuses a write beyond either; memory for this side alone
+    is one registration.
 """
 
 from __future__ import annotations
@@ -153,14 +153,14 @@ class _Probe:
 
 
 class StreamPort(AdapterSide):
-    """What the adapter holds for one stream.
+    """The queue pair of one stream and its resources.
 
     Made by `open`; `start` begins to receive.
 
     Attributes:
         memory: The rings.
         state: Data and credits.
-        plan: What follows from its configuration.
+        plan: The values that follow from its configuration.
     """
 
     __slots__ = ("_probe", "memory", "plan", "state")
@@ -202,7 +202,7 @@ class StreamPort(AdapterSide):
         Raises:
             OSError: Out of memory that may be pinned, descriptors or adapter resources.
 
-        Cancellation: what was made is destroyed.
+        Cancellation: the resources are destroyed.
         """
         context = cm_id.context
         assert context is not None
@@ -331,7 +331,7 @@ class StreamPort(AdapterSide):
         self.check(self.state.control(post.word, post.wrs, post.payload, post.addr, post.key, True))
 
     def check(self, code: int, what: str = "send") -> None:
-        """What a function of stream.c returned: anything but 0 ends the connection."""
+        """Take the result of a function of stream.c: anything but 0 ends the connection."""
         if code:
             self.fail(os_error(code, f"ibv_post_{what}"))
 
@@ -366,7 +366,7 @@ class StreamPort(AdapterSide):
     # End
 
     def to_error(self) -> None:
-        """Queue pair to the error state: what is posted gets flushed.
+        """Move the queue pair to the error state: the posted requests are flushed.
 
         C counts the receives; all else that completes from now on is Python's.
         """

@@ -1,4 +1,4 @@
-"""asyncio's reader and writer, with what RDMA adds: `readinto`, and TLS on any loop."""
+"""asyncio's reader and writer, with two additions: `readinto`, and TLS on any loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _EVERYTHING = 1 << 32
 class RdmaStreamReader(asyncio.StreamReader):
     """An `asyncio.StreamReader` that can also read into the caller's own memory.
 
-    As long as a task waits here, what arrives is left where the adapter has put it; the task is
-    resumed in the very turn of the loop that sees it, and takes it from there.  Otherwise, and over
-    TLS, everything comes by way of the protocol, as in asyncio.
+    As long as a task waits here, arrived bytes stay where the adapter has put them; the task is
+    resumed in the very turn of the loop that sees them, and takes them from there.  Otherwise, and
+    over TLS, everything comes by way of the protocol, as in asyncio.
     """
 
-    # What the base class has and its type stub does not tell.
+    # Attributes of the base class that its type stub does not have.
     _buffer: bytearray
     _eof: bool
     _exception: Exception | None
@@ -43,8 +43,9 @@ class RdmaStreamReader(asyncio.StreamReader):
         """As `asyncio.StreamReader.set_exception`.
 
         Args:
-            exc: What reading raises from now on.  Where the peer's end is here already, which
-                makes the bytes complete, only `exception()` tells of it, and so `drain()`.
+            exc: The exception that reading raises from now on.  Where the peer's end is here
+                already, which makes the bytes complete, only `exception()` tells of it, and so
+                `drain()`.
         """
         if self._eof:
             self._after_end = exc
@@ -52,7 +53,7 @@ class RdmaStreamReader(asyncio.StreamReader):
             super().set_exception(exc)
 
     def exception(self) -> Exception | None:
-        """What has ended the connection, or None."""
+        """The exception that has ended the connection, or None."""
         return self._exception or self._after_end
 
     def _source(self) -> Incoming | None:
@@ -73,7 +74,7 @@ class RdmaStreamReader(asyncio.StreamReader):
         raise RuntimeError(msg)
 
     async def _wait_for_data(self, func_name: str) -> None:
-        """What the methods of the base class wait by."""
+        """The wait of the methods of the base class."""
         source = self._source()
         if source is not None:
             if source.waiting:
@@ -122,7 +123,7 @@ class RdmaStreamReader(asyncio.StreamReader):
         Cancellation: ends the wait; no bytes are lost.
         """
         source = self._source()
-        if source is not None and not self._buffer:  # what happens most
+        if source is not None and not self._buffer:  # the frequent case
             there = source.state.cut(n)
             if there is None and self._waiter is None and source.state.ask(n):
                 try:
@@ -178,7 +179,7 @@ class RdmaStreamReader(asyncio.StreamReader):
             source = self._source()
             if self._waiter is not None or (source is not None and source.waiting):
                 self._refuse("readinto")
-            # What came before the call lies in the reader; over TLS everything does.
+            # Bytes from before the call lie in the reader; over TLS all bytes do.
             while not self._buffer:
                 if self._exception is not None:
                     raise self._exception

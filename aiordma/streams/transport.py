@@ -4,20 +4,21 @@ Theory of operation
     Completions only note what has happened; when the drain that brought them is over, `_process`
     acts on all of it at once, in the context that made the transport: new bytes go to the
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
-    the loop's same turn, and one that closes or writes never does it in the midst of a drain.
+    the loop's same turn, and a protocol that closes or writes never does it in the midst of a
+    drain.
 
     Most wake-ups bring data and nothing else, and most writes fit: C deals with those
     (`_core/stream_state.c`).  Whatever is unusual closes a gate (`_gate`), so that the usual case
     has one thing to ask.
 
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
-    nothing: what is not taken out of the ring leaves no room in it.
+    nothing: bytes that are not taken out of the ring leave no room in it.
 
     The end, whatever its cause, is reached once, in `_finish`; `connection_lost` follows in a
     turn of its own.  None only after an end in the band or one of this side's own.
 
-    The queue pair outlives the end, as a kernel's connection outlives its socket: what was posted
-    arrives, and behind it the word that says the end, while `StreamEnd` waits for both.
+    The queue pair outlives the end, as a kernel's connection outlives its socket: posted bytes
+    arrive, and behind them the word of the end, while `StreamEnd` waits for both.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _made(self, waiter: asyncio.Future[None] | None) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        # A turn later, as over TCP: what connection_made has begun goes before what has arrived.
+        # A turn later, as over TCP: callbacks that connection_made has scheduled run before the
+        # first bytes.
         self._loop.call_soon(self._begin, context=self._context)
 
     def _begin(self) -> None:
@@ -378,7 +380,7 @@ class RdmaTransport(transports._FlowControlMixin):
         Args:
             data: Bytes-like, copied before the call returns if it can change.
 
-        What cannot be sent at once waits, see `set_write_buffer_limits`.
+        Bytes that cannot be sent at once wait, see `set_write_buffer_limits`.
 
         Raises:
             TypeError: `data` is not bytes-like.
@@ -390,7 +392,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._port.state.write(data)
 
     def _write(self, data: Any, sent: int) -> None:
-        """What was not plain: `sent` bytes have gone."""
+        """Write the rest of `data`, of which C has sent `sent` bytes."""
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise _not_bytes(data)
         if isinstance(data, memoryview) and not data.c_contiguous:
@@ -454,8 +456,9 @@ class RdmaTransport(transports._FlowControlMixin):
         `connection_lost` follows when the adapter has been given everything; or with an error when
         nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.
 
-        While the stream's event loop runs in another thread, that one closes the stream, soon after
-        this call: finalizers of asyncio's and others' call this in whatever thread collects them.
+        While the stream's event loop runs in another thread, that thread closes the stream, soon
+        after this call: finalizers of asyncio's and others' call this in whatever thread collects
+        them.
         """
         from_finalizer(self._loop, self._close)
 
@@ -475,10 +478,10 @@ class RdmaTransport(transports._FlowControlMixin):
             self._soon()
 
     def abort(self) -> None:
-        """End at once; what waits is lost.  `connection_lost(None)` follows.
+        """End at once; waiting bytes are lost.  `connection_lost(None)` follows.
 
-        What the adapter has been given still arrives, for `linger_s` at most, and then the peer
-        sees the end of the stream; or, if something was lost, that the connection is broken.
+        Bytes that the adapter has been given still arrive, for `linger_s` at most, and then the
+        peer sees the end of the stream; or, if something was lost, that the connection is broken.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -511,7 +514,7 @@ class RdmaTransport(transports._FlowControlMixin):
         self._force(exc)
 
     def _force_close(self, exc: BaseException | None) -> None:
-        """What asyncio's TLS calls."""
+        """For asyncio's TLS."""
         self._force(exc)
 
     def _force(self, exc: BaseException | None) -> None:
@@ -530,7 +533,7 @@ class RdmaTransport(transports._FlowControlMixin):
         self._force(exc)
 
     def _take_leave(self, *, whole: bool) -> None:
-        """Say the end behind what was posted, if that is `whole`; else have it arrive at least."""
+        """Say the end behind the posted bytes, if these are `whole`; else have them arrive."""
         if not self._end.hurry():
             self._end.arrived()
         elif whole:
