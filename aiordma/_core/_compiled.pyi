@@ -65,9 +65,9 @@ class Message:
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer the program has
-    exported cannot be released; one that outlives its connection stays readable.  A `with` block
-    that an exception ends is left with that exception in any case: if the buffer is exported then,
-    the memory goes back when the last export ends.  `len()` tells the bytes, also after the
+    exported cannot be released; a message that outlives its connection stays readable.  A `with`
+    block that an exception ends is left with that exception in any case: if the buffer is exported
+    then, the memory goes back when the last export ends.  `len()` tells the bytes, also after the
     release.
     """
 
@@ -110,7 +110,7 @@ class Held:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Wakeup:
-    """What one task at a time waits on, and is resumed from by `wake`."""
+    """The awaitable of a task, a single task at a time; `wake` resumes the task."""
 
     def __new__(cls, loop: AbstractEventLoop) -> Self: ...
     @property
@@ -127,7 +127,7 @@ class Wakeup:
 
 @final
 class Parked(Wakeup):
-    """What a task that waits for a message is parked on."""
+    """The Wakeup of a task that waits for a message."""
 
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
@@ -447,7 +447,7 @@ _Record = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
 
 @final
 class QueueState:
-    """What the drain of a channel knows of a completion queue, which it outlives."""
+    """The drain's state of a completion queue, which it outlives."""
 
     def __new__(cls, token: int) -> Self: ...
     managed: int
@@ -492,7 +492,7 @@ class Drain:
 
 @final
 class Readable:
-    """What the loop calls when a completion channel is readable."""
+    """Called by the loop when a completion channel is readable."""
 
     def __new__(cls, drain: Drain, slow: Callable[[], object]) -> Self: ...
     def run(self) -> None: ...

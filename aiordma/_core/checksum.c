@@ -1,10 +1,10 @@
 /*
  * CRC32C (Castagnoli): the checksum of large messages, as iSCSI has it (RFC 3720, B.4).
  *
- * The processor's instruction takes 8 bytes, and its result is there after three cycles; a new one
+ * The processor's instruction takes 8 bytes, and its result is there after three cycles; a new sum
  * can begin in each.  So three blocks that lie one behind the other are summed at a time, and then
- * combined: to shift a sum over the bytes of a block is a linear map, for which there are tables.
- * A processor without the instruction has eight tables, for eight bytes at a time.
+ * combined: to shift a sum over the bytes of a block is a linear map, for which there are tables. A
+ * processor without the instruction has eight tables, for eight bytes at a time.
  */
 #include "core.h"
 
@@ -177,7 +177,7 @@ static uint32_t crc32c_table(uint32_t crc, const void *data, uint64_t length)
     return ~aio_crc_by_table(~crc, data, length);
 }
 
-/* The sum of what came before, which is 0 for nothing, and these bytes. */
+/* The sum of the bytes before, which is 0 for none, and of these bytes. */
 static uint32_t crc32c(uint32_t crc, const void *data, uint64_t length)
 {
 #if AIO_CRC_INSTRUCTION
@@ -187,7 +187,7 @@ static uint32_t crc32c(uint32_t crc, const void *data, uint64_t length)
     return crc32c_table(crc, data, length);
 }
 
-/* What Python calls; the interpreter lock is given up, as large messages take milliseconds. */
+/* For Python; releases the interpreter lock, as large messages take milliseconds. */
 
 static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, uint64_t))
 {

@@ -140,7 +140,7 @@ static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     return aio_make(type, args, kwargs, events_init);
 }
 
-/* What two ends may have agreed on; None where there cannot be anything yet. */
+/* The numbers that two ends may have agreed on; None where there cannot be any yet. */
 static PyObject *numbers_of(const struct event *event)
 {
     switch (event->type) {

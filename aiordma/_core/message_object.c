@@ -7,17 +7,17 @@
  *
  * A message exports its bytes itself, so that each export has a reference to it, and counts them.
  *
- * The library holds bytes of a message by a loan: what the adapter reads behind a canceled send is
- * nothing that the program can end, and must not keep it from releasing the message.
+ * The library holds bytes of a message by a loan: the adapter may read them behind a canceled send.
+ * The program cannot end that, and it must not keep the program from releasing the message.
  *
  * Held: bytes of a buffer, held where the cycle collector does not look.
  *
  * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
- * it is in use: it gives up what it looks at, and a later release of the export crashes (CPython
- * 3.11).  A memoryview that is made of another one has no such trouble: both share what they
- * look at.  So the bytes are held by a memoryview of their own, which no other object has, of which
- * only the address is used, and which is never shown to the collector.  What it looks at stays for
- * as long as it is held.
+ * it is in use: it gives up its bytes, and a later release of the export crashes (CPython
+ * 3.11).  A memoryview that is made of another memoryview has no such trouble: both share their
+ * bytes.  So the bytes are held by a memoryview of their own, which no other object has, of which
+ * only the address is used, and which is never shown to the collector.  Its bytes stay for as long
+ * as it is held.
  *
  * The price: a holder to which the object of its own buffer leads back is not collected
  * before it lets go.

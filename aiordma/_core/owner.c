@@ -1,5 +1,5 @@
 /*
- * Owner: what a Resource counts, and the two things that are done with it most often.
+ * Owner: the counts of a Resource, and its two most frequent operations.
  *
  * Each connection has five resources, and each of its steps asks some of them for their C handle.
  * With the same in Python a connected pair takes 2.356 million instructions instead of 2.164, 8.9 %
@@ -67,7 +67,7 @@ static void quit(Owner *parent, PyObject *own)
     PyErr_Restore(error[0], error[1], error[2]);
 }
 
-/* Become a child of all; 0, or -1, or 1 with the one that is closed. */
+/* Become a child of all; 0, or -1, or 1 with the parent that is closed. */
 static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **closed)
 {
     PyObject *own = PyLong_FromVoidPtr(self), *reference = PyWeakref_NewRef((PyObject *)self, NULL);
@@ -135,8 +135,8 @@ static int owner_adopt(Owner *self, PyObject *parents)
     if (call(release_lock, NULL))
         PyErr_WriteUnraisable((PyObject *)self);
     if (rc) {
-        /* The fresh C object has no right to be, and its parents are not to wait for it: one was
-         * closed meanwhile, or there was no memory. */
+        /* The fresh C object has no right to be, and its parents are not to wait for it: a parent
+         * was closed meanwhile, or there was no memory. */
         PyObject *result = PyObject_CallMethod((PyObject *)self, "_finish", NULL);
 
         if (!result)
@@ -201,7 +201,7 @@ static PyObject *owner_require(PyObject *object, PyObject *unused)
     return NULL;
 }
 
-/* What _retain and _let_go are called with: NULL and None alike; -1 if it is none. */
+/* The argument of _retain and _let_go: NULL and None alike; -1 if it is of another type. */
 static int child_of(PyObject *args, PyObject **child)
 {
     *child = NULL;

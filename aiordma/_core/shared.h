@@ -1,4 +1,4 @@
-/* What both compiled modules know: `_core`, and `_ffi._rdma`, which makes the queues. */
+/* Shared by both compiled modules: `_core`, and `_ffi._rdma`, which makes the queues. */
 #ifndef AIORDMA_SHARED_H
 #define AIORDMA_SHARED_H
 

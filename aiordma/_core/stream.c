@@ -134,8 +134,8 @@ static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_
     uint32_t key = s->key;
     int signaled = s->iwarp;
 
-    /* Before posting: the moment the peer has the bytes it may put a descriptor in the place of
-     * the one that they filled. */
+    /* Before posting: the moment the peer has the bytes it may replace the descriptor of the buffer
+     * that they filled. */
     s->allowed--;
     s->sequence = (s->sequence + 1) & 0xFFFF;
     s->left -= length;
@@ -169,7 +169,7 @@ int aio_stream_send(struct aio_stream_state *s, uint32_t length)
 /*
  * Send what can be sent now; how many bytes that were.  After a failure s->error is set.
  *
- * What fits into the request itself needs no place in the ring.
+ * Bytes that fit into the request itself need no place in the ring.
  */
 ssize_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size)
 {
@@ -237,7 +237,8 @@ int aio_stream_announce(struct aio_stream_state *s)
         s->due = s->consumed + (s->credits / 2 ? s->credits / 2 : 1);
         word = AIO_WORD_SGL << 29 | (uint32_t)((s->consumed + s->credits) & 0xFFFF);
         s->control_out += wrs;
-        /* Every second one asks for its completion, which is that of the one before, too. */
+        /* Every second message asks for its completion, which stands for the message before, too.
+         * */
         code = aio_stream_control(s, word, wrs, &payload, size, place, size ? s->table_key : 0,
                                   s->control_out > 1);
         if (code)
@@ -375,7 +376,7 @@ static int aio_stream_arrived(struct aio_stream_state *s, uint32_t length)
     }
     s->waiting[(s->waiting_first + s->waiting_count++) & s->waiting_mask] = length;
     s->readable += length;
-    /* One who waits for many bytes is left alone until they are there, unless the peer needs
+    /* A task that waits for many bytes is not resumed before they are there, unless the peer needs
      * credits or room to send them. */
     if (s->readable >= s->want || 2 * s->waiting_count >= s->credits)
         s->base.events |= AIO_STREAM_DATA;
@@ -478,7 +479,7 @@ static int aio_stream_sent(struct aio_stream_state *s, uint32_t sub)
     return 1;
 }
 
-/* At the end every receive comes back, and nobody wants to hear of each; the rest is Python's. */
+/* At the end every receive is flushed, which is only counted; Python takes all else. */
 static int aio_stream_take_flushed(struct aio_stream_state *s, const struct ibv_wc *wc)
 {
     if (wc->status != IBV_WC_WR_FLUSH_ERR || !(AIO_SUB(wc->wr_id) & AIO_STREAM_RECV) || !s->posted)

@@ -13,7 +13,7 @@ static PyObject *name_data_received, *name_attention, *name_events, *name_raised
 
 #define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
 #define PARTS              4  /* of the ring for sending; a message is at most one of them */
-#define MOST_UNTOLD        32 /* messages of which one asks for its completion */
+#define MOST_UNTOLD        32 /* messages for which a single completion is asked */
 
 static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -200,7 +200,8 @@ static PyObject *state_cut(PyObject *object, PyObject *number)
     return cut((StreamState *)object, (uint32_t)n);
 }
 
-/* data_received() raised: the stream is over, but for what ends the loop.  0, or -1. */
+/* data_received() raised: the stream is over, but for an exception that ends the loop.  0, or -1.
+ * */
 static int failed(StreamState *self)
 {
     PyObject *type, *value, *traceback;
@@ -219,7 +220,7 @@ static int failed(StreamState *self)
     return rc;
 }
 
-/* What C has taken, at the end of a drain. */
+/* The events that C has noted, at the end of a drain. */
 int aio_stream_events(StreamState *self, uint32_t events)
 {
     struct aio_stream_state *s = &self->state;
