@@ -41,7 +41,7 @@ REFERRING = "docs/adr/"
 BOUNDS = {
     "_core": (6, 35),
     "cli": (0, 1),
-    "endpoint": (34, 96),
+    "endpoint": (17, 61),
 }
 #: Names of other programs and libraries: comments mention them, and no code here uses them.
 OTHERS = frozenset(

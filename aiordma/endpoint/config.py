@@ -15,8 +15,8 @@ __all__ = ["CONTROL_SLOTS", "DEFAULTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionCo
 # frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
 # the rendezvous window's DONE frames come on top.
 CONTROL_SLOTS = 6
-# What a connection of a pool has at any time: data messages that the peer may send ahead, and slots
-# for its own.
+# The least that a connection of a pool has at any time: data messages that the peer may send ahead,
+# and slots for its own.
 MIN_WINDOW = 2
 MIN_SENDS = 2
 
@@ -30,7 +30,7 @@ class ConnectionConfig:
             are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
             the program does not take in time leave the peer's sends waiting.
         slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through
-            registered slots; larger ones are fetched by the receiver from the sender's memory.
+            registered slots; the receiver fetches larger messages from the sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
         shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
@@ -60,7 +60,7 @@ class ConnectionConfig:
         registration_cache_size: Bytes of buffers that stay registered after a read or write of
             more than 64 KiB, for the next one with the same buffer.  They stay exported, too: a
             bytearray among them cannot be resized.  0: none.  On iWARP for writes alone: the peer
-            could write to what stays registered for reads.
+            could write to memory that stays registered for reads.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,

@@ -34,7 +34,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     warns if it is forgotten.
 
     Args:
-        coroutine: What opens.
+        coroutine: Opens the object.
         name: The call that the program made.
     """
 
@@ -62,13 +62,14 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     def close(self) -> None:
         """End it where it waits, or before it begins.
 
-        Warns in the latter case, with a RuntimeWarning: a program takes this for what it has yet to
-        open, and would wonder that nothing was.
+        Warns in the latter case, with a RuntimeWarning: a program takes this for the object that it
+        has yet to open, and would wonder that none was opened.
         """
         unused = getcoroutinestate(self._coroutine) == CORO_CREATED
         self._coroutine.close()
         if unused:
-            # No exception, as for what else is used too early: asyncio closes what it cannot run.
+            # No exception, as for other uses that come too early: asyncio closes a coroutine that
+            # it cannot run.
             warnings.warn(self._not_awaited("close()"), RuntimeWarning, stacklevel=2)
 
     if not TYPE_CHECKING:  # for type checkers there are no other attributes
@@ -76,7 +77,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         def __getattr__(self, name: str) -> Any:
             if name.startswith("_"):
                 raise AttributeError(name)
-            # The program takes this for what it has yet to open.
+            # The program takes this for the object that it has yet to open.
             raise AttributeError(self._not_awaited(name), name=name, obj=self)
 
     def _not_awaited(self, what: str) -> str:
@@ -86,7 +87,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
             f"`await {call}(...)` or `async with {call}(...)`"
         )
 
-    # What asyncio shows of a task.
+    # The attributes that asyncio shows of a task.
 
     @property
     def __name__(self) -> str:
@@ -151,16 +152,16 @@ def connect(
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or not on the way
             to the peer.
         HostNotFoundError: The name does not resolve.
-        ConnectionRejectedError: Nobody listens there, or the program refused; its bytes are in
+        ConnectionRejectedError: No program listens there, or the program refused; its bytes are in
             `private_data`.  A listener that refuses because too many wait is tried again.
         ConnectTimeoutError: No answer in time, or no room at a listener where too many wait.
         RdmaOSError: The system knows no way there (ENETUNREACH), or is short of something.
         ConnectionFailedError: Another reason; the text has a hint.
 
-    Where a name has several addresses and all failed, the error is of the kind of the one that came
-    furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
+    Where a name has several addresses and all failed, the error is of the kind of the attempt that
+    came furthest, with all of them in its text and in the `ExceptionGroup` that is its `__cause__`.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the connect is undone.
     """
     check_kind("config", config, ConnectionConfig)
     config = config or DEFAULTS

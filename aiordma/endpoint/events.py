@@ -1,4 +1,4 @@
-"""What happens around a connection, as an async iterator: its own events and those of its device.
+"""The events around a connection, as an async iterator: its own and those of its device.
 
 The device's events are asked for when the first iterator is made, and no longer than the connection
 lives.  Of them a connection gets what concerns its port, its queue pair, or the whole device.
@@ -55,8 +55,8 @@ class EventHub:
             iterator._end()
             return iterator
         if self._unsubscribe is None:
-            # Copies, and not the link: the device's reader holds this object, and whoever forgets
-            # a connection without closing it shall be warned.
+            # Copies, and not the link: the device's reader holds this object, and a program that
+            # forgets a connection without closing it shall be warned.
             self._port = link.cm_id.port_num
             queues = (link.qp, link.qp.send_cq)
             self._elements = frozenset(
@@ -96,10 +96,10 @@ class EventHub:
 class ConnectionEvents:
     """Async iterator over the events of a connection, from `Connection.events()`.
 
-    Yields a `cm.ConnectionEvent` for what the connection manager tells (DISCONNECTED,
-    DEVICE_REMOVAL, ADDR_CHANGE, ...) and a `verbs.AsyncEvent` for what the device tells (PORT_ERR,
-    PORT_ACTIVE, GID_CHANGE, DEVICE_FATAL, ...).  Nothing of it needs an acknowledgement, or an
-    answer: what ends a connection ends it without this.
+    Yields a `cm.ConnectionEvent` for each event of the connection manager (DISCONNECTED,
+    DEVICE_REMOVAL, ADDR_CHANGE, ...) and a `verbs.AsyncEvent` for each event of the device
+    (PORT_ERR, PORT_ACTIVE, GID_CHANGE, DEVICE_FATAL, ...).  None of them needs an acknowledgement,
+    or an answer: a connection ends without this iterator.
     """
 
     __slots__ = ("__weakref__", "_closed", "_loop", "_queue", "_ready")
@@ -136,7 +136,7 @@ class ConnectionEvents:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """End the iterator; what has arrived is still returned.  Idempotent.
+        """End the iterator; events that have arrived are still returned.  Idempotent.
 
         Raises:
             RuntimeError: The connection's event loop runs in another thread; nothing was done.

@@ -1,4 +1,4 @@
-"""Goodbye: what a connection says at its end, and what it lets arrive.
+"""Goodbye: the last messages of a connection, and the wait until they have arrived.
 
 If the connection is closed in good order, the peer reads the large messages that it was told of,
 and END follows the last message.  After an abort what was sent may arrive, ABORT included, if the
@@ -67,7 +67,7 @@ class Goodbye:
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
-        """No END any more, but what was sent may arrive; whether END was about to be said."""
+        """Give up END, but let sent messages arrive; return whether END was about to be sent."""
         self._aborted = True
         self._ending.wake()
         return self._task is not None and not self._task.done()

@@ -36,7 +36,7 @@ _REVOKE_S = 30.0
 
 
 class Lease:
-    """What `Connection.expose` returns; an async context manager.
+    """The result of `Connection.expose`; an async context manager.
 
     Attributes:
         region: The name of the memory for the peer while the lease is open, else None.
@@ -88,7 +88,7 @@ class Lease:
         return self.region
 
     def _begin(self) -> None:
-        """Begin to end the lease, once; what was begun is not stopped by a cancellation."""
+        """Begin to end the lease, once; a cancellation does not stop it."""
         opened, self._open = self._open, None
         if opened is None:
             return

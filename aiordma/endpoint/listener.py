@@ -51,8 +51,8 @@ def listen(
 ) -> Opening[Listener]:
     """Listen for connections; the result is awaited, or used with `async with`.
 
-    Two listeners never share an address and port, as TCP's SO_REUSEPORT lets them; and one can
-    listen again at once where another has just ended, without the help of an option.
+    Two listeners never share an address and port, as TCP's SO_REUSEPORT lets them; and a listener
+    can listen again at once where another has just ended, without the help of an option.
 
     Args:
         host: Local name or address, IPv4 or IPv6 (link-local with its interface, as in
@@ -62,17 +62,17 @@ def listen(
         backlog: Requests and connections that may wait for the program; 0 or less means 256.
         config: Settings of the accepted connections.
         ipv6_only: Take IPv6 clients alone.
-        limits: What clients may hold, in total and for each source; see docs/limits.md.
+        limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
 
     Raises:
         TypeError, ValueError: An argument is of no use, at the call.
-        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device
-            has the address, as seldom one has an address of loopback ("localhost").
+        LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
+            the address; seldom has a device an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve.
         TimeoutError: It does not within `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
-    Cancellation: what was begun is undone.
+    Cancellation: the listener is closed.
     """
     check_kind("host", host, str)
     check_port(port)
@@ -97,7 +97,7 @@ class Listener:
 
     Attributes:
         config: Settings of the accepted connections.
-        limits: What clients may hold.
+        limits: Limits of the connections and memory that clients may hold.
     """
 
     def __init__(
@@ -243,11 +243,10 @@ class Listener:
 
         Raises DeviceRemovedError when the RDMA devices of all its addresses were removed.
 
-        One that is not answered within `config.handshake_timeout_s` is refused.  A client may be
-        gone when it is answered: `accept()` raises an RdmaError then, which is no reason to end.
-        From this call
-        on nothing is accepted unseen; a connection that was accepted before it, and not yet
-        taken by `accept()`, is dropped.
+        A request that is not answered within `config.handshake_timeout_s` is refused.  A client may
+        be gone when it is answered: `accept()` raises an RdmaError then, which is no reason to end.
+        From this call on nothing is accepted unseen; a connection that was accepted before it, and
+        not yet taken by `accept()`, is dropped.
 
         Raises:
             RuntimeError: The listener's event loop runs in another thread.

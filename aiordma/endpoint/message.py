@@ -1,4 +1,4 @@
-"""Message: what `recv()` returns, over the registered memory in which it arrived."""
+"""Message: the result of `recv()`, over the registered memory in which it arrived."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Message", "lent"]
 
 
 def lent(view: memoryview) -> memoryview | Loan:
-    """What the library holds while the adapter reads `view`, which may go on behind its caller.
+    """The object that keeps `view` while the adapter reads it, which may go on behind its caller.
 
     Bytes of a message are lent to the library: it can be released meanwhile, and its memory goes
     back when the last loan has ended.

@@ -4,12 +4,13 @@ Theory of operation
     What is wrong is refused before it is posted, where it costs an exception; an access that the
     peer's adapter refuses costs both sides the connection.
 
-    The adapter needs registered memory on this side.  A caller who brings it (`register`) has
-    nothing copied.  Otherwise up to 64 KiB go through a buffer of the pool, because a copy is
-    cheaper than a registration, and more is registered for the time of the operation.
+    The adapter needs registered memory on this side.  If the caller brings it (`register`), no byte
+    is copied.  Otherwise up to 64 KiB go through a buffer of the pool, because a copy is cheaper
+    than a registration, and more is registered for the time of the operation.
 
     Registered memory that goes in one request, which is fast, C has checked and posted before this
-    is asked (`_core/operation.c`); what C does not take comes here, to be done or to be refused.
+    is asked (`_core/operation.c`); transfers that C does not take come here, to be done or to be
+    refused.
 
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.
@@ -92,7 +93,7 @@ def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
             msg = "cannot read into a read-only buffer"
             raise BufferError(msg)
         if not view.nbytes:
-            return memoryview(b"")  # of whatever format; an empty one cannot be cast
+            return memoryview(b"")  # of whatever format; an empty view cannot be cast
         return view.cast("B")
 
 
@@ -300,5 +301,5 @@ class OneSided:
             raise self.lost() from exc
 
     def lost(self) -> BaseException:
-        """What a flushed operation raises."""
+        """The exception of a flushed operation."""
         return self._operations.lost()

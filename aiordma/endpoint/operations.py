@@ -2,18 +2,19 @@
 
 Theory of operation
     An operation is posted, and its completion taken, in C (`_core/operation.c`, `_core/message.c`);
-    the task that awaits it is resumed by the drain, without a future.  What is not a success comes
-    to Python.
+    the task that awaits it is resumed by the drain, without a future.  Operations that fail come to
+    Python.
 
-    There are `one_sided_depth` of them.  Who finds none free waits in line, and is handed the
-    number of the next that ends; while there is a line nobody else gets one.
+    There are `one_sided_depth` of them.  A task that finds none free waits in line, and gets the
+    number of the next that ends; while there is a line no other task gets a number.
 
-    A connection wakes the loop for what the peer asks attention for, and for its own completions
-    only while somebody waits for them (`Link.listen`).  That is asked for with the first operation
-    and given up a while after the last: each change costs a system call.
+    A connection wakes the loop for solicited messages of the peer, and for its own completions only
+    while a task waits for them (`Link.listen`).  That is asked for with the first operation and
+    given up a while after the last: each change costs a system call.
 
-    One that is flushed before the connection's end is known ends with it, so that it can say why,
-    and so that what the program calls next finds the connection lost as well.
+    An operation that is flushed before the connection's end is known ends with the connection, so
+    that its error has the cause, and so that the program's next call finds the connection lost as
+    well.
 
     The local memory is retained until the completion, or until the queue pair is gone.
 """
@@ -53,7 +54,7 @@ def _rest(reference: weakref.ref[Operations]) -> None:
 
 
 class Operations:
-    """Those of one connection, beside the plain ones that C posts (`MessageState.read`, `write`).
+    """Those of one connection, beside those that C posts alone (`MessageState.read`, `write`).
 
     Args:
         link: The adapter's side.
@@ -141,7 +142,7 @@ class Operations:
         self._room()
 
     def _room(self) -> None:
-        """Hand out what is free to those who wait."""
+        """Hand out free numbers to the tasks that wait."""
         c = self._c
         line = self._line
         while line and line.next_size and c.n_operations_free:

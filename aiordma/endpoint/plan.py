@@ -1,4 +1,4 @@
-"""Plan: what follows from a configuration alone, worked out once for all of its connections."""
+"""Plan: values that follow from a configuration alone, made once for all of its connections."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
 
 
 class Plan:
-    """What follows from `config`.
+    """The values that follow from `config`.
 
     Attributes:
         config: The configuration.
-        policy: What queue pairs apply.
+        policy: Bounds that the queue pairs apply.
         shapes: Slots that a connection has for itself: how many of which size, for receives, sends
             and messages without data.
         size: Bytes of these.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
-            RLIMIT_MEMLOCK; of one that shares slots, those of the slots that it is guaranteed.
+            RLIMIT_MEMLOCK; of a connection that shares slots, those of the slots that it is
+            guaranteed.
         quick: Whether they are a connection's own, and registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
@@ -117,7 +118,7 @@ class Plan:
 
         Args:
             private_data: The program's.
-            window: What the peer may send at first.
+            window: Data messages that the peer may send at first.
             room: Bytes.
             check: Whether this side checks the large messages that it receives.
         """

@@ -1,4 +1,4 @@
-"""Slots: what a connection's messages lie in and where they complete; its own, or out of a pool.
+"""Slots: the memory of a connection's messages and their queues; its own, or out of a pool.
 
 Theory of operation
     By default a connection has receives for `recv_depth` messages and slots for `send_depth`, and
@@ -10,11 +10,11 @@ Theory of operation
     that it is guaranteed, gets more while its peer uses up its credits, and gives some back when
     others want them.
 
-    What they do not share is memory or a protection domain: a receive that one connection was
+    They share neither memory nor a protection domain: a receive that one connection was
     granted is posted to that connection's queue pair, so that no peer can use up another's, and no
-    key opens another's memory.  A shared receive queue would do neither: who sends beyond its
-    credits takes the receives that others were promised, and on Soft-RoCE a queue pair that dies
-    inside a message keeps a receive for ever.
+    key opens another's memory.  A shared receive queue would do neither: a peer that sends beyond
+    its credits takes the receives that others were promised, and on Soft-RoCE a queue pair that
+    dies inside a message keeps a receive for ever.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Slots:
             OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
                 cannot guarantee what a connection needs.
 
-        Cancellation: what was made is given back.
+        Cancellation: the resources are given back.
         """
         slots = cls()
         try:
