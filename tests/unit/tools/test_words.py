@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-TOOLS = Path(__file__).parents[2] / "tools"
+TOOLS = Path(__file__).parents[3] / "tools"
 FILES = [
     "aiordma/__init__.py",
     "aiordma/errors.py",
