@@ -13,7 +13,7 @@
 
 #include "protocol.h"
 
-/* wakeup.c: what a task waits on */
+/* wakeup.c: the awaitable of a task */
 enum aio_wakeup_state { AIO_IDLE, AIO_WAITING, AIO_READY, AIO_DONE };
 
 typedef struct {
@@ -21,7 +21,7 @@ typedef struct {
     PyObject *loop;
     PyObject *callback; /* of the task that waits */
     PyObject *context;
-    PyObject *error; /* what the wait ends with; NULL: normally */
+    PyObject *error; /* the wait ends with it; NULL: normally */
     char state;
     char blocking;
 } Wakeup;
@@ -53,7 +53,7 @@ typedef struct {
     unsigned char opcode;
 } Operation;
 
-/* wakeup.c: what a task that waits for a message is parked on */
+/* wakeup.c: the Wakeup of a task that waits for a message */
 struct message_state;
 
 typedef struct {
@@ -67,7 +67,7 @@ typedef struct message_state {
     PyObject_HEAD
     struct aio_message_state state;
     unsigned long thread;
-    PyObject *receiver; /* told of what is not plain; it keeps the memory of the slots alive */
+    PyObject *receiver; /* takes the rare cases; it keeps the memory of the slots alive */
     Parked *parked;
     PyObject *handler; /* called with the events that Python sees to */
     PyObject *room;    /* called when an operation has ended and a task waits for room */
@@ -100,7 +100,7 @@ typedef struct {
     PyObject *imm;
     Py_ssize_t length;
     Py_ssize_t exports; /* to the program */
-    Py_ssize_t loans;   /* to the library, for what goes on behind a canceled call */
+    Py_ssize_t loans;   /* to the library, for transfers behind a canceled call */
     uint32_t slot;
     char in_slot; /* keeper is MessageState */
     char kept;    /* counts among those that the program has */
@@ -122,7 +122,7 @@ typedef struct {
     unsigned long thread; /* of the last write */
 } StreamState;
 
-/* What a weak reference leads to, None if that is gone; a new reference, or NULL. */
+/* The object of a weak reference, None if it is gone; a new reference, or NULL. */
 static inline PyObject *aio_alive(PyObject *weak)
 {
     return PyObject_CallNoArgs(weak);
@@ -201,7 +201,7 @@ PyObject *aio_operations_forget_done(PyObject *self, PyObject *unused);
 int aio_operations_done(MessageState *self);
 void aio_free_operations(MessageState *self);
 
-/* For drain.c: what has happened to a connection, to a stream.  0, or -1. */
+/* For drain.c: act on the events of a connection, of a stream.  0, or -1. */
 int aio_message_events(MessageState *self, uint32_t events, int late);
 int aio_stream_events(StreamState *self, uint32_t events);
 

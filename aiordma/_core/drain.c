@@ -22,7 +22,7 @@
  */
 #include "core.h"
 
-/* QueueState: what the drain knows of a completion queue */
+/* QueueState: the drain's state of a completion queue */
 
 typedef struct {
     PyObject_HEAD
@@ -158,14 +158,14 @@ typedef struct {
     int failed;                /* errno */
     struct aio_state **states; /* by index */
     PyObject **keepers;        /* the object of each state */
-    PyObject **owners;         /* what is told of its events */
+    PyObject **owners;         /* the object that is told of its events */
     uint32_t n_states;
     uint32_t *untold; /* of TOLD, from `first` to `last` */
     uint32_t first;
     uint32_t last;
     uint32_t room;
-    PyObject *error; /* what a task raised, for drain() to raise */
-    int left;        /* what was drained, and is left for drain() */
+    PyObject *error; /* the exception of a task, for drain() to raise */
+    int left;        /* the result of a drain, for drain() */
     char draining;
     char deferred;
     char stopped;
@@ -336,8 +336,8 @@ static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
 /*
  * Hand a completion to its state; 0 if it is for Python.
  *
- * The order of a state's completions is kept: what comes behind one that went to Python goes there,
- * too, until Python has seen it.
+ * The order of a state's completions is kept: behind a completion that went to Python all others go
+ * there, too, until Python has seen it.
  */
 static int take(Drain *self, const struct ibv_wc *wc)
 {
@@ -421,7 +421,7 @@ static void add_segment(Drain *self, const struct aio_cq *own, int count)
  *
  * Mostly there is one event, and a second read would only say so.  It is spared SPARE times after
  * it has found nothing: the descriptor stays readable while there is another event, so that the
- * next turn of the loop takes it.  Where a second one is found, all are taken, each time.
+ * next turn of the loop takes it.  Where a second event is found, all are taken, each time.
  */
 #define SPARE 64
 
@@ -492,9 +492,9 @@ static void settle(Drain *self)
 /*
  * Drain the channel once.
  *
- * Queues take turns of TURN completions, so that one that fills as fast as it is polled delays the
- * others by no more than that.  When `most` completions were taken, the queues that are not empty
- * stay in `pending`, `more` is set and the caller has to call again without waiting for the
+ * Queues take turns of TURN completions, so that a queue that fills as fast as it is polled delays
+ * the others by no more than that.  When `most` completions were taken, the queues that are not
+ * empty stay in `pending`, `more` is set and the caller has to call again without waiting for the
  * descriptor: completions from before the arming raise no event.
  *
  * A queue that is to be armed late is armed when it was found empty, and polled once more: its
@@ -502,8 +502,8 @@ static void settle(Drain *self)
  * and calls again (AGAIN), until nothing is left.  So long nothing sleeps, and no event is needed.
  * Only while it is the only queue.
  *
- * A queue that was found to have fewer completions than were asked for is empty: what comes later
- * raises an event, because it was armed before.
+ * A queue that was found to have fewer completions than were asked for is empty: a later completion
+ * raises an event, because the queue was armed before.
  *
  * Returns 0 if nothing is left to do; else LOOK: there is something for Python; AGAIN: call once
  * more when the owners have been told; TOLD_ONLY: states have events, and nothing else.
@@ -627,9 +627,9 @@ static int tell_all(Drain *self)
 }
 
 /*
- * Drain and tell: 0 if all is done, -1 with an exception, else what is left for Python.
+ * Drain and tell: 0 if all is done, -1 with an exception, else the work that is left for Python.
  *
- * Tasks are resumed here; what is not to run among them waits for the end (`draining`).
+ * Tasks are resumed here; functions that must not run among them wait for the end (`draining`).
  */
 static int drain_and_tell(Drain *self)
 {
@@ -648,12 +648,12 @@ static int drain_and_tell(Drain *self)
         if (!(took & AGAIN) || self->stopped)
             return 0;
         if (round == ROUNDS || self->deferred)
-            return AGAIN; /* in another turn of the loop, and with what else has happened */
+            return AGAIN; /* in another turn of the loop, and with all other events */
         self->again = 1;
     }
 }
 
-/* What Python calls */
+/* For Python */
 
 static PyObject *drain_drain(PyObject *object, PyObject *unused)
 {
@@ -702,7 +702,7 @@ static PyObject *records_of(const struct ibv_wc *completions, int count)
 }
 
 /*
- * result(): what the last drain has left for Python: a list of (token of the queue, its
+ * result(): the work that the last drain has left for Python: a list of (token of the queue, its
  * completions; None where the program polls the queue), whether there is more, and an errno or 0.
  */
 static PyObject *drain_result(PyObject *object, PyObject *unused)
@@ -863,7 +863,7 @@ static PyType_Spec drain_spec = {
     .slots = drain_slots,
 };
 
-/* Readable: what the loop calls.  As FdPump, it does not keep alive what it reads. */
+/* Readable: called by the loop.  As FdPump, it does not keep its drain alive. */
 
 typedef struct {
     PyObject_HEAD

@@ -3,8 +3,9 @@
  *
  * Owns nothing: it works on a struct aio_message_state, whose owner is a MessageState.  A
  * completion goes in (`take_completion`, which the drain calls), the state changes,
- * events come out; what the state asks for is posted at once: receives again, CREDIT, PONG and the
- * other frames without data.  Python keeps what takes long or waits: tasks, policy, memory, words.
+ * events come out; the requests of the state are posted at once: receives again, CREDIT, PONG and
+ * the other frames without data.  Python keeps the work that takes long or waits: tasks, policy,
+ * memory, words.
  *
  * Every send asks for a completion, which costs little as long as it wakes no task: the queue is
  * armed for solicited completions, which the peer's frames are, and a send is not.
@@ -161,7 +162,7 @@ static int is_unsaid(const struct aio_message_state *m)
     return m->to_say || is_queued(&m->dones_to_say);
 }
 
-/* The frames of which at most one waits, in the order in which they go. */
+/* The frames that wait at most once, in the order in which they go. */
 static const enum aio_frame_kind single_frames[] = {
     AIO_FRAME_PONG, AIO_FRAME_PING, AIO_FRAME_CREDIT, AIO_FRAME_END, AIO_FRAME_ABORT};
 
@@ -244,7 +245,8 @@ static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t togeth
     int code;
 
     m->back[m->n_back++] = (uint16_t)slot;
-    /* Not those that make half of the window with what is owed: they may be the last to come. */
+    /* Not those that make half of the window with the owed credits: they may be the last to come.
+     * */
     if (m->n_back < together && (m->raw || owed(m) + m->n_back < m->due))
         return 0;
     code = post_back(m);
@@ -614,7 +616,7 @@ static int take_flushed(struct aio_message_state *m, uint32_t sub, const struct 
     return 1;
 }
 
-/* What the drain calls: 1 if the completion was taken, 0 if it is for Python. */
+/* Called by the drain: 1 if the completion was taken, 0 if it is for Python. */
 static int take_completion(struct aio_state *state, const struct ibv_wc *wc)
 {
     struct aio_message_state *m = (struct aio_message_state *)state;

@@ -1,6 +1,5 @@
 /*
- * The module `_core._compiled`: what Python calls on the data path, compiled against the stable
- * ABI.
+ * The module `_core._compiled`: the types of the data path, compiled against the stable ABI.
  *
  * A call by way of cffi takes its arguments apart, gives the interpreter lock away and takes it
  * again, and each field of a struct that is read or set costs as much; a message needs a handful of
@@ -43,7 +42,7 @@ static PyObject *core_create(PyObject *spec, PyModuleDef *definition)
 
 #define CONSTANT(name) {#name, AIO_##name}
 
-/* What Python needs of protocol.h, so that each number is written once. */
+/* The numbers of protocol.h for Python, so that each is written once. */
 static int add_constants(PyObject *module)
 {
     static const struct {

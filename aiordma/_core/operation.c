@@ -5,7 +5,7 @@
  * use it.  To retain a resource takes a lock and two calls of Python, because everything may happen
  * in every thread.  Operations begin and end in the thread of their loop, and with the interpreter
  * lock held, so that a number is enough.  The region asks for it when it is closed: then it counts
- * what is under way as one user, and is told when the last has ended.
+ * the operations under way as one user, and is told when the last has ended.
  *
  * Operation is a request that is under way.  Each has a number, which is the sub-index of its
  * wr_id, and an object that one task waits on.  The local memory is in use from the post to the
@@ -13,9 +13,9 @@
  * An object is used again for its number unless the program still has it: an operation may end
  * before it is waited for.
  *
- * `transfer` posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has
- * all the rules, and the words for what is wrong.  Here is what is asked of the plain case, of one
- * request; whatever does not pass is left to Python, which refuses it or does it in its own way.
+ * `transfer` posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has all
+ * the rules, and the words of the errors.  Here are the rules of the frequent case, of one request;
+ * a transfer that does not pass is left to Python, which refuses it or does it in its own way.
  */
 #include "core.h"
 
@@ -334,8 +334,8 @@ static void count_success(struct aio_message_state *m, const Operation *operatio
 }
 
 /*
- * One that has succeeded: the memory is let go, and the task that waits is resumed, even if the
- * memory could not be let go.  0, or -1.
+ * End an operation that has succeeded: the memory is let go, and the task that waits is resumed,
+ * even if the memory could not be let go.  0, or -1.
  */
 static int succeed(MessageState *self, uint32_t number)
 {
@@ -390,8 +390,8 @@ static void end_use(Operation *operation, PyObject **region)
 }
 
 /*
- * ended(number, error): one that did not end by way of C, with its error or None.  Its region,
- * whose use the caller ends; None if it is not under way.
+ * ended(number, error): end an operation that did not end by way of C, with its error or None.  Its
+ * region, whose use the caller ends; None if it is not under way.
  */
 PyObject *aio_operation_ended(PyObject *object, PyObject *args)
 {
@@ -452,8 +452,8 @@ void aio_free_operations(MessageState *self)
 /* READ and WRITE of a piece of registered memory */
 
 /*
- * What a piece of registered memory (SGE) is to C: kept in the piece, which never changes, from its
- * first use on.
+ * A piece of registered memory (SGE) for C: kept in the SGE, which never changes, from its first
+ * use on.
  */
 typedef struct {
     PyObject_HEAD
@@ -523,7 +523,7 @@ static int know(MessageState *self, PyObject *remote)
     return rc;
 }
 
-/* Put it together from what the piece says; NULL, perhaps with an exception, if it is not plain. */
+/* Make it from the attributes of the SGE; NULL, perhaps with an exception, if it is not plain. */
 static PyObject *make_piece(PyObject *sge)
 {
     PyObject *region = PyObject_GetAttr(sge, name_mr);
@@ -576,7 +576,7 @@ static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
 /*
  * read(remote, piece, offset), write(...): the operation, or None if Python has to do it.
  *
- * What the adapter's library refuses Python posts once more, and says what it was.
+ * Python posts a request that the adapter's library refuses once more, and names the error.
  */
 static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
                           enum ibv_wr_opcode opcode)

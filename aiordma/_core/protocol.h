@@ -1,6 +1,6 @@
 /*
- * The two protocols and what they share, without Python: the states that the C of a connection and
- * of a stream works on, and every constant of the data path, once.
+ * The two protocols and their common parts, without Python: the states that the C of a connection
+ * and of a stream works on, and every constant of the data path, once.
  *
  * A file without Python.h can be fuzzed by itself (tests/fuzz).  Everything here is touched with
  * the interpreter lock held.
@@ -31,11 +31,11 @@
 #define AIO_SUB_READ    0x4000 /* of a large message, and its number */
 #define AIO_SUB_OPERATE 0x5000 /* of the program: READ, WRITE or atomic, and its number */
 
-/* What an owner of a MessageState is told of after a drain: 8 bits. */
+/* The events that an owner of a MessageState is told of after a drain: 8 bits. */
 #define AIO_EVENT_ARRIVED  1  /* a message, and a task waits for one */
 #define AIO_EVENT_OPERATED 2  /* operations have ended */
 #define AIO_EVENT_ROOM     4  /* credits or a slot have come, and sends wait for them */
-#define AIO_EVENT_SENT     8  /* what a flush waits for has reached the peer's adapter */
+#define AIO_EVENT_SENT     8  /* the messages of a flush have reached the peer's adapter */
 #define AIO_EVENT_FRAMES   16 /* see aio_message_state.said, and the frames that wait for Python */
 #define AIO_EVENT_FAILED   32 /* the peer broke the protocol, or a post has failed */
 #define AIO_EVENT_IDLE     64 /* while it is flushing: the adapter has nothing any more */
@@ -92,7 +92,8 @@ enum {
 #define AIO_WORD_SGL            UINT32_C(4)
 
 /*
- * What takes completions while a queue is polled; the beginning of the two states below.
+ * The function that takes completions while a queue is polled; the beginning of the two states
+ * below.
  *
  * `take` takes a completion, or refuses it and has changed nothing: then the completion goes to
  * Python.  Where the state is `ordered`, so do all behind it, until Python has counted `passed`
@@ -101,7 +102,7 @@ enum {
 struct aio_state {
     int (*take)(struct aio_state *state, const struct ibv_wc *wc);
     uint64_t id;     /* its wr_id, without the sub-index */
-    uint32_t events; /* what its owner is to be told of */
+    uint32_t events; /* its owner is to be told of these */
     uint8_t ordered;
     uint32_t passed; /* completions that Python has been given and has not seen yet */
 };
@@ -146,7 +147,7 @@ struct aio_slots {
  *
  * States: between `bind` and `closed` it may post.  `blocked`: sends wait their turn in Python, or
  * are refused.  `over`: no operation may be posted any more.  `dead`: no frame is sent any more.
- * `flushing`: what comes back unsent or unfilled is only counted.
+ * `flushing`: flushed requests are only counted.
  */
 struct aio_message_state {
     struct aio_state base;
@@ -156,7 +157,7 @@ struct aio_message_state {
     uint8_t flushing;
     uint8_t dead;
     uint8_t waiting;    /* a task waits for a message */
-    uint8_t discarding; /* what arrives is given back at once */
+    uint8_t discarding; /* slots of arrivals are given back at once */
     uint8_t python;     /* receiving has something else to see to: Python does it */
     uint8_t heard;      /* a sign of life of the peer since Python has cleared it */
     uint8_t asking;     /* a PING is not answered */
@@ -206,7 +207,7 @@ struct aio_message_state {
     uint32_t arrival_mask;
     uint32_t head;
     uint32_t tail;
-    uint32_t announced;       /* large messages before this one are known to Python */
+    uint32_t announced;       /* large messages before this number are known to Python */
     uint32_t large;           /* large messages in the ring */
     uint16_t back[AIO_CHAIN]; /* receive slots that are posted together, a little later */
     uint32_t n_back;
@@ -214,7 +215,7 @@ struct aio_message_state {
     uint32_t held;  /* messages that the program has */
     uint32_t half;  /* as many as it may have without copies, at least */
 
-    /* What the peer has said: bits, 1 << enum aio_frame_kind; CREDIT: its first frame. */
+    /* Frames that the peer has sent: bits, 1 << enum aio_frame_kind; CREDIT: its first frame. */
     uint8_t said;
     uint64_t peer_reason; /* of its ABORT */
     struct aio_dones dones;
@@ -334,7 +335,7 @@ struct aio_stream_state {
     uint32_t offset; /* of the first byte that is there */
     uint32_t readable;
     uint32_t want;      /* bytes that make news */
-    uint32_t ring_left; /* what the peer may use, see rsocket/flow.py */
+    uint32_t ring_left; /* room of the peer, see rsocket/flow.py */
     uint32_t ring_buffers;
     uint32_t ring_allowed;
     uint32_t ring_free;

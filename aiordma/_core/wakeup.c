@@ -1,5 +1,5 @@
 /*
- * Wakeup: what a task waits on, and is resumed from, without a turn of the loop in between.
+ * Wakeup: a task waits on it, and is resumed without a turn of the loop in between.
  *
  * A future resumes its task by loop.call_soon: one more turn, and in it one more system call that
  * asks the kernel for events.  The drain of a completion channel is called by the loop itself,
@@ -162,7 +162,7 @@ static PyObject *wakeup_throw(PyObject *object, PyObject *args)
     return NULL;
 }
 
-/* What a task asks of a future. */
+/* The methods of a future that a task calls. */
 
 /* Called once per wait, so without the parser of arguments, which costs more than the wait. */
 static PyObject *wakeup_add_done_callback(PyObject *object, PyObject *const *args, Py_ssize_t count,
