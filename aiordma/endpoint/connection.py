@@ -41,12 +41,12 @@ class Connection(ConnectionCore):
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
     block it is aborted instead, so that the peer does not take half a conversation for a whole.
-    One that is forgotten lives on, without a `ResourceWarning`, until its event loop ends or it
+    A forgotten connection lives on, without a `ResourceWarning`, until its event loop ends or it
     breaks.
 
     Attributes:
         config: Its settings.
-        private_data: What the peer's program sent with the handshake.
+        private_data: Bytes that the peer's program sent with the handshake.
     """
 
     # Messages
@@ -59,7 +59,7 @@ class Connection(ConnectionCore):
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
-        `config.slot_size` is copied, a larger one has then been read by the peer.  `flush()`
+        `config.slot_size` is copied, the peer has then read a larger message.  `flush()`
         waits until all messages have reached the peer's adapter.
 
         Raises:
@@ -94,7 +94,7 @@ class Connection(ConnectionCore):
                 msg = "a message has to be contiguous"
                 raise ValueError(msg)
             if not payload.nbytes:
-                payload = memoryview(b"")  # of whatever format; an empty one cannot be cast
+                payload = memoryview(b"")  # of whatever format; an empty view cannot be cast
             elif payload.ndim != 1 or payload.format != "B":
                 payload = payload.cast("B")
             size = payload.nbytes
@@ -247,7 +247,7 @@ class Connection(ConnectionCore):
 
         Args:
             remote: The memory, exposed with `atomic=True`.
-            value: What to add, modulo 2**64.
+            value: The number to add, modulo 2**64.
             offset: Where the integer is; its address has to be a multiple of 8.
 
         Returns:
@@ -286,7 +286,7 @@ class Connection(ConnectionCore):
         Args:
             buf: A buffer, which stays exported until the region is destroyed; or a number of
                 bytes, for page-aligned memory of the region's own.
-            access: Rights; what the peer may do with it is `expose`'s business.
+            access: Rights of this side; `expose` gives rights to the peer.
 
         Returns:
             The region.  It may be closed any time, and is closed with the connection.  On iWARP the
@@ -321,7 +321,7 @@ class Connection(ConnectionCore):
         """Open memory to the peer for as long as an `async with` block lasts.
 
         The block gets the `RemoteRegion` that names the memory; send its `to_bytes()` to the peer.
-        When the block has ended no access is possible any more: the peer's next one is refused,
+        When the block has ended no access is possible any more: the peer's next access is refused,
         which ends the connection.  So have the peer say when it is done.
 
         Args:
@@ -371,13 +371,13 @@ class Connection(ConnectionCore):
         await self._sender.flush()
 
     async def close(self) -> None:
-        """Close in good order: what was sent arrives, the peer sees the end, all is given back.
+        """Close in good order: sent messages arrive, the peer sees the end, all is given back.
 
         Returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
         Idempotent; a second call waits for the first.  Raises nothing but a RuntimeError in a
         foreign event loop.
 
-        Cancellation: becomes `abort()`; what had to be given back still is.
+        Cancellation: becomes `abort()`; all resources are still given back.
         """
         self._check_loop()
         outcome = self._outcome
@@ -397,8 +397,8 @@ class Connection(ConnectionCore):
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it.
 
-        What the adapter has been given still arrives, for `config.close_timeout_s` at most; a large
-        message that the peer has not read does not.
+        Messages that the adapter has been given still arrive, for `config.close_timeout_s` at most;
+        a large message that the peer has not read does not.
 
         Raises:
             RuntimeError: The connection's event loop runs in another thread; nothing was done.
@@ -430,15 +430,15 @@ class Connection(ConnectionCore):
             self.abort()
         await self.close()
 
-    # What it is
+    # Facts
 
     def events(self) -> ConnectionEvents:
-        """What happens around the connection from now on, until it is closed.
+        """The events around the connection from now on, until it is closed.
 
         An async iterator over events of the connection manager (`cm.ConnectionEvent`) and of the
         device (`verbs.AsyncEvent`): a port that goes down or up, a changed address, the removal of
-        the device (`rdma_get_cm_event(3)`, `ibv_get_async_event(3)`).  They are for the program
-        to know; what ends the connection is handled without it.
+        the device (`rdma_get_cm_event(3)`, `ibv_get_async_event(3)`).  They are for the program to
+        know; the end of the connection is handled without it.
 
         Raises:
             RuntimeError: Not in the connection's event loop.
@@ -453,7 +453,7 @@ class Connection(ConnectionCore):
         return ConnectionStats(**{name: getattr(state, name) for name in _COUNTERS})
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the connection runs on, by `name`; `default` for a name that is unknown.
+        """A fact about the connection, by `name`; `default` for a name that is unknown.
 
         Names: `device`, `port`, `gid` (16 bytes), `link_layer`, `transport`, `mtu` (bytes),
         `qpn`, `provider` (the kernel's driver), `peername`, `sockname`, `backend` (always "rdma":
@@ -479,7 +479,7 @@ class Connection(ConnectionCore):
 
         def end() -> None:
             link.close()
-            receiver.drop_all()  # what no task can take any more
+            receiver.drop_all()  # no task can take these messages any more
 
         try:
             if not link.closed:

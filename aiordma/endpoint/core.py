@@ -1,9 +1,9 @@
-"""What a connection is put together from, and how the parts are wired.
+"""ConnectionCore: the parts of a connection, and how they are joined.
 
 Theory of operation
     `Link` is the adapter, `Sender` and `Receiver` are slots and credits, `Exposer` and `Fetcher`
-    large messages, `Keepalive` silence.  Each does one thing and knows nothing of the others; what
-    one has to tell another goes through here.
+    large messages, `Keepalive` silence.  Each does one thing and knows nothing of the others; a
+    word of one part to another goes through here.
 
     The end has one cause and one path.  `_over` notes the cause once and makes every part raise
     it; `Ending` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
@@ -151,7 +151,7 @@ class ConnectionCore:
 
     @property
     def _names(self) -> dict[str, Any]:
-        """What it runs on: asked for at the first use, and at the latest when the link closes."""
+        """Facts about the connection: asked for at the first use, or when the link closes."""
         if self._known is None:
             # A device that is gone has no names, and a forked child has no device.
             with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
@@ -239,7 +239,7 @@ class ConnectionCore:
     # From the parts
 
     def _on_events(self, events: int) -> None:
-        """What C has taken and leaves to Python, at the end of a drain."""
+        """Act on the events that C leaves to Python, at the end of a drain."""
         if events & EVENT_FRAMES:
             self._on_frames()
         if events & EVENT_ROOM:
@@ -248,7 +248,7 @@ class ConnectionCore:
             self._sender.sent()
         if events & EVENT_FAILED:
             self._link.check(self._state.error)
-            # While ABORT is on its way: an answer to what is given up already is no violation.
+            # While ABORT is on its way: an answer to a message that is given up is no violation.
             if (wrong := self._state.wrong)[0] and self._outcome.cause is None:
                 self._link.fail(violation(*wrong))
         if events & EVENT_IDLE:
@@ -341,7 +341,7 @@ class ConnectionCore:
             return True
         if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
-        self._sweep()  # what arrived before the disconnection counts before it
+        self._sweep()  # messages from before the disconnection count before it
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
@@ -400,7 +400,7 @@ class ConnectionCore:
         self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
-            self._ending.met = False  # what it holds is given back without waiting for it
+            self._ending.met = False  # its resources are given back without waiting for it
         self._sender.fail(outcome.failure)
         self._exposer.fail(outcome.failure)
         self._receiver.fail(outcome.failure)

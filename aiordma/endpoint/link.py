@@ -51,7 +51,7 @@ COPIED_BYTES = 1 << 18
 def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it.
 
-    How much an adapter takes it does not say: one asks, and is refused.
+    An adapter does not say how much it takes: a larger value is refused.
     """
     memory = tuple(slots.regions)
     inline = 0 if pd.context.is_iwarp else _INLINE
@@ -115,7 +115,7 @@ class _Rights:
 
 
 class Link(AdapterSide):
-    """What the adapter holds for one connection of messages.
+    """The queue pair of one connection of messages and its resources.
 
     Made by `open`; `start` begins to receive.
 
@@ -173,7 +173,7 @@ class Link(AdapterSide):
         Raises:
             OSError: Out of memory that may be pinned, descriptors or adapter resources.
 
-        Cancellation: what was made is destroyed.
+        Cancellation: the resources are destroyed.
         """
         context = cm_id.context
         assert context is not None
@@ -276,7 +276,7 @@ class Link(AdapterSide):
     # Posting
 
     def check(self, code: int) -> None:
-        """What a function of C that posts has returned: anything but 0 ends the connection."""
+        """Take the result of a function of C that posts: anything but 0 ends the connection."""
         if code:
             self.fail(os_error(code, "ibv_post_send"))
 
@@ -343,7 +343,7 @@ class Link(AdapterSide):
     # End
 
     def end(self) -> None:
-        """No task waits for messages any more: what comes back unused is only counted, in C.
+        """No task waits for messages any more: flushed requests are only counted, in C.
 
         That is each receive; one by one through Python they would be a fifth of all closing.
         """

@@ -1,7 +1,7 @@
-"""Outcome: whether a connection is over, why, and what its calls then raise.
+"""Outcome: whether a connection is over, the cause, and the exceptions that its calls then raise.
 
-Every wait of a connection asks this, and not the connection: what is made for the end is
-held by all parts of it, and must not lead back to it.
+Every wait of a connection asks this, and not the connection: all parts hold the objects that are
+made for the end, which must not refer to the connection.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LEFT_HINT = (
     "the peer closed in good order: nothing more can be sent to it; recv() still returns what it "
     "had sent"
 )
-# What the peer's library says in ABORT, and what the program does about it.
+# The words for a reason of the peer's ABORT, with a hint for the program.
 _ABORTS = {
     AbortReason.PROGRAM: (
         "the peer aborted the connection",
@@ -79,14 +79,14 @@ def ended_error() -> ConnectionEndedError:
 
 
 def left_error() -> ConnectionLostError:
-    """The same for all calls but recv(): a program that sends expects no end of what it reads."""
+    """The same for all calls but recv(): a program that sends expects no end of the stream."""
     error = ConnectionLostError(errno.ECONNRESET, "the peer closed the connection")
     error.hint = _LEFT_HINT
     return error
 
 
 def abort_reason(cause: BaseException) -> AbortReason | None:
-    """What to tell the peer of this cause; None where it cannot be told, or is its own doing."""
+    """The reason for the peer; None if the peer cannot be told, or is the cause itself."""
     if isinstance(cause, ProtocolError):
         return AbortReason.PROTOCOL
     if isinstance(cause, MessageDamagedError):
@@ -102,7 +102,7 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
     """The peer has aborted the connection, and said why.
 
     Args:
-        reason: An `AbortReason`, or the number of one that is not known here.
+        reason: An `AbortReason`, or the number of a reason that is not known here.
     """
     text, hint = _ABORTS.get(
         reason,  # type: ignore[call-overload]
@@ -142,8 +142,8 @@ class Outcome:
     """That of one connection.
 
     Attributes:
-        closing: The program has closed it; what was sent may still be on its way.
-        cause: Why no more messages come or go, or None while they do.  The first one counts.
+        closing: The program has closed it; sent messages may still be on their way.
+        cause: Why no more messages come or go, or None while they do.  The first cause counts.
     """
 
     __slots__ = ("cause", "closing")

@@ -51,7 +51,7 @@ class Large:
 
 
 class Fetches(Protocol):
-    """What fetches large messages, as the receiver sees it."""
+    """The fetcher of large messages, as the receiver sees it."""
 
     def taken(self) -> None:
         """The program has taken a large message."""
@@ -61,7 +61,7 @@ class Fetches(Protocol):
 
 
 class _Kept:
-    """What is left of a receiver: the memory of messages that the program has kept."""
+    """The rest of a receiver: the memory of messages that the program has kept."""
 
     __slots__ = ("_view",)
 
@@ -94,7 +94,7 @@ class Receiver:
     Attributes:
         window: Receive slots.
         large: Large messages that were announced and not taken, in order.
-        fetcher: What fetches them; None before the first.
+        fetcher: Fetches them; None before the first.
     """
 
     __slots__ = (
@@ -194,7 +194,7 @@ class Receiver:
             self._posted_again(slot, code)
 
     def _posted_again(self, slot: int, code: int) -> None:
-        """What `MessageState.back` leaves to Python."""
+        """Do the work that `MessageState.back` leaves to Python."""
         if code < 0:
             self.window.adapt()
             self.window.back(slot)
@@ -212,7 +212,7 @@ class Receiver:
         """The next message, in order; None if there is none yet.
 
         Raises:
-            BaseException: There will be none; what `end` or `fail` was given makes it.
+            BaseException: There will be none; the function that `end` or `fail` got makes it.
         """
         if self._lingering:
             self._retry_lingering()
@@ -333,7 +333,7 @@ class Receiver:
         self._wake_all()
 
     def part(self) -> None:
-        """Nothing will come any more; let nothing lead back to what was told of it.
+        """No message will come any more; drop the references to the connection.
 
         A message that the program has kept leads to the memory that it is in, and not here.
         """

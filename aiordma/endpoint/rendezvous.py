@@ -8,15 +8,15 @@ Theory of operation
     largest size.
 
     An announcement costs the peer 32 bytes.  So nothing is allocated for it before the message is
-    next for `recv()`, or what is fetched ahead leaves room; and in both cases only with a share of
-    the budgets (`memory.byte_budget`).  Once it is being read something has to arrive every so
-    often, or the connection is given up: what is posted behind a read that hangs would wait, too.
+    next for `recv()`, or messages that are fetched ahead leave room; and in both cases only with a
+    share of the budgets (`memory.byte_budget`).  Once it is being read bytes have to arrive every
+    so often, or the connection is given up: requests behind a read that hangs would wait, too.
     While another source waits for the memory, it has to arrive at a minimum rate.
 
-    What is to be read is the caller's buffer itself, registered for this one message, and no byte
-    is copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that
-    stays registered: to register memory and to take that back takes longer than to copy so many
-    bytes.  Such a buffer only ever held messages to this peer.
+    The peer reads the caller's buffer itself, registered for this one message, and no byte is
+    copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that stays
+    registered: to register memory and to take that back takes longer than to copy so many bytes.
+    Such a buffer only ever held messages to this peer.
 
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
@@ -28,9 +28,9 @@ Theory of operation
 
     iWARP tells the peer the key of the memory where a read lands, and the peer may use it for as
     long as that is registered: to deregister it, or a queue pair without remote rights, does not
-    reliably end what is under way.  So there the bytes are copied before they are looked at, and
-    the message is the copy.  So it is where the program keeps many messages without a release: what
-    they pin is bounded.
+    reliably end reads under way.  So there the bytes are copied before they are looked at, and
+    the message is the copy.  So it is where the program keeps many messages without a release: the
+    bytes that they pin are bounded.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _LOOKS = 3
 
 
 async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
-    """The bytes of a registered buffer, or a copy of them, and the CRC32C of what is returned.
+    """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
 
     In a thread if there are many.  The sum is 0 if `check` is not set.
     """
@@ -260,7 +260,7 @@ def _check_progress(fetcher: weakref.ref[Fetcher]) -> None:
 
 
 class _Share:
-    """What a message holds of the budgets."""
+    """A message's share of the budgets."""
 
     __slots__ = ("part", "room")
 
@@ -342,7 +342,7 @@ class Fetcher:
         self._untaken: deque[_Share] = deque()
         self._held = 0  # bytes of their buffers
         self._reading = 0  # pieces that are being read
-        self._progress = 0.0  # when one was last complete, or the first began
+        self._progress = 0.0  # when a piece was last complete, or the first began
         self._looks = 0  # at the rate, while another source has waited
         self._arrived = 0  # bytes since the first of these
         self._timer: Timer | None = None
@@ -379,10 +379,10 @@ class Fetcher:
         self._admit(wanted=True)
 
     def _admit(self, *, wanted: bool = False) -> None:
-        """Start what there is room for, and what the program waits for, strictly in order.
+        """Start the reads that there is room for, or that the program waits for, strictly in order.
 
-        The program takes messages in that order: a later one that slipped into the room would
-        keep it until an earlier one has been read, which waits for room.
+        The program takes messages in that order: a later message that slipped into the room would
+        keep it until an earlier message has been read, which waits for room.
         """
         while self._waiting:
             fetch = self._waiting[0]

@@ -50,7 +50,7 @@ class ConnectRequest:
 
     @property
     def private_data(self) -> bytes:
-        """What the client's program sent along."""
+        """Bytes that the client's program sent along."""
         return self._request.event.private_data if self.hello is None else self.hello.user_data
 
     def _start_timer(self) -> None:
@@ -161,7 +161,7 @@ class ConnectRequest:
         """Answer, and wait for the confirmation; or for less, from a client that has spoken.
 
         Such a client may have sent all that it wanted, and be gone already: its disconnection comes
-        in place of the confirmation, and the program gets the connection with what was sent.
+        in place of the confirmation, and the program gets the connection with its messages.
         """
         try:
             await self._request.cm_id.accept(parameter, private_data=private_data, timeout=None)

@@ -170,7 +170,7 @@ class Sender:
     # End
 
     def sent(self) -> None:
-        """What was sent has reached the peer's adapter: end those that wait for it."""
+        """Sent messages have reached the peer's adapter: end the waits for it."""
         self._end_flush(self._state.completed)
 
     def _end_flush(self, completed: int) -> None:
@@ -226,7 +226,7 @@ class Sender:
         self._end_flush(self._state.sent)
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
-        """No more data: sends raise what `failure` makes; what is posted goes on."""
+        """No more data: sends raise the exception that `failure` makes; posted messages go on."""
         self._failure = failure
         self._waiters.fail(failure)
         self.attend()

@@ -2,8 +2,8 @@
 
 Credits, and when the peer is told of them, are the protocol's (`_core/message.c`).  This is the
 policy of a connection that shares slots with others: the window grows when the peer has used up its
-credits, and shrinks when connections of the pool wait for slots and this one has more than its
-share.
+credits, and shrinks when connections of the pool wait for slots and this connection has more than
+its share.
 
 A slot may leave, instead of being posted again, only if the adapter still has a receive for each
 credit without it.  That is always the case for the slot of a data message: with the message a
@@ -50,7 +50,7 @@ class Window:
             self._post((slot,))
 
     def adapt(self) -> None:
-        """A message was released: fit the window to what the peer and the others need.
+        """A message was released: fit the window to the needs of the peer and of the others.
 
         Messages that the program keeps take at most half of the window.
         """

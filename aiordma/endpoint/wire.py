@@ -52,14 +52,14 @@ _ASKS_CHECKSUMS = 0x02
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
-# What follows the header of a RENDEZVOUS frame: address, key, exchange number.
+# The body of a RENDEZVOUS frame: address, key, exchange number.
 RENDEZVOUS = struct.Struct("!QII")
 # And then, if the receiver has asked for it: CRC32C of the message.
 CHECKSUM = struct.Struct("!I")
 
 
 class FrameKind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     CREDIT = FRAME_CREDIT
     DATA = FRAME_DATA
@@ -87,7 +87,7 @@ def _protocol_error(text: str) -> ProtocolError:
 
 @dataclass(slots=True)
 class Hello:
-    """What each side tells the other when they connect; not changed.
+    """The numbers that each side tells the other when they connect; not changed.
 
     Attributes:
         recv_depth: Data messages that the peer may send before it gets credits back.
@@ -97,7 +97,7 @@ class Hello:
         user_data: The program's own bytes.
         version: Version to speak: 1.
         knows_checksums: It sends checksums of large messages to a peer that asks for them.
-        asks_checksums: It wants them with what the peer sends.
+        asks_checksums: It wants them with the peer's messages.
     """
 
     recv_depth: int
