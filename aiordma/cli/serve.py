@@ -101,7 +101,7 @@ class Service:
     """Serves a folder.
 
     Attributes:
-        folder: What is served.
+        folder: The folder that is served.
         clients: The task of each client.
         holders: The clients that have a place, the oldest first.
     """
