@@ -113,7 +113,7 @@ typedef struct {
     PyObject_HEAD
     struct aio_stream_state state;
     PyObject *memory;     /* keeps the rings alive: a kept `write` may have nothing else */
-    PyObject *handler;    /* the stream, told of what is not plain; None when it is over */
+    PyObject *handler;    /* the stream, told of unusual events; None when it is over */
     Wakeup *wakeup;       /* of the task that waits for bytes */
     PyObject *protocol;   /* whose data_received is called, or None */
     PyObject *run;        /* of the context in which it is called */

@@ -2,10 +2,9 @@
  * The message protocol: frames in, frames out, credits and slots.  docs/wire.md specifies it.
  *
  * Owns nothing: it works on a struct aio_message_state, whose owner is a MessageState.  A
- * completion goes in (`take_completion`, which the drain calls), the state changes,
- * events come out; the requests of the state are posted at once: receives again, CREDIT, PONG and
- * the other frames without data.  Python keeps the work that takes long or waits: tasks, policy,
- * memory, words.
+ * completion goes in (`take_completion`, which the drain calls), the state changes, events come
+ * out; the requests of the state are posted at once: receives again, CREDIT, PONG and the other
+ * frames without data.  Python keeps the work that takes long or waits.
  *
  * Every send asks for a completion, which costs little as long as it wakes no task: the queue is
  * armed for solicited completions, which the peer's frames are, and a send is not.
@@ -255,8 +254,7 @@ static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t togeth
 
 /*
  * The slot of a data message is free.  -1 if Python has to post it: the slot may have to leave, or
- * the window of a pool to change, which may grow when the peer has no credit left.  Else 0 or an
- * errno.
+ * a pool's window to change, which may grow when the peer has no credit left.  Else 0 or an errno.
  */
 int aio_message_back(struct aio_message_state *m, uint32_t slot)
 {
@@ -280,8 +278,7 @@ int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
 }
 
 /*
- * The program waits, or had its chance to answer: have the peer told of credits that no frame took
- * along.
+ * The program waits, or had its chance to answer: tell the peer of credits that no frame took.
  */
 int aio_message_give_credit(struct aio_message_state *m)
 {

@@ -13,11 +13,10 @@
  * Held: bytes of a buffer, held where the cycle collector does not look.
  *
  * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
- * it is in use: it gives up its bytes, and a later release of the export crashes (CPython
- * 3.11).  A memoryview that is made of another memoryview has no such trouble: both share their
- * bytes.  So the bytes are held by a memoryview of their own, which no other object has, of which
- * only the address is used, and which is never shown to the collector.  Its bytes stay for as long
- * as it is held.
+ * it is in use: it gives up its bytes, and a later release of the export crashes (CPython 3.11).  A
+ * memoryview that is made of another memoryview has no such trouble: both share their bytes.  So
+ * the bytes are held by a memoryview of their own, which no other object has, of which only the
+ * address is used, and which is never shown to the collector.  Its bytes stay as long as it does.
  *
  * The price: a holder to which the object of its own buffer leads back is not collected
  * before it lets go.

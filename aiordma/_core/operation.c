@@ -452,8 +452,7 @@ void aio_free_operations(MessageState *self)
 /* READ and WRITE of a piece of registered memory */
 
 /*
- * A piece of registered memory (SGE) for C: kept in the SGE, which never changes, from its first
- * use on.
+ * Registered memory (SGE) for C: kept in the SGE, which never changes, from its first use on.
  */
 typedef struct {
     PyObject_HEAD

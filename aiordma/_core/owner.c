@@ -3,7 +3,7 @@
  *
  * Each connection has five resources, and each of its steps asks some of them for their C handle.
  * With the same in Python a connected pair takes 2.356 million instructions instead of 2.164, 8.9 %
- * more (`make profile`, "connect uvloop", 2026).  What happens how, and why, is in
+ * more (`make profile`, "connect uvloop", 2026).  The rules and their reasons are in
  * verbs/resource.py, which holds the rest; counts change under its lock here, too.
  */
 #include "core.h"

@@ -92,8 +92,7 @@ enum {
 #define AIO_WORD_SGL            UINT32_C(4)
 
 /*
- * The function that takes completions while a queue is polled; the beginning of the two states
- * below.
+ * The function that takes completions while a queue is polled; the beginning of both states.
  *
  * `take` takes a completion, or refuses it and has changed nothing: then the completion goes to
  * Python.  Where the state is `ordered`, so do all behind it, until Python has counted `passed`

@@ -1,6 +1,5 @@
 /*
- * The data path of a stream (the rsockets protocol): sending and receiving, between the adapter and
- * its two rings.
+ * The data path of a stream (the rsockets protocol) between adapter and rings.
  *
  * Theory of operation
  *   One struct aio_stream_state holds what the frequent cases change.  The protocol in

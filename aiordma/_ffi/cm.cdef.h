@@ -1,8 +1,7 @@
 /*
  * The part of <rdma/rdma_cma.h> that the binding uses, in the subset of C that cffi reads. The
  * rules are those of verbs.cdef.h. Calls that came after rdma-core 44 (rdma_resolve_addrinfo and
- * its family) are not declared: a module that was linked against them would not load with an older
- * library.
+ * its family) are not declared: a module linked against them would not load with an older library.
  */
 
 /* ---- socket addresses ------------------------------------------------------------------- */

@@ -156,8 +156,7 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
     of its own: the caller's deadline ends the wait, in a thread the resolver may go on.
 
     Returns:
-        Each address once, in the resolver's order; for no host, all of this machine (`passive`),
-        or itself.
+        Each address once, in the resolver's order; for no host, loopback or (`passive`) wildcards.
 
     Raises:
         TypeError, ValueError: Not a port.

@@ -264,8 +264,7 @@ class ConnectionId(Resource):
     def bind_addr(self, address: Address) -> None:
         """Bind to a numeric local (address, port) (`rdma_bind_addr(3)`).
 
-        A specific address binds to its device too; a wildcard does not.  Port 0 lets the
-        kernel choose.
+        A specific address binds to its device too, a wildcard does not; port 0: the kernel chooses.
 
         Raises:
             ValueError: The address is not numeric, or the port is out of range.
@@ -723,8 +722,7 @@ class ConnectionId(Resource):
         """Join a multicast group (`rdma_join_multicast_ex(3)`); the MULTICAST_JOIN event.
 
         A datagram to the group needs its `ah_attr`, `qp_num` (0xFFFFFF) and `qkey`.  Unless
-        `send_only`, the id's queue pair receives all datagrams to the group from then on, its own
-        included.
+        `send_only`, the id's queue pair then receives all datagrams to the group, its own included.
 
         Args:
             group: Numeric address, alone or with a port, which does not matter.

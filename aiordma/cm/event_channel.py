@@ -398,8 +398,7 @@ class EventChannel(Resource):
             connection_id._fail(closed)
         is_read = self._is_read
         self._fail_readers(closed)
-        # Ids that are still open keep the descriptor; a reader without readers would only spin
-        # its queue full.
+        # Open ids keep the descriptor; a pump without readers would only fill the queue.
         if self._pump is not None:
             self._pump.close()
         self._loop = None  # the thread that destroys the channel must not keep it alive

@@ -48,8 +48,7 @@ class QPPolicy:
     min_rnr_timer: int | None = 12
     max_dest_rd_atomic: int | None = None
     max_rd_atomic: int | None = None
-    # Both made once: the connections of a program have few policies, and hashing a policy takes
-    # longer than its use.
+    # Both made once: connections have few policies, and hashing a policy takes longer than its use.
     _numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
     _granting: dict[tuple[int, int], QPPolicy] = field(init=False, repr=False, compare=False)
 

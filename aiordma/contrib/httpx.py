@@ -82,8 +82,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         if info == "server_addr":
             return self._writer.get_extra_info("peername")
         if info == "is_readable":
-            # Asked of a connection that is idle: whether the server has ended it, or spoken out
-            # of turn.
+            # Asked of an idle connection: whether the server has ended it, or spoken out of turn.
             return self._reader.at_eof() or bool(self._reader._buffer)  # type: ignore[attr-defined]
         return self._writer.get_extra_info(info)
 

@@ -75,7 +75,7 @@ class DatagramOwner(Owner, Protocol):
         """A datagram has left, and its slot is free."""
 
     def _on_restarted(self, cause: OSError) -> None:
-        """The queue pair has begun anew: what the adapter had is lost."""
+        """The queue pair has begun anew: its posts are lost."""
 
 
 class _Broken(NamedTuple):

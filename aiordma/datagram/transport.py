@@ -9,8 +9,7 @@ Theory of operation
     slot is posted again, and the protocol is called.  That is outside of the dispatch of
     completions, so that the protocol may close any object.
 
-    The transport ends once, by close(), abort() or a failure.  `connection_lost` follows in a turn
-    of its own.
+    It ends once, by close(), abort() or failure.  `connection_lost` follows a turn later.
 """
 
 from __future__ import annotations
@@ -348,8 +347,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     def close(self) -> None:
         """Receive no more, send the datagrams that wait, then end; idempotent.
 
-        `connection_lost(None)` follows.  A datagram that has not left after `close_timeout_s` is
-        lost.
+        `connection_lost(None)` follows.  A datagram that has not left in `close_timeout_s` is lost.
 
         Raises:
             RuntimeError: The transport's loop runs in another thread.

@@ -15,8 +15,7 @@ __all__ = ["CONTROL_SLOTS", "DEFAULTS", "MIN_SENDS", "MIN_WINDOW", "ConnectionCo
 # frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
 # the rendezvous window's DONE frames come on top.
 CONTROL_SLOTS = 6
-# The least that a connection of a pool has at any time: data messages that the peer may send ahead,
-# and slots for its own.
+# Guaranteed to a connection of a pool: data messages that the peer may send ahead, send slots.
 MIN_WINDOW = 2
 MIN_SENDS = 2
 

@@ -68,8 +68,7 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         unused = getcoroutinestate(self._coroutine) == CORO_CREATED
         self._coroutine.close()
         if unused:
-            # No exception, as for other uses that come too early: asyncio closes a coroutine that
-            # it cannot run.
+            # No exception, as for other early uses: asyncio closes a coroutine that it cannot run.
             warnings.warn(self._not_awaited("close()"), RuntimeWarning, stacklevel=2)
 
     if not TYPE_CHECKING:  # for type checkers there are no other attributes

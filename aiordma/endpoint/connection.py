@@ -41,8 +41,7 @@ class Connection(ConnectionCore):
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
     block it is aborted instead, so that the peer does not take half a conversation for a whole.
-    A forgotten connection lives on, without a `ResourceWarning`, until its event loop ends or it
-    breaks.
+    A forgotten connection lives on, without a `ResourceWarning`, until its loop ends or it breaks.
 
     Attributes:
         config: Its settings.
@@ -374,8 +373,7 @@ class Connection(ConnectionCore):
         """Close in good order: sent messages arrive, the peer sees the end, all is given back.
 
         Returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
-        Idempotent; a second call waits for the first.  Raises nothing but a RuntimeError in a
-        foreign event loop.
+        Idempotent; a second call waits for the first.  Raises only RuntimeError, in a foreign loop.
 
         Cancellation: becomes `abort()`; all resources are still given back.
         """

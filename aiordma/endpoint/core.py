@@ -5,9 +5,8 @@ Theory of operation
     large messages, `Keepalive` silence.  Each does one thing and knows nothing of the others; a
     word of one part to another goes through here.
 
-    The end has one cause and one path.  `_over` notes the cause once and makes every part raise
-    it; `Ending` does the rest.  `close()`, `abort()`, the peer's disconnection and a failed
-    request all lead there.
+    The end has one cause and one path.  `_over` notes the cause once and makes every part raise it;
+    `Ending` does the rest.  `close()`, `abort()`, a disconnection and a failed request lead there.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ class ConnectionCore:
         self._known: dict[str, Any] | None = None
         #: Addresses of both ends; empty: not asked for yet; None: not connected yet.
         self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
-        self._memory: set[MemoryRegion] = set()  # what the program registered with it
+        self._memory: set[MemoryRegion] = set()  # registered by the program with it
         # Made at first use: most connections have messages only.
         self._own_operations: Operations | None = None
         self._own_one_sided: OneSided | None = None

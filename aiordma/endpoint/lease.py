@@ -4,12 +4,10 @@ Theory of operation
     The memory is registered with the rights of the lease, and the queue pair allows them while a
     lease needs them.  When the lease ends, the region is deregistered: its key is dead, and an
     access that comes too late is refused by the adapter.  Such a refusal ends the connection of
-    the peer that tried, and no other: keys belong to a protection domain, and each connection has
-    its own.
+    that peer and no other: keys belong to a protection domain, and each connection has its own.
 
-    Memory windows would do without a registration for each lease.  They are not used: Soft-RoCE
-    does not enforce their bounds (docs/surprises.md), so that a lease of a part would open the
-    whole.
+    Memory windows need no registration for each lease.  They are not used: Soft-RoCE does not
+    enforce their bounds (docs/surprises.md), so that a lease of a part would open the whole.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Link: the adapter's side of a connection: queue pair, completion queue, slots, and their end.
 
 Theory of operation
-    The sub-index of a wr_id tells what completed: 0x8000 + n is receive slot n, 0x5000 + n is
+    The sub-index of a wr_id tells the request: 0x8000 + n is receive slot n, 0x5000 + n is
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  The plain completions are taken in C (`MessageState`).  The others a link delivers to its
-    owner, and a failure once; how a failure is found, and how it all ends, is in
-    `link.adapter_side`.
+    n.  The plain completions are taken in C (`MessageState`).  A link delivers the others to its
+    owner, and a failure once; see `link.adapter_side`.
 
-    Memory.  Slots lie in arenas that the queue pair outlives by construction (Resource).
-    `endpoint.slots` knows whether slots and completion queue are shared; what does not fit into
-    slots is in `link.buffers`.
+    Memory.  Slots lie in arenas that outlive the queue pair by construction (Resource).
+    `endpoint.slots` knows whether slots and completion queue are shared; `link.buffers` has the
+    memory of large messages.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["COPIED_BYTES", "Link"]
 
-# Bytes: of a short message the adapter need not fetch anything.  Each work request of the send
-# queue gets longer by it.
+# Bytes of a short message that the adapter need not fetch; each send request is longer by them.
 _INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
@@ -76,7 +74,7 @@ class LinkOwner(Owner, Protocol):
         """An operation of the program has ended, and not with success."""
 
     def _on_unexplained(self) -> None:
-        """What was posted is flushed, and the reason is not known yet; once."""
+        """The posted requests are flushed, and the reason is not known yet; once."""
 
     def _last_word(self, cause: BaseException) -> bool:
         """This side has found a failure: tell the peer; whether it is told.  Once."""
@@ -86,12 +84,12 @@ class LinkOwner(Owner, Protocol):
 
 
 class _Rights:
-    """What the peer may do with memory that is registered for it: how many uses need each right.
+    """The peer's rights to memory that is registered for it: how many uses need each.
 
-    Plain numbers: what an enumeration of flags does takes longer than all else here.
+    Plain numbers: an enumeration of flags takes longer than all else here.
 
     Attributes:
-        now: Those that a use needs.
+        now: Rights that a use needs.
     """
 
     __slots__ = ("_users", "now")
@@ -101,7 +99,7 @@ class _Rights:
         self.now = 0
 
     def count(self, rights: Access, step: int) -> bool:
-        """So many uses more; whether a right has got its first, or lost its last."""
+        """Count `step` uses more; return whether a right has got its first, or lost its last."""
         before, rest = self.now, int(rights)
         while rest:
             right = rest & -rest
@@ -121,7 +119,7 @@ class Link(AdapterSide):
 
     Attributes:
         state: Messages, credits and operations, as C has them.
-        recv: Where messages of the peer land; `send` and `control`: where own ones lie.
+        recv: Where messages of the peer land; `send` and `control`: where own messages lie.
         buffers: Memory beside the slots.
         check_large: Whether large messages of the peer are to be checked end to end.
     """
@@ -225,7 +223,7 @@ class Link(AdapterSide):
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed, and was not plain."""
+        """Take a completion that C leaves to Python."""
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF
         owner = self._owner
         if sub & SUB_RECV:
@@ -321,7 +319,7 @@ class Link(AdapterSide):
             if isinstance(arena, ElasticArena):
                 self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
 
-    # What the peer may do with memory that is registered for it
+    # The peer's rights to memory that is registered for it
 
     def open_access(self, rights: Access) -> None:
         """Let the peer use regions registered for it in these ways; counted."""
@@ -351,8 +349,8 @@ class Link(AdapterSide):
             self.state.flushing = True
 
     async def quiesce(self) -> None:
-        """After the error state: wait until everything posted came back, for a bounded time."""
-        self.completions.listen()  # what is flushed asks for no attention
+        """Wait for all posted requests, for a bounded time, after the error state."""
+        self.completions.listen()  # a flushed request is not solicited
         await super().quiesce()
 
     def came_back(self) -> None:

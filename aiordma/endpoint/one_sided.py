@@ -9,8 +9,7 @@ Theory of operation
     than a registration, and more is registered for the time of the operation.
 
     Registered memory that goes in one request, which is fast, C has checked and posted before this
-    is asked (`_core/operation.c`); transfers that C does not take come here, to be done or to be
-    refused.
+    is asked (`_core/operation.c`); transfers that C does not take come here, to be done or refused.
 
     Cancelling ends the wait, not the transfer.  A buffer under a canceled operation therefore
     never goes back to the pool: it is deregistered, which waits for the completion.

@@ -13,8 +13,7 @@ Theory of operation
     given up a while after the last: each change costs a system call.
 
     An operation that is flushed before the connection's end is known ends with the connection, so
-    that its error has the cause, and so that the program's next call finds the connection lost as
-    well.
+    that its error has the cause, and the program's next call finds the connection lost, too.
 
     The local memory is retained until the completion, or until the queue pair is gone.
 """

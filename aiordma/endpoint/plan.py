@@ -31,8 +31,7 @@ class Plan:
             and messages without data.
         size: Bytes of these.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
-            RLIMIT_MEMLOCK; of a connection that shares slots, those of the slots that it is
-            guaranteed.
+            RLIMIT_MEMLOCK; if the connection shares slots, those of its guaranteed slots.
         quick: Whether they are a connection's own, and registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.

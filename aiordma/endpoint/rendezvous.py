@@ -538,8 +538,7 @@ class Fetcher:
         """A large message was released, in whatever thread."""
         pool = self._link.buffers.pool
 
-        # Memory of a message that is still exported leaves the pool, and lives as long as the
-        # message.
+        # Memory that is still exported leaves the pool, and lives as long as the message.
         def back() -> None:
             self._link.buffers.account.give(room, HELD)
             (pool.drop if exported else pool.give)(region)

@@ -3,12 +3,10 @@
 Theory of operation
     By default a connection has receives for `recv_depth` messages and slots for `send_depth`, and
     the connections of a loop and device complete in common queues (`link.shared_queues`).  A
-    thousand connections, of which most are silent, then pin memory for all that each of them could
-    have under way.
+    thousand connections, mostly silent, then pin memory for all that each could have under way.
 
     With `shared_slots` they share a budget of slots (memory.budget), too.  Each begins with the few
-    that it is guaranteed, gets more while its peer uses up its credits, and gives some back when
-    others want them.
+    that it is guaranteed, gets more while its peer uses up credits, and gives some back to others.
 
     They share neither memory nor a protection domain: a receive that one connection was
     granted is posted to that connection's queue pair, so that no peer can use up another's, and no
@@ -175,7 +173,7 @@ class Slots:
         return [*self.recv.regions, *self.send.regions, *self.control.regions]
 
     def pin_with(self, keeper: Keeper) -> None:
-        """What keeps memory that comes later as long as the queue pair may use it."""
+        """Have `keeper` keep memory that comes later as long as the queue pair may use it."""
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
                 arena.keeper = keeper
@@ -191,7 +189,7 @@ class Slots:
             self._share.leave()
 
     def close(self, qp: QueuePair) -> list[Closing]:
-        """Give everything back once the queue pair is gone; what there is to wait for."""
+        """Give everything back once the queue pair is gone; return the objects to wait for."""
         parts: list[Closing] = [*self.regions, *([self.cq] if self.own_cq else [])]
         self._give_up()
         if self._share is not None:

@@ -2,15 +2,15 @@
 
 Theory of operation
     Connections, streams and datagram endpoints have one each.  How its completions come is in
-    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and tells what completed.
+    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and tells the request.
 
     A failure is reported once, with its first cause: the completions behind it are flushes, and a
     flush is not a reason.  If the flush is seen first, the reason follows by another descriptor.
     If no reason has come after a bounded time, the connection ends without one.
 
-    The end is bounded: what the adapter does not flush in time is ended by the destruction of the
-    queue pair, which the reaper does.  From then on nothing leads to the owner any more, so that
-    what is closed goes with its last reference.
+    The end is bounded: requests that the adapter does not flush in time end with the queue pair,
+    which the reaper destroys.  Then nothing leads to the owner any more, so that a closed
+    connection goes with its last reference.
 """
 
 from __future__ import annotations

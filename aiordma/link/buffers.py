@@ -1,8 +1,7 @@
 """Buffers: the registered memory of a connection beside its slots.
 
-What does not fit into slots lies in buffers out of two pools: one for what arrives, one for what
-the peer reads.  Both are made at first use, as most connections have short messages only, and are
-counted on the connection's account.
+Large messages lie in buffers out of two pools: one for messages of the peer, one for messages that
+the peer reads.  Both are made at first use, and counted on the connection's account.
 
 Memory that comes and goes while the queue pair lives is pinned here: the pin ends with the request
 or with the queue pair.
@@ -28,16 +27,16 @@ _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 
 
 class Buffers:
-    """Those of one connection.
+    """The buffers of one connection.
 
     Args:
         cm_id: Knows the peer's address.
         pd: Protection domain.
-        incoming_size: Bytes of buffers for what arrives that are kept for the next message.
-        outgoing_size: Likewise, for what the peer reads.
+        incoming_size: Bytes of buffers for messages of the peer that are kept for the next message.
+        outgoing_size: Likewise, for messages that the peer reads.
 
     Attributes:
-        budget: What large messages are counted on; a listener sets its own before they can come.
+        budget: Counts large messages; a listener sets its own before they can come.
         in_the_open: Whether the peer may write where its data land, for as long as that is
             registered.
     """
@@ -63,7 +62,7 @@ class Buffers:
 
     @property
     def account(self) -> Account:
-        """What the connection holds of the budget; made for the first large message."""
+        """The connection's share of the budget; made for the first large message."""
         if self._account is None:
             self._account = Account(self.budget, source_of(self._cm_id.destination_address))
             if self._closed:
@@ -72,7 +71,7 @@ class Buffers:
 
     @property
     def pool(self) -> BufferPool:
-        """Buffers for what arrives and does not fit into slots; made at first use."""
+        """Buffers for large messages of the peer; made at first use."""
         if self._incoming is None:
             # iWARP writes the answer of a read as if the peer wrote it.
             lands = _LANDS_ON_IWARP if self.in_the_open else Access.LOCAL_WRITE
@@ -112,7 +111,7 @@ class Buffers:
             region._let_go()
 
     def close(self, qp: QueuePair) -> None:
-        """Give everything back; what the adapter may use when `qp` is gone."""
+        """Give everything back; memory that the adapter may use when `qp` is gone."""
         self._closed = True
         if self._pinned:
             pinned, self._pinned = self._pinned, {}

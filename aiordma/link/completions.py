@@ -1,8 +1,8 @@
-"""Completions: how the completions of one queue pair come, and what they wake its loop for.
+"""Completions: how the completions of one queue pair come, and which of them wake its loop.
 
 One entry of the channel's slot table serves a queue pair, so that a message costs no table entry
-and no future: the 16-bit sub-index of a wr_id tells what completed.  What is plain C takes, once
-it has been given the state; the rest goes to the owner of the entry.
+and no future: the 16-bit sub-index of a wr_id tells the request.  C takes the plain completions,
+once it has the state; the owner of the entry takes the others.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Those of one queue pair.
+    """The completions of one queue pair.
 
     Args:
-        channel: Where the queue reports.
+        channel: Completion channel of the queue.
         cq: The queue, perhaps shared.
-        quiet: Whether the loop is woken by what the peer asks attention for, and by nothing else.
+        quiet: Whether the queue is armed for solicited completions only.
         unused: Whether nothing was posted yet, and the queue is of this queue pair alone.
 
     Attributes:
         cq: The queue.
         id: The wr_id of the entry, without a sub-index; 0 before `begin`.
-        in_c: Whether C takes the plain ones.
+        in_c: Whether C takes the plain completions.
         over: Nothing is delivered any more, nor asked of the queue.
     """
 
@@ -60,12 +60,12 @@ class Completions:
         self.cq.manage(solicited_only=self._quiet, unused=self._unused)
 
     def begin_anew(self, sink: Sink) -> None:
-        """The queue pair was reset: what completed before belongs to no request any more."""
+        """The queue pair was reset: its earlier completions belong to no request any more."""
         self._channel.table.remove(self.id)
         self.id = self._channel.table.add(sink)
 
     def let_c_take(self, state: MessageState | StreamState, told: Callable[[int], object]) -> None:
-        """Have C take what is plain, into `state`, and call `told` with the events of a drain."""
+        """Have C take plain completions, and call `told` with the events of a drain."""
         self.in_c = True
         self._channel.drain.add(self.id, state, told)
 
@@ -81,14 +81,14 @@ class Completions:
             self._channel.table.remove(self.id)
 
     def sweep(self) -> None:
-        """Take what has completed already, without waiting for the descriptor."""
+        """Take the completions at hand, without waiting for the descriptor."""
         self._channel._sweep(self.cq)
 
     def after_drain(self, function: Callable[[], None]) -> None:
         """Run `function` when the completions at hand have been dispatched."""
         self._channel.after_drain(function)
 
-    # Wake-ups: of a quiet queue, for what the peer asks attention for
+    # Wake-ups: a quiet queue is armed for solicited completions
 
     def listen(self) -> None:
         """Have own requests wake the loop, too, until as many `unlisten`."""
@@ -98,13 +98,13 @@ class Completions:
             self.sweep()
 
     def unlisten(self) -> None:
-        """One fewer wants that."""
+        """Undo one `listen`."""
         self._listeners -= 1
         if not self._listeners and self._quiet and not self.over:
             unlisten(self.cq)
 
     def expect(self, *, answers: bool) -> None:
-        """Whether what the program posts is mostly answered at once, and each answer makes it post.
+        """Note whether most requests are answered at once, and an answer makes the program post.
 
         Then the queue is armed late; see `drain_once` in _core/drain.c.  Each of the two by turns.
         """

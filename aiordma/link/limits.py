@@ -14,10 +14,9 @@ __all__ = ["DEFAULT_LIMITS", "ListenerLimits"]
 class ListenerLimits:
     """The objects, bytes and seconds that the clients of one listener may hold.
 
-    The defaults suit an ordinary server; docs/limits.md has the table of all of them.  A source is
-    an IPv4 address or an IPv6 /64.  A client is half-open from the moment the listener allocates
-    memory for it until the client has confirmed the connection (a stream) or has sent its first
-    message (`Connection`).
+    The defaults suit an ordinary server; docs/limits.md has them all.  A source is an IPv4 address
+    or an IPv6 /64.  A client is half-open from the moment the listener allocates memory for it
+    until the client has confirmed the connection (a stream) or has sent a message (`Connection`).
 
     Attributes:
         max_connections: Connections at a time, half-open ones included.  A request beyond them is

@@ -3,20 +3,17 @@
 Theory of operation
     Connects that begin all at once end all at once: each step of each connect waits for the same
     step of all others, requests overflow the queues of the peer's kernel, which asks again after
-    seconds, and on a busy machine all of them miss their deadlines together.  So the connects of
-    one loop to one address take turns, a few at a time, and the first connections are made before
-    the last connects begin.
+    seconds, and on a busy machine all of them miss their deadlines together.  So the connects of a
+    loop to an address take turns, a few at a time: the first are made before the last begin.
 
-    A peer may let connects wait for each other, or be dead: if no connect has ended for a while,
-    more of them begin.
+    A peer may let connects wait for each other, or be dead: if none ends for a while, more begin.
 
     A connect that waits for its turn has sent no request to its peer, so that this time is not
     taken from its limit.  The wait is bounded all the same: the connects before it have limits, and
     begin in ever larger numbers while none of them ends.
 
-    A listener whose line is full refuses and asks to be tried again.  `paced` tries again, after
-    longer pauses each time, until the caller's deadline.  `Course` notes the refusals, for the
-    error of the deadline.
+    A listener whose line is full refuses.  `paced` tries again, after longer pauses each time,
+    until the caller's deadline.  `Course` notes the refusals, for the error of the deadline.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ _IWARP_CQE = 32_768
 
 
 class _Queue(CompletionQueue):
-    """A shared queue; it calls `on_room` when there may be room again.
+    """A shared queue; it calls `SharedQueues._has_room` when there may be room again.
 
     Attributes:
-        shared: Those that it is one of; None when they are closed.
+        shared: The queues that it belongs to; None when they are closed.
     """
 
     __slots__ = ("shared",)
@@ -69,7 +69,7 @@ class SharedQueues:
         self._open: deque[_Queue] = deque()  # there may be room in these
         self._full: set[_Queue] = set()
         self._left: set[_Queue] = set()  # a queue pair of theirs has gone since they were swept
-        self._lock = threading.RLock()  # queue pairs are destroyed in any thread, by anybody
+        self._lock = threading.RLock()  # the collector may destroy a queue pair in `take`
 
     @classmethod
     def of(
@@ -91,7 +91,7 @@ class SharedQueues:
             OSError: The adapter cannot make a further queue.
         """
         while self._open:
-            with self._lock:  # full, unless `on_room` is called meanwhile
+            with self._lock:  # full, unless `_has_room` is called meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
             if cq in self._left:

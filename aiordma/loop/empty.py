@@ -1,16 +1,14 @@
 """Shared stand-ins: an empty deque, an empty frozenset, and a callback that does nothing.
 
 An empty deque takes 760 bytes, and a connection has a dozen lines of tasks, which are almost always
-empty.  Each line begins as `EMPTY`, which all of them share, and becomes a deque of its own when
-the first task waits:
+empty.  Each line begins as `EMPTY`, which all share, and becomes a deque when a task waits:
 
     if self._line is EMPTY:
         self._line = deque()
     self._line.append(...)
 
 `EMPTY` has room for nothing: code that forgets the first two lines loses its entry, and no other
-line is harmed.  `NOTHING` is the same for a frozenset, of which an empty object takes 216 bytes and
-is made anew each time.
+line is harmed.  `NOTHING` is the same for a frozenset: an empty frozenset takes 216 bytes.
 
 `nobody` replaces the callbacks of the parts of an object that has been closed.  Otherwise the parts
 would refer to the object, and its memory would be freed by the collector, not with the last

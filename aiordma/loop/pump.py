@@ -134,8 +134,7 @@ class FdPump:
         if self._loop is not None and self._paused:
             self._paused = False
             self._loop.add_reader(self._fd, self._quick or self._readable)
-            # A drain that had stopped for its budget may have left completions for which no event
-            # comes.
+            # A drain that stopped for its budget may leave completions for which no event comes.
             if self._again is None:
                 self._again = self._loop.call_soon(self._continue)
 

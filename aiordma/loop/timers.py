@@ -156,8 +156,7 @@ def call_later(
     """Have `function` called by `loop` in `delay` seconds; to be used in the loop's thread.
 
     An exception goes to the loop's exception handler.  The function is kept alive until it is
-    called or the timer is cancelled; it is called in the context in which the loop's first timer
-    was made.
+    called or the timer is cancelled; it is called in the context that made the loop's first timer.
 
     Raises:
         OSError: The limit of open files is reached.

@@ -3,15 +3,14 @@
 Theory of operation
     To announce a large message costs the peer a few bytes; to fetch it costs this side all of its
     bytes, and pins them.  So a fetch needs a share of each budget that its connection belongs to:
-    the budget of its listener and the budget of the process.  The share is held until the program
-    has taken the message.
+    the budget of its listener and the budget of the process.  The share is held until the message
+    is taken.
 
     A budget has three parts.  One half, AHEAD, is for messages that are fetched before the program
-    asks for them, and for buffers that stay registered in between; a share of it is taken if it is
-    free.  The other half is for messages that `recv()` waits for: a quarter of it, SMALL, for
-    messages of at most 1 MiB, and the rest, LARGE, for all.  A message of this half is taken when
-    it has arrived, and has to arrive in time; so the line always moves on, whatever is held in the
-    first half.
+    asks for them, and for buffers that stay registered in between; a share is taken if it is free.
+    The other half is for messages that `recv()` waits for: a quarter of it, SMALL, for messages of
+    at most 1 MiB, and the rest, LARGE, for all.  A message of this half is taken when it has
+    arrived, and has to arrive in time; so the line always moves on, whatever the first half holds.
 
     Of AHEAD and of SMALL a source gets `fair_share`, so that another source always finds room.  The
     line for LARGE is served by sources in turn, and in each source in the order of asking; while
@@ -25,8 +24,7 @@ Theory of operation
     A message that is larger than LARGE is fetched when no other message holds bytes of LARGE: the
     program has set the limit of its size.
 
-    A ByteBudget only counts: nothing is allocated here.  Loops in several threads share the
-    process's budget.
+    A ByteBudget only counts.  Loops in several threads share the process's budget.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ Theory of operation
     is registered; Python then can neither free the memory nor move it.
 
     That is the price, too: a cached bytearray or array cannot be resized, an mmap or a received
-    message cannot be closed, and objects that the program has forgotten live on, up to the limits.
-    Weak references do not help: an exported object is referenced, and without the export the
-    address may belong to another object before the weak reference is cleared.  `drop` gives a
-    buffer back.
+    message cannot be closed, and forgotten objects live on, up to the limits.  Weak references do
+    not help: an exported object is referenced, and without the export the address may belong to
+    another object before the weak reference is cleared.  `drop` gives a buffer back.
 
     Entries that are in use are never evicted.  The others are evicted in the order of their last
     use, as soon as a limit is exceeded.

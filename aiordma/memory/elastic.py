@@ -30,7 +30,7 @@ _log = logging.getLogger("aiordma")
 
 
 class Keeper(Protocol):
-    """What keeps memory registered as long as a queue pair may use it."""
+    """Keeps memory registered as long as a queue pair may use it."""
 
     def pin(self, region: MemoryRegion) -> None:
         """Keep it until `unpin`, or until the queue pair is gone."""

@@ -7,8 +7,7 @@ Theory of operation
 
     A word of this side ends the connection only when its post has *completed*: data may be under
     way in front of it, and the caller destroys the queue pair once `disconnected` is set.  A
-    DISCONNECT of the peer ends the connection at once: the peer reads no more, so there is nothing
-    to wait for.
+    DISCONNECT of the peer ends the connection at once: the peer reads no more.
 """
 
 from __future__ import annotations

@@ -71,8 +71,7 @@ async def create_connection(
         config: Settings.
         timeout: Seconds until the connection is there, TLS aside, by the clock; None for no limit
             of its own.  By default `config.connect_timeout_s`, in which no time counts that it
-            waits for its turn, as many connects of a loop to one address do, or that the loop is
-            late.
+            waits for its turn, as many connects of a loop to one address do, or the loop is late.
 
     Returns:
         (transport, protocol); the transport is an `RdmaTransport`, with TLS asyncio's own over one.

@@ -144,8 +144,7 @@ class Incoming:
                 if self._end_is_due:
                     self._give_eof()
                 elif not self._end_is_next:
-                    # A turn of its own, as over TCP: callbacks that data_received has scheduled run
-                    # before.
+                    # A turn of its own, as over TCP: callbacks of data_received run before.
                     self._end_is_next = True
                     self._port.loop.call_soon(self._turn_of_the_end)
                 return False

@@ -416,8 +416,7 @@ def new_event_loop(*, when: When = "device", uvloop: bool = False) -> asyncio.Ab
 def event_loop_policy(*, when: When = "device", uvloop: bool = False) -> Any:
     """A policy whose new loops are those of `new_event_loop`, for `asyncio.set_event_loop_policy`.
 
-    For programs whose `asyncio.run` is out of reach.  Python 3.14 warns of policies, and 3.16 has
-    none.
+    For programs whose `asyncio.run` is out of reach.  Python 3.14 warns of policies; 3.16 has none.
 
     Args:
         when: As for `RdmaLoopMixin`.

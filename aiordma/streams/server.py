@@ -491,17 +491,17 @@ async def create_server(
         ssl_shutdown_timeout: Seconds for the end of TLS, 30 by default.
         start_serving: Accept at once; otherwise from `start_serving()` or `serve_forever()` on.
         config: Settings of the connections.
-        limits: What clients may hold, in total and for each source; see docs/limits.md.
+        limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
 
     Raises:
         TypeError, ValueError: An argument is of no use.
         LibraryMissingError, DeviceNotFoundError: RDMA is not available here, or no RDMA device has
-            the address, as seldom one has an address of loopback ("localhost").
+            the address; seldom has a device an address of loopback ("localhost").
         HostNotFoundError: The name does not resolve.
         TimeoutError: It does not within `config.connect_timeout_s`.
         OSError: The port is taken (EADDRINUSE).
 
-    Cancellation: what was begun is undone.
+    Cancellation: the resources are closed.
     """
     if isinstance(ssl, bool):
         msg = "ssl argument must be an SSLContext or None"
@@ -583,12 +583,12 @@ async def start_server(
 
     Raises: as `create_server`.
 
-    Cancellation: what was begun is undone.
+    Cancellation: the resources are closed.
     """
     loop = asyncio.get_running_loop()
 
     def connected(reader: Any, writer: Any) -> Any:
-        # asyncio makes the writer itself; this one has the same attributes and one method more.
+        # asyncio makes the writer itself; this writer has the same attributes and one method more.
         writer.__class__ = RdmaStreamWriter
         fork.guard_public(writer)
         return client_connected_cb(reader, writer)

@@ -40,7 +40,7 @@ def vanished() -> ConnectionLostError:
 
 
 class StreamEnd:
-    """The end of one stream: its cause, what has been said of it, and what it waits for.
+    """The end of one stream: its cause, its word in the band, and the wait for sent bytes.
 
     Args:
         port: The adapter's side.
@@ -50,8 +50,8 @@ class StreamEnd:
     Attributes:
         cause: Why the connection is gone, or None; whether that is a failure depends on what was
             said before.
-        said: This side says the end in the band, behind what was posted.
-        leaving: The loop ends: the stream only waits for what was posted.
+        said: This side says the end in the band, behind the posted bytes.
+        leaving: The loop ends: the stream only waits for the posted bytes.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class StreamEnd:
         self.said = self.leaving = False
 
     def say(self) -> None:
-        """Say it behind what was posted; the caller posts it."""
+        """Say the end behind the posted bytes; the caller posts it."""
         if not self.said:
             self.said = True
             self._machine.disconnect()
@@ -80,7 +80,7 @@ class StreamEnd:
         self._ending.peer_left()
 
     def arrived(self) -> None:
-        """The peer's adapter has what it will ever have."""
+        """The peer's adapter has all bytes that it will ever have."""
         self._arrived = True
         self._ending.wake()
 
@@ -95,7 +95,7 @@ class StreamEnd:
         return self._linger_s
 
     def begin(self) -> None:
-        """Let go of the connection, once what was posted has arrived; idempotent."""
+        """Let go of the connection, once the posted bytes have arrived; idempotent."""
         self._ending.begin(LastSteps(self._leave))
 
     async def wait(self) -> None:
@@ -113,7 +113,7 @@ class StreamEnd:
         return self._arrived or gone or self._machine.disconnected
 
     async def _linger(self) -> None:
-        """Let arrive what was posted."""
+        """Let the posted bytes arrive."""
         progress = self._port.state.progress
         while not self._is_there:
             if self._ending.canceled:

@@ -8,12 +8,11 @@ Theory of operation
     A few more receives are posted than are announced: words about buffers and the end are not
     counted, and used-up receives are posted again by the chain, not one by one.
 
-    Most completions never get here: from `attach` on `StreamState` takes them, which hands on what
-    is not plain, and counts what is under way.
+    Most completions never get here: from `attach` on `StreamState` takes them, hands on those that
+    are not plain, and counts requests.
 
-    The ring and the table are the only memory that the peer may write to.  They are registered
-    each for itself, so that the adapter refuses a write beyond either; memory for this side alone
-    is one registration.
+    The ring and the table are the only memory that the peer may write to.  Each is registered for
+    itself, so that the adapter refuses a write beyond it; memory for this side is one registration.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class StreamOwner(Owner, Protocol):
         """The message with this word has completed; messages do in the order of their posts."""
 
     def _on_flushed(self) -> None:
-        """What was posted before `flush` has arrived."""
+        """The requests posted before `flush` have arrived."""
 
 
 class StreamMemory:
@@ -79,11 +78,11 @@ class StreamMemory:
 
     Attributes:
         ring: Where the peer's bytes land.
-        table: Where it writes descriptors, and mappings.
+        table: Where the peer writes descriptors, and mappings.
         own: For this side alone: the ring for sending, control messages, and on iWARP words.
         send: Where own bytes lie while they are sent.
         words: Where words land, on iWARP.
-        mapped: What the program has registered for mappings.
+        mapped: Regions that the program has registered for mappings.
     """
 
     __slots__ = ("mapped", "own", "ring", "send", "table", "words")
@@ -105,7 +104,7 @@ class StreamMemory:
         Raises:
             OSError: Out of memory that may be pinned.
 
-        Cancellation: what was made is given back.
+        Cancellation: the memory is given back.
         """
         made: list[MemoryRegion] = []
         try:
@@ -114,7 +113,7 @@ class StreamMemory:
                 (plan.table, _THEIRS),
                 (plan.own, Access.LOCAL_WRITE),
             ):
-                # What others have left in a ring the peer could claim to have sent.
+                # The peer could claim to have sent bytes that other streams have left in a ring.
                 made.append(await _registered(pd, size, access, clear=access is _THEIRS))
         except BaseException:
             for region in made:
@@ -124,7 +123,7 @@ class StreamMemory:
 
     @property
     def regions(self) -> tuple[MemoryRegion, ...]:
-        """All that the queue pair may use."""
+        """All memory that the queue pair may use."""
         return (self.ring, self.table, self.own, *self.mapped)
 
     def close(self) -> None:
@@ -134,11 +133,11 @@ class StreamMemory:
 
 
 class _Probe:
-    """A message without bytes, which the peer's adapter acknowledges behind all that was posted.
+    """A message without bytes, which the peer's adapter acknowledges behind all earlier requests.
 
     Attributes:
         under_way: It is not acknowledged yet.
-        awaited: So many acknowledgements until what was posted before `flush` has arrived.
+        awaited: Acknowledgements until the requests posted before `flush` have arrived.
     """
 
     __slots__ = ("awaited", "under_way")
@@ -148,7 +147,7 @@ class _Probe:
         self.awaited = 0
 
     def flush(self) -> None:
-        """One that is under way stands for what was posted before it, and no more."""
+        """A probe under way stands for the requests posted before it, and no more."""
         self.awaited = 2 if self.under_way else 1
 
 
@@ -223,7 +222,7 @@ class StreamPort(AdapterSide):
             for function in reversed(undo):
                 function()
             raise
-        # The machine counts what is posted; the queue pair's own count is for others.
+        # The machine counts posted requests; the queue pair's own count is for others.
         qp._sq.room.try_acquire(plan.sends)
         port = cls(cm_id, context, Completions(channel, cq), pd, qp, memory, plan)
         port.at_close(release_queues)
@@ -269,7 +268,7 @@ class StreamPort(AdapterSide):
     # Completions
 
     def __call__(self, record: WCRecord) -> None:
-        """One of its requests has completed, and was not plain."""
+        """Take a completion that C leaves to Python."""
         if self.attached:
             self.state.passed -= 1
         sub = (record[0] >> SUB_SHIFT) & 0xFFFF

@@ -8,8 +8,7 @@ Theory of operation
     drain.
 
     Most wake-ups bring data and nothing else, and most writes fit: C deals with those
-    (`_core/stream_state.c`).  Whatever is unusual closes a gate (`_gate`), so that the usual case
-    has one thing to ask.
+    (`_core/stream_state.c`).  All else closes a gate (`_gate`), so that the usual case asks once.
 
     `Incoming` and `Outgoing` are the two directions.  `pause_reading` holds the peer back by doing
     nothing: bytes that are not taken out of the ring leave no room in it.
@@ -82,8 +81,7 @@ def _not_taken() -> ConnectionLostError:
     return error
 
 
-# The base class is where asyncio keeps `pause_writing` and its water marks, and what its
-# `loop.sendfile` asks for.
+# The base class has asyncio's `pause_writing` and water marks, and attributes for `loop.sendfile`.
 class RdmaTransport(transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
@@ -92,7 +90,7 @@ class RdmaTransport(transports._FlowControlMixin):
     `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
     """
 
-    # What the base class has and its type stub does not tell.
+    # Attributes of the base class that its type stub does not have.
     _extra: dict[str, Any]
     _maybe_pause_protocol: Callable[[], None]
     _maybe_resume_protocol: Callable[[], None]
@@ -166,8 +164,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _made(self, waiter: asyncio.Future[None] | None) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-        # A turn later, as over TCP: callbacks that connection_made has scheduled run before the
-        # first bytes.
+        # A turn later, as over TCP: callbacks of connection_made run before the first bytes.
         self._loop.call_soon(self._begin, context=self._context)
 
     def _begin(self) -> None:
@@ -205,7 +202,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _on_cm_event(self, event: ConnectionEvent) -> bool:
         if event.type in (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
             return True
-        # What arrived before the disconnection counts before it.
+        # Bytes that arrived before the disconnection count before it.
         self._port.completions.sweep()
         self._end.peer_left()
         if event.type == EventType.DISCONNECTED:
@@ -334,11 +331,11 @@ class RdmaTransport(transports._FlowControlMixin):
 
     @property
     def _ends_first(self) -> bool:
-        """Whether the program is still being given what came before the peer's close."""
+        """Whether the program is still being given bytes from before the peer's close."""
         return not (self._in.eof_given or self._in.paused or self._closing)
 
     def _unread(self) -> bool:
-        """Whether what came before the connection broke is still to be taken by the program."""
+        """Whether the program has still to take bytes from before the connection broke."""
         if not self._port.state.readable or self._closing or self._out.size:
             return False
         if isinstance(self._end.cause, ProtocolError):
@@ -434,7 +431,7 @@ class RdmaTransport(transports._FlowControlMixin):
         )
 
     def write_eof(self) -> None:
-        """Say that nothing more will be sent, once what waits is; receiving goes on.
+        """Say that nothing more will be sent, once the waiting bytes are; receiving goes on.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -451,7 +448,7 @@ class RdmaTransport(transports._FlowControlMixin):
     # End
 
     def close(self) -> None:
-        """Read no more, send what waits, then end; idempotent.
+        """Read no more, send the waiting bytes, then end; idempotent.
 
         `connection_lost` follows when the adapter has been given everything; or with an error when
         nothing has moved for `close_timeout_s`.  The adapter has as long again to deliver it.

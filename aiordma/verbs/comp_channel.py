@@ -220,8 +220,7 @@ class CompletionChannel(Resource):
 
     def _dispatch_all(self) -> bool:
         """Dispatch the completions of a drain; return whether there is more."""
-        # The polled completions are gone from the adapter: they are copied before a dispatch can
-        # drain again.
+        # Polled completions are gone from the adapter: copy them before a dispatch drains again.
         segments, more, error = self.drain.result()
         for token, records in segments:
             cq = self._cqs.get(token)
@@ -353,8 +352,7 @@ class CompletionChannel(Resource):
             return
         self._watch()
         if self._pump is not None:
-            # Under load this timer is late like everything else: events that the descriptor still
-            # has are not lost.
+            # Under load this timer is late, too: events that the descriptor still has are not lost.
             self.drain.spare = 0
             self._pump.kick()
         if self.drain.n_pending or self._failure is not None:

@@ -176,8 +176,7 @@ class CompletionQueue(Resource):
     def req_notify(self, *, solicited_only: bool = False) -> None:
         """Ask for one event at the next completion (`ibv_req_notify_cq(3)`).
 
-        Requests do not add up, and completions that are there already raise no event: poll
-        after arming.
+        Requests do not add up, and completions that are there raise no event.  Poll after arming.
 
         Args:
             solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),

@@ -64,13 +64,11 @@ class MemoryRegion(Resource):
             stays exported, so that it cannot be resized, until the region is destroyed.  Or a
             number of bytes, for fresh page-aligned zeroed memory of the region's own.
         access: Accesses that are allowed to the adapter; local read is always allowed.
-            RELAXED_ORDERING is a wish: a device that does not know it ignores it, and nothing tells
-            whether it did.
+            RELAXED_ORDERING is a wish: a device that does not know it ignores it, without a word.
         iova: Address by which the adapter, and the peer, are to know the first byte, 64 bits; None
             for the buffer's own.  Both have the same offset within a page.
 
-    Registering pins the pages and takes time with the size; `await register(...)` keeps that from
-    the loop.
+    To pin the pages takes time with the size; `await register(...)` keeps that from the loop.
 
     Raises:
         TypeError: No buffer.
@@ -154,8 +152,7 @@ class MemoryRegion(Resource):
         length: int,
         call: Callable[[], Any],
     ) -> None:
-        # May run in a worker thread while the loop gives up and closes the domain: it has to
-        # outlive the call.
+        # May run in a thread while the loop closes the domain, which has to outlive the call.
         pd._retain()
         try:
             handle = call()

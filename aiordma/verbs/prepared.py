@@ -2,9 +2,8 @@
 
 Theory of operation
     jVerbs calls this a stateful verb method.  An ordinary post checks its requests, translates them
-    into C structures and notes each of them; all of that is done once here.  An execution is one C
-    call (`aio_execute` in _ffi/posting.c) and the accounting around it, and neither leaves an
-    object behind.
+    into C structures and notes each; this is done once here.  An execution is one C call
+    (`aio_execute` in _ffi/posting.c) and the accounting around it, and neither leaves an object.
 
     Each request of the list has one entry in the slot table for the life of the prepared post, and
     stands in the queue's order once for each execution that is under way.  Which execution a

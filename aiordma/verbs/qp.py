@@ -120,8 +120,7 @@ class QueuePair(Resource):
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
-        # Reserve the depths that were asked for, before the queue pair exists: refusing costs
-        # nothing then.
+        # Reserve the depths before the queue pair exists: refusing costs nothing then.
         send_cq._promise(attr.max_send_wr)
         try:
             self._promise_receives(attr, recv_cq)
@@ -196,10 +195,9 @@ class QueuePair(Resource):
     def post_send(self, requests: SendWR | Sequence[SendWR]) -> None:
         """Post one send request or a list, with one doorbell (`ibv_post_send(3)`).
 
-        The completions of signaled requests, and of failed ones, come out of the CQ with the
-        caller's `wr_id`.  A completion also ends the unsignaled requests before it.  The regions
-        stay registered until then, even if they are closed; bytes of an INLINE request may be
-        reused at once.
+        The completions of signaled and failed requests come out of the CQ with the caller's
+        `wr_id`.  A completion also ends the unsignaled requests before it.  The regions stay
+        registered until then, even if closed; bytes of an INLINE request may be reused at once.
 
         Args:
             requests: The requests, in the order of their execution.
@@ -207,8 +205,7 @@ class QueuePair(Resource):
         Raises:
             ResourceBusyError: The queue has not enough free places.
             ValueError: A number does not fit into its field, a limit of the queue pair (`limits`)
-                is exceeded, or unsignaled requests would fill the queue, which then could never
-                complete any.
+                is exceeded, or unsignaled requests would fill the queue, which then completes none.
             NotSupportedError: Device, transport or type of queue pair cannot do it.
             ResourceClosedError: The queue pair or a region is closed.
             OSError: The post failed; the queue pair is in the error state.
@@ -238,8 +235,7 @@ class QueuePair(Resource):
 
         Returns:
             The prepared post, to be freed by the caller, or with the queue pair.  Its regions stay
-            registered until then; a prepared post that is closed before cannot be executed any
-            more.
+            registered until then; a closed prepared post cannot be executed any more.
 
         Raises:
             ValueError: As `post_send`, or the list is empty or longer than the queue.
@@ -383,8 +379,7 @@ class QueuePair(Resource):
             NotSupportedError: No piece at all, on software iWARP.
             ResourceClosedError: The queue pair or a region is closed.
 
-        Cancellation: ends the wait; the receive stays posted, and the message that arrives for it
-        is consumed.
+        Cancellation: ends the wait; the receive stays posted, and consumes a message.
 
         Man page: `ibv_post_recv(3)`.
         """
@@ -584,8 +579,7 @@ class QueuePair(Resource):
     def detach_mcast(self, gid: bytes, lid: int = 0) -> None:
         """Receive nothing more of a group (`ibv_detach_mcast(3)`).
 
-        `gid` and `lid` are those that it was attached with.  Datagrams that have arrived already
-        still complete.
+        `gid` and `lid` are those that it was attached with.  Arrived datagrams still complete.
 
         Raises:
             OSError: It is not attached (EINVAL).

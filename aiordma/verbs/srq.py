@@ -317,8 +317,7 @@ class SharedReceiveQueue(Resource):
         bad = ffi.new("struct ibv_recv_wr **")
         code = lib.ibv_post_srq_recv(self._require(), first, bad) if entered else 0
         if code:
-            # The receives in front of the failed receive are posted; if it has no name, all may be
-            # posted.
+            # The receives before the failed receive are posted; if it has no name, all may be.
             refused = bad[0] - first if bad[0] != ffi.NULL else len(entered)
             for number in numbers[refused:]:
                 self._take_out(number)

@@ -45,8 +45,7 @@ _CAN_BE_INLINE = _SENDS | _WRITES | {Opcode.SEND_WITH_INV}
 _WITHOUT_DATA = frozenset({Opcode.LOCAL_INV, Opcode.BIND_MW})
 _SOFTWARE_IWARP = 0x626D74  # its vendor_id
 _TYPE_2 = DeviceCapFlags.MEM_WINDOW_TYPE_2A | DeviceCapFlags.MEM_WINDOW_TYPE_2B
-# RC.  Opcodes that are missing everywhere, such as TSO or FLUSH, cannot be passed to ibv_post_send
-# by value.
+# RC.  Opcodes missing everywhere, such as TSO or FLUSH, cannot be passed to ibv_post_send by value.
 _ALL = _SENDS | _WRITES | _READS | ATOMICS | INVALIDATING | _WINDOWS
 
 
