@@ -33,6 +33,7 @@ async def test_of_a_message_connection(address: str, module: Path) -> None:
                 async for message in connection:
                     await connection.send(message)
                     message.release()
+                await connection.wait_closed()  # the client is the first to disconnect
 
     async with aiordma.listen(address, 0) as listener, asyncio.TaskGroup() as group:
         answering = group.create_task(answer())
