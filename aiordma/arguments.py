@@ -61,13 +61,13 @@ def fitting(name: str, value: Any, bits: int) -> int:
 
 
 def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = True) -> None:
-    """Refuse what is no time limit.
+    """Raise unless the value is a time limit.
 
     Args:
         name: Of the argument.
         value: Its value, seconds.
-        zero: Whether 0 is one.
-        none: Whether None is one.
+        zero: Whether 0 is allowed.
+        none: Whether None is allowed.
 
     Raises:
         TypeError: It is no number.
@@ -85,10 +85,10 @@ def check_seconds(name: str, value: Any, *, zero: bool = False, none: bool = Tru
 
 
 def check_kind(name: str, value: Any, kind: type[Any], *, none: bool = True) -> None:
-    """Refuse what is of another class.
+    """Raise unless the value is of the class `kind`.
 
     Raises:
-        TypeError: It is; or None, where that is none of the values.
+        TypeError: It is of another class; or it is None, and `none` is false.
     """
     if not isinstance(value, kind) and not (none and value is None):
         # Not its repr: a configuration has twenty fields, and bytes may be a key.

@@ -20,7 +20,7 @@ __all__ = [
     "WC_STATUS",
 ]
 
-# ibv_wc_status, in order; the name is what people search for.
+# ibv_wc_status, in order; people search for these names.
 WC_STATUS = (
     "SUCCESS",
     "LOC_LEN_ERR",

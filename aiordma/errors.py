@@ -415,7 +415,7 @@ def tell_where(error: OSError, host: str, port: int) -> None:
     """Put the address of a peer or of a listener in front of the text of an `error`.
 
     Args:
-        error: It is changed, and stays what it is.
+        error: It is changed in place; its class stays the same.
         host: Name or address.
         port: Its port.
     """
@@ -423,7 +423,7 @@ def tell_where(error: OSError, host: str, port: int) -> None:
 
 
 def tell_what(error: OSError, what: str) -> None:
-    """Put in front of the text of an `error` what it is about; it stays what it is."""
+    """Put `what`, the subject of an `error`, in front of its text; the class stays the same."""
     text = f"{what}: {error.strerror or error}"
     error.args = (error.errno, text, *error.args[2:])
     error.strerror = text
@@ -449,8 +449,8 @@ def completion_error(
 ) -> CompletionError:
     """Build the exception for a completion whose `status` is not success.
 
-    `operation` is what was posted, `qp_num` the local queue pair, `vendor_err` the adapter's own
-    code.
+    `operation` is the name of the request, `qp_num` the local queue pair, `vendor_err` the code of
+    the adapter's vendor.
     """
     name = wc_status_name(status)
     what = operation or "work request"

@@ -48,7 +48,7 @@ _BUILD_PACKAGES = (
 
 
 def _remedy(error: Exception) -> str:
-    """How to repair what the loader complained about."""
+    """How to repair the fault that the loader reported."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError):
         if error.name == _MODULE:
@@ -105,7 +105,7 @@ class _Names:
 
 
 class _Lib(_Names):
-    """Stand-in for `_rdma.lib`, which loads it."""
+    """Stand-in for `_rdma.lib`; its first use loads the module."""
 
     def __getattr__(self, name: str) -> Any:
         # Dunder names are asked by copy, pickle, inspect and mock; they are no reason to load.

@@ -1,6 +1,6 @@
 """`main`: the command `aiordma`.
 
-Exit status: 0 all is well, 1 something is wrong, 2 the words of the command line are.
+Exit status: 0 success, 1 failure, 2 an error in the command line.
 """
 
 from __future__ import annotations

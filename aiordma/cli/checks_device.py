@@ -1,6 +1,6 @@
 """Checks of devices, drivers, nodes and ports.
 
-Most of it is read from the kernel's files, so that it is told even where a library is missing.
+Most of it is read from the kernel's files, so that it is known even where a library is missing.
 """
 
 from __future__ import annotations

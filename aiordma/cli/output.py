@@ -48,6 +48,6 @@ def print_json(value: Any) -> None:
 
 
 def print_hint(*lines: str) -> None:
-    """Tell people something that is no part of the output."""
+    """Print a hint to standard error: it is no part of the output."""
     for line in lines:
         print(printable(line), file=sys.stderr)

@@ -128,7 +128,7 @@ class Service:
         self._refused = 0
 
     async def serve(self, host: str, port: int) -> None:
-        """Listen until a signal, then break off what is under way."""
+        """Listen until a signal, then break off the transfers under way."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -148,12 +148,12 @@ class Service:
             await stop.wait()
             server.close()
             server.abort_clients()
-            # Each removes what it has half of.
+            # Each task removes the file that it has received in part.
             if self.clients:
                 await asyncio.wait(self.clients)
 
     async def client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client, or tell it why not."""
+        """Serve one client, or send it the reason of the refusal."""
         task = asyncio.current_task()
         assert task is not None
         self.clients.add(task)
@@ -188,7 +188,7 @@ class Service:
                 self._say(done.action, words, **asdict(done), peer=peer)
 
     def why_full(self, source: str) -> str:
-        """Why one more client of that source is refused; empty if it is not."""
+        """The reason to refuse a further client of that source; empty if there is none."""
         total, most = len(self.holders), self._most_clients
         if total >= most:
             return f"the server has {total} clients already; try again"
@@ -204,7 +204,7 @@ class Service:
             for each in self.holders
             if not each.exchange.asked and newcomer.since - each.since >= _SILENT_S
         ]
-        if len(self.holders) < self._most_clients:  # it is the source's share that is used up
+        if len(self.holders) < self._most_clients:  # only the share of the source is used up
             silent = [each for each in silent if each.source == newcomer.source]
         if not silent:
             return False

@@ -102,12 +102,12 @@ def gid_netdev(device: str, port: int, index: int) -> str:
 
 
 def netdev(device: str, port: int) -> str:
-    """Network interface of a port, or an empty text if it has none or none is told."""
+    """Network interface of a port, or an empty text if none is known."""
     if name := gid_netdev(device, port, 0):
         return name
     if cards := _names(CLASS / device / "device" / "net"):
         return cards[min(port, len(cards)) - 1]
-    # Software iWARP tells it over netlink only.
+    # Software iWARP reports it over netlink only.
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         done = subprocess.run(
             ["rdma", "-json", "link", "show"],

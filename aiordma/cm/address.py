@@ -76,7 +76,7 @@ def to_sockaddr(address: Address) -> Any:
 
 
 def check_address(address: Address) -> None:
-    """Refuse what is not a pair of host and port.
+    """Raise unless `address` is a pair of host and port.
 
     Raises:
         TypeError: Not a pair of str and int.
@@ -90,7 +90,7 @@ def check_address(address: Address) -> None:
 
 
 def check_port(port: int, lowest: int = 0) -> None:
-    """Refuse what is not a port.
+    """Raise unless `port` is the number of a port.
 
     Raises:
         TypeError: Not an int.

@@ -62,9 +62,9 @@ class ConnectionEvent:
         self._numbers = numbers or _NOTHING
         self.responder_resources, self.initiator_depth, *_ = self._numbers
         self.ah_attr: AHAttributes | None = None
-        # Answers a step that goes on by itself, so that no reader of the channel is told.
+        # Answers a step that goes on by itself, so that no reader of the channel gets it.
         self.hidden = False
-        # The id whose count of unacknowledged events includes this event, once it is handed out.
+        # The id that counts this event as unacknowledged, once `get_event` has returned it.
         self._account: ConnectionId | None = None
 
     @property
@@ -96,7 +96,7 @@ class ConnectionEvent:
         """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).
 
         Raises:
-            ValueError: It was not handed out by `get_event`, or is acknowledged already.
+            ValueError: It was not returned by `get_event`, or is acknowledged already.
         """
         self.channel.ack_event(self)
 

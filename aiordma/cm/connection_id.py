@@ -169,7 +169,7 @@ class ConnectionId(Resource):
         handle.context = ffi.cast("void *", self._token)
 
     def _adopt(self, handle: Any) -> Self:
-        """The new id of a CONNECT_REQUEST to this one; its context is a copy of this one's."""
+        """Return the id of a CONNECT_REQUEST to this id; it gets a token of its own."""
         made = type(self).__new__(type(self))
         made._setup(self._channel, handle, self.port_space, Stage.REQUESTED)
         return made
@@ -330,8 +330,8 @@ class ConnectionId(Resource):
     ) -> None:
         """`resolve_addr` and `resolve_route`, which has as long again, in one step.
 
-        Readers of the channel are not told of the first, unless ibacm runs: then the second can
-        block, and goes to a thread.
+        Readers of the channel get no event of the first, unless ibacm runs: then the second can
+        block, and runs in a thread.
 
         Args:
             dst: As `resolve_addr`.
@@ -496,8 +496,8 @@ class ConnectionId(Resource):
     ) -> ConnectionEvent:
         """Connect to the resolved peer (`rdma_connect(3)`); the ESTABLISHED event.
 
-        For datagrams: find out which queue pair serves the resolved address and port.  The event's
-        `ah_attr`, `qp_num` and `qkey` are what a datagram to it needs; the id can be closed then.
+        For datagrams: find out which queue pair serves the resolved address and port.  A datagram
+        to it needs `ah_attr`, `qp_num` and `qkey` of the event; the id can be closed then.
 
         Args:
             param: Depths and retries; of no use for datagrams.
@@ -786,7 +786,7 @@ class ConnectionId(Resource):
         if kind is EventType.ESTABLISHED:
             datagram = event.ah_attr is not None
             if self.stage is Stage.CONNECTING and not datagram:
-                # The answer to a client on iWARP, which tells the two exchanged.
+                # The answer on iWARP, whose kernel gives a client the two depths exchanged.
                 own_reads = event.responder_resources
                 event.responder_resources = event.initiator_depth
                 event.initiator_depth = own_reads

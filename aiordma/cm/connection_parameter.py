@@ -95,7 +95,7 @@ class ConnectionParameter:
         return value
 
     def bind(self, max_qp_rd_atom: int) -> None:
-        """Tell the parameters the device's limit for both depths (`max_qp_rd_atom`)."""
+        """Set the device's limit for both depths (`max_qp_rd_atom`)."""
         self._limit = min(max_qp_rd_atom, _MAX_DEPTH)
 
     def _depth(self, value: int | None) -> int:
@@ -145,7 +145,7 @@ class ConnectionParameter:
         """As `aio_connect` and `aio_accept` take them."""
         self.bind(limits.max_qp_rd_atom)
         depth = self._depth(self._initiator_depth)
-        # The kernel refuses more than the device can start; the getter keeps what was asked.
+        # The kernel refuses more than the device can start; the getter keeps the program's value.
         depth = min(depth, limits.max_qp_init_rd_atom, 255)
         responder_resources = self._depth(self._responder_resources)
         return (
@@ -163,7 +163,7 @@ class ConnectionParameter:
 def check_offer(
     param: ConnectionParameter | None, private_data: bytes, timeout: float | None
 ) -> bytes:
-    """Refuse what is no offer, before anything is changed; the private data as C takes it."""
+    """Check an offer before anything is changed; return the private data as C takes it."""
     if param is not None and not isinstance(param, ConnectionParameter):
         msg = f"not a ConnectionParameter: {param!r}"
         raise TypeError(msg)

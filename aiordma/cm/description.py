@@ -59,7 +59,7 @@ def _of_the_port(context: Context, number: int) -> dict[str, Any]:
 
 
 def _provider(context: Context) -> str:
-    """The kernel's driver of the device, such as mlx5_core; "" where nothing tells."""
+    """The kernel's driver of the device, such as mlx5_core; "" where it is not known."""
     known: str | None = context._kept.get("provider")
     if known is not None:
         return known

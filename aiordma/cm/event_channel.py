@@ -15,8 +15,8 @@ Theory of operation
     program that awaits steps and reads nothing.  So the line is bounded: the events of an id that
     is closed are dropped, and above `max_unread` the oldest event.
 
-    Since C events are acknowledged at once no C call can block on them.  The acknowledgements
-    that callers of `get_event` owe are counted here, and closing with a debt raises.
+    Since C events are acknowledged at once no C call can block on them.  The events
+    that `get_event` has returned are counted until acknowledged; closing before that raises.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class EventChannel(Resource):
 
     @property
     def unacked(self) -> int:
-        """Events handed out by `get_event` and not acknowledged."""
+        """Events that `get_event` has returned and that are not acknowledged."""
         return self._unacked
 
     def _attach(self) -> asyncio.AbstractEventLoop:
@@ -147,7 +147,7 @@ class EventChannel(Resource):
             loop.call_soon(self._kick)
 
     def _kick(self) -> None:
-        """Look for events without having been told of any."""
+        """Look for events, though the descriptor is perhaps not readable."""
         self._kicking = False
         if self._pump is not None and not self.closed:
             self._pump.kick()
@@ -183,7 +183,7 @@ class EventChannel(Resource):
         return True
 
     def _wait_for_means(self, code: int) -> None:
-        """The process is short of something: the events stay in the kernel for a moment."""
+        """Leave the events in the kernel for a moment: the process lacks memory or descriptors."""
         if not self._short:
             self._short = True
             _log.warning(
@@ -259,7 +259,7 @@ class EventChannel(Resource):
         self._waiters.grant(None)
 
     def _make_room(self) -> None:
-        """Drop what belongs to closed ids; if that is nothing, the oldest, a request last."""
+        """Drop the events of closed ids; if there are none, the oldest event, a request last."""
         kept = self._kept
         for event in [e for e in kept if e.connection_id and e.connection_id.closed]:
             kept.remove(event)
@@ -284,7 +284,7 @@ class EventChannel(Resource):
     def _drop(self, connection_id: object) -> None:
         """Drop the unread events of an id that was closed: they are of no use, and keep it alive.
 
-        Unless the program is reading: then all that has happened is told, in order.
+        Unless the program is reading: then it gets all events, in order.
         """
         if not self._kept or self._is_read:
             return
@@ -345,7 +345,7 @@ class EventChannel(Resource):
 
         Raises:
             TypeError: Not an event.
-            ValueError: Not handed out by this channel's `get_event`, or acknowledged already.
+            ValueError: Not returned by this channel's `get_event`, or acknowledged already.
         """
         if not isinstance(event, ConnectionEvent):
             msg = f"not a connection event: {event!r}"
@@ -433,7 +433,7 @@ class _EventIterator:
             try:
                 await channel._waiters.wait()
             except Exception:
-                # The channel was closed, or has failed: those that wait for an event are told why.
+                # The channel was closed, or has failed: tasks that wait get the reason.
                 if not channel._over:
                     raise
         return channel._kept.popleft()

@@ -20,7 +20,7 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["CLIENT_LEFT", "QPPolicy", "advance", "make_ready"]
 
-#: Why a request cannot be answered any more.
+#: The reason of an answer that comes too late.
 CLIENT_LEFT = "(the client has left: close the connection id of its request)"
 
 
@@ -64,9 +64,9 @@ class QPPolicy:
     def granting(self, responder_resources: int, initiator_depth: int) -> QPPolicy:
         """The policy of an end that accepts with these depths.
 
-        `responder_resources` and `initiator_depth` are what the answer to the request grants.
+        `responder_resources` and `initiator_depth` are the depths that the answer grants.
 
-        The connection manager proposes what the request asked for.  An end that started more
+        The connection manager proposes the depths of the request.  An end that started more
         reads than it announced would break its connection: the peer serves no more than that.
         """
         depths = responder_resources, initiator_depth

@@ -37,9 +37,9 @@ _ibacm = 0.0, False  # when it was looked for, and whether it was there
 
 
 async def route_call_can_block() -> bool:
-    """Where ibacm runs, the call asks it, over a socket and without a limit of its own.
+    """Whether `rdma_resolve_route` can block: it asks ibacm, where that runs, without a limit.
 
-    Looked for once a second, in a thread: it is a call to a file system.
+    The socket of ibacm is looked for once a second, in a thread: a file system can block.
 
     Cancellation: safe.
     """

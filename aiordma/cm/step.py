@@ -50,7 +50,7 @@ class Step:
     """The step of a connection id that is under way, if any.
 
     Attributes:
-        retries: A time-out is not the end: another try follows, and readers are not told.
+        retries: Whether another try follows a time-out; the event of the time-out is then hidden.
     """
 
     __slots__ = ("_answers", "_future", "retries")
@@ -119,7 +119,7 @@ class Step:
         elif kind in _ASIDE:
             return False
         elif kind is EventType.ADDR_RESOLVED and event.status:
-            # It was to go on by itself, and could not.
+            # _core/cm.c went on to the route by itself, and its call failed.
             future.set_exception(os_error(-event.status, "rdma_resolve_route"))
         else:
             future.set_exception(cm_error(kind.name, event.status, event.private_data))

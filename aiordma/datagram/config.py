@@ -55,7 +55,7 @@ class DatagramConfig:
         resolve_timeout_s: Seconds in which a destination has to be found, from the moment it is
             looked for: 32 services and groups are looked for at a time, and the others wait.
         refresh_s: Seconds after which a destination that is still used is looked for again: a
-            service that was restarted has another queue pair, and nothing else tells.  None: never.
+            service that was restarted has another queue pair; no event reports it.  None: never.
         close_timeout_s: Seconds that `close()` waits until sent datagrams have left.
     """
 

@@ -92,7 +92,7 @@ class Destination:
 
     @property
     def is_source(self) -> bool:
-        """Whether it is the sender of a datagram, and no service or group."""
+        """Whether the destination is the sender of a datagram, and no service or group."""
         return self.key[0] == "queue"
 
 

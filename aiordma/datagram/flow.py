@@ -11,7 +11,7 @@ _DEFAULT_HIGH = 64 * 1024
 
 
 class FlowControl:
-    """Tells a protocol when the bytes that wait to be sent become too many, and few again.
+    """Pauses a protocol when too many bytes wait to be sent, and resumes it when few wait.
 
     The water marks work as in `asyncio.WriteTransport.set_write_buffer_limits`: above the high one
     the protocol is paused, once, and at the low one or below it goes on.

@@ -82,8 +82,8 @@ class _Broken(NamedTuple):
     """The queue pair is in the error state.
 
     Attributes:
-        cause: Why.
-        timer: When it begins anew, whatever has not come back.
+        cause: The reason.
+        timer: Of its new beginning, even if some posts have not completed.
     """
 
     cause: OSError
@@ -178,7 +178,7 @@ class DatagramPort(AdapterSide):
         return self._send.size
 
     def start(self, owner: DatagramOwner) -> None:
-        """Tell `owner` from now on; datagrams can be sent."""
+        """Call `owner` from now on; datagrams can be sent."""
         self._owner = owner
         self.cm_id._sink = self._on_home_event
         # Not `_begin`: a failure of the queue pair is no end here, but a new beginning.
@@ -335,5 +335,5 @@ class DatagramPort(AdapterSide):
         return parts
 
     def describe(self) -> dict[str, Any]:
-        """Device, port, GID and so on, as `get_extra_info` tells them."""
+        """Device, port, GID and so on, as `get_extra_info` returns them."""
         return {**super().describe(), "mtu": self.mtu}

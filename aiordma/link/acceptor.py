@@ -62,7 +62,7 @@ class Server(Protocol[Made]):
         """Requests and connections that wait for the program."""
 
     def _examine(self, request: Request) -> tuple[RefusalReason, str] | None:
-        """Why a request is refused, if it does not speak the protocol."""
+        """The reason to refuse a request that does not speak the protocol; None if it does."""
 
     def _take(self, request: Request) -> bool:
         """Keep a request for the program to answer; False: its handshake is to begin."""
@@ -347,7 +347,7 @@ class Acceptor:
     # End
 
     def stop_handshakes(self) -> None:
-        """End what is under way, and send away the requests that wait."""
+        """End the handshakes under way, and refuse the requests that wait."""
         self.places.close()
         for task in list(self.handshakes):
             task.cancel()

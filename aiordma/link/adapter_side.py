@@ -62,7 +62,7 @@ class Closing(Protocol):
 
 
 class Owner(Protocol):
-    """A connection, stream or endpoint, as its adapter's side sees it; it is told until the end."""
+    """A connection, stream or endpoint, as its adapter's side sees it; called until the end."""
 
     def _on_failed(self) -> None:
         """`AdapterSide.failure` is set; once."""
@@ -198,7 +198,7 @@ class AdapterSide:
         return "the peer"
 
     def _last_word(self, cause: BaseException) -> bool:
-        """Post a message that tells the peer the cause, if the subclass has such messages.
+        """Post a message with the cause to the peer, if the subclass has such messages.
 
         Returns:
             Whether it was posted; the queue pair then stays in RTS until the connection is closed.
@@ -297,5 +297,5 @@ class AdapterSide:
             _log.info("queue pair %d: destroying it takes long", self.qp.num)
 
     def describe(self) -> dict[str, Any]:
-        """Device, port, GID and so on, as `Connection.get_extra_info` tells them."""
+        """Device, port, GID and so on, as `Connection.get_extra_info` returns them."""
         return describe(self.cm_id, self.context, self.qp)

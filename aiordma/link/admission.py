@@ -358,7 +358,7 @@ class Ledger:
 
     Args:
         limits: Limits of both.
-        size: Bytes that each connection pins, unless `take` is told otherwise.
+        size: Bytes that each connection pins, unless `take` gets another size.
     """
 
     def __init__(self, limits: ListenerLimits, size: int) -> None:

@@ -1,8 +1,8 @@
 """Completions: how the completions of one queue pair come, and which of them wake its loop.
 
 One entry of the channel's slot table serves a queue pair, so that a message costs no table entry
-and no future: the 16-bit sub-index of a wr_id tells the request.  C takes the plain completions,
-once it has the state; the owner of the entry takes the others.
+and no future: the 16-bit sub-index of a wr_id names the request.  Once C has the state it takes
+the frequent completions; the owner of the entry takes the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Completions:
     Attributes:
         cq: The queue.
         id: The wr_id of the entry, without a sub-index; 0 before `begin`.
-        in_c: Whether C takes the plain completions.
+        in_c: Whether C takes the frequent completions.
         over: Nothing is delivered any more, nor asked of the queue.
     """
 
@@ -65,7 +65,7 @@ class Completions:
         self.id = self._channel.table.add(sink)
 
     def let_c_take(self, state: MessageState | StreamState, told: Callable[[int], object]) -> None:
-        """Have C take plain completions, and call `told` with the events of a drain."""
+        """Have C take the frequent completions, and call `told` with the events of a drain."""
         self.in_c = True
         self._channel.drain.add(self.id, state, told)
 
@@ -81,11 +81,11 @@ class Completions:
             self._channel.table.remove(self.id)
 
     def sweep(self) -> None:
-        """Take the completions at hand, without waiting for the descriptor."""
+        """Poll the queue now, without waiting for the descriptor."""
         self._channel._sweep(self.cq)
 
     def after_drain(self, function: Callable[[], None]) -> None:
-        """Run `function` when the completions at hand have been dispatched."""
+        """Run `function` when the polled completions have been dispatched."""
         self._channel.after_drain(function)
 
     # Wake-ups: a quiet queue is armed for solicited completions

@@ -129,7 +129,7 @@ async def dial(
 
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:
-    """Return the error of a deadline, whose text tells how far the connect had come."""
+    """Return the error of a deadline, whose text names the step that was under way."""
     if course.refusal is not None:
         text += f", refused {course.refusals} times: {course.refusal.hint}"
         hint = "the listener's program accepts too slowly, or its backlog is too small"

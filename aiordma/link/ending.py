@@ -32,7 +32,7 @@ class LastSteps(NamedTuple):
     """The steps of the end that only a connection or only a stream can do.
 
     Attributes:
-        leave: Waits until sent data have arrived, and tells the peer of the end; returns whether a
+        leave: Waits until sent data have arrived, and sends the peer the end; returns whether a
             disconnection is to follow.
         stop: Ends tasks and timers, once the queue pair is in the error state.
         over: Fails the calls that still wait, before the adapter's objects are given back.
@@ -50,9 +50,9 @@ class Ending:
         side: The AdapterSide that is given back.
 
     Attributes:
-        left: The peer has disconnected: it will hear nothing any more.
-        met: Whether the peer has said anything; if not, it is not waited for.
-        canceled: The task was canceled, which ends no wait but asks for less patience.
+        left: The peer has disconnected: no message reaches it any more.
+        met: Whether a message of the peer has arrived; if not, its answers are not awaited.
+        canceled: The task was canceled: the waits go on, and those for the peer are shortened.
     """
 
     __slots__ = ("_begun", "_happened", "_side", "_task", "canceled", "left", "met")
@@ -140,8 +140,8 @@ class Ending:
     async def event(self, seconds: float | None = None) -> bool:
         """For the task: wait until something has happened; False if nothing has, for so long.
 
-        A cancellation is an event, too: to leave off would lose what was sent, and the caller waits
-        on.
+        A cancellation is an event, too: to stop here would lose data that were sent, and the caller
+        goes on waiting.
         """
         self._happened = self._side.loop.create_future()
         try:

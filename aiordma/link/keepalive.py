@@ -107,7 +107,7 @@ class Keepalive:
         """The connection closes: from now on something has to move in each `seconds`.
 
         Args:
-            progress: Counts what has been sent and arrived.
+            progress: Counts the bytes or messages that were sent and that arrived.
             seconds: Without progress before the peer is given up.
             give_up: Called with the error.
         """

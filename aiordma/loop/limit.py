@@ -1,4 +1,4 @@
-"""Limit: `asyncio.timeout`, as a plain context manager.
+"""Limit: the work of `asyncio.timeout` in a context manager that is not asynchronous.
 
 Every connection passes through several limits, and `asyncio.timeout`, with two coroutines and a
 state machine, takes three times as long.  The effect is the same: the task is canceled at the
@@ -6,7 +6,7 @@ deadline, and the block's CancelledError becomes a TimeoutError, unless the task
 another call, too.
 
 `PatientLimit` is for a wait for a peer: it counts only the time in which this process could have
-heard the peer.
+read a message of the peer.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def check_loop(loop: asyncio.AbstractEventLoop, what: str) -> None:
 
 
 def check_thread(loop: asyncio.AbstractEventLoop, what: str) -> None:
-    """Refuse a plain call while the object's loop runs in another thread; `what` names the object.
+    """Refuse a call while the object's loop runs in another thread; `what` names the object.
 
     While the loop does not run, a program may close its objects in any thread.
 

@@ -68,7 +68,7 @@ class Timer:
         try:
             function()
         finally:
-            # Not before: the function mostly sets the next timer.
+            # Released last: the function mostly sets the next timer, in the same `_Timers`.
             self._release()
 
 

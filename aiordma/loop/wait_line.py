@@ -78,7 +78,7 @@ class WaitLine(Generic[T]):
         return self.places[0][1] if self.places else None
 
     def grant(self, value: T) -> bool:
-        """Resume the first task in line with a grant; whether a task waits."""
+        """Resume the first task in line with a grant; return whether a task got it."""
         while self.places:
             place, _ = self.places.popleft()
             if not place.done():

@@ -64,11 +64,11 @@ class Arena:
         return 0
 
     def shrink(self) -> Iterable[int]:
-        """Have some slots leave and return them; the caller hands in those that are free."""
+        """Have some slots leave and return them; the caller calls `hand_in` for the free slots."""
         return ()
 
     def leaving(self, slot: int) -> bool:
-        """Whether a slot is to be handed in instead of being used again."""
+        """Whether a slot has to go to `hand_in` instead of being used again."""
         return False
 
     def hand_in(self, slot: int) -> None:

@@ -4,7 +4,7 @@ Theory of operation
     The addresses of all slots are reserved from the start, which costs nothing.  A slot has memory,
     and is registered, only while its chunk is in service.  The first chunk is the base and stays.
     Further chunks come with `grow`, if the budget allows, and go with `shrink`: such a chunk is
-    *leaving*, its slots are handed in as they become free, and with the last slot the chunk is
+    *leaving*, its slots go to `hand_in` as they become free, and with the last slot the chunk is
     deregistered and its pages go back to the system.
 
     Each connection registers its own memory in its own protection domain.  A pool shares the number
@@ -46,7 +46,7 @@ class _Chunk:
         self.slots = slots
         self.mr = mr
         self.leaving = False
-        self.inside = set(slots)  # slots that were not handed in
+        self.inside = set(slots)  # slots that were not given to `hand_in`
 
 
 class ElasticArena(Arena):
@@ -153,7 +153,7 @@ class ElasticArena(Arena):
                 if self._share.could_spare(len(chunk.slots)):
                     self._share.want(again)
                     return ()
-                # The slots that were handed in come back; the others never left.
+                # The slots that `hand_in` has taken come back; the others never left.
                 chunk.leaving = False
                 self.count += len(chunk.slots)
                 back = set(chunk.slots) - chunk.inside
@@ -187,14 +187,14 @@ class ElasticArena(Arena):
         return slots if number and not chunk.leaving and self._share.could_spare(slots) else 0
 
     def shrink(self) -> Iterable[int]:
-        """Have the last chunk leave and return its slots; the caller hands in the free slots."""
+        """Have the last chunk leave; return its slots: the caller calls `hand_in` if free."""
         chunk = self._chunks[max(self._chunks)]
         chunk.leaving = True
         self.count -= len(chunk.slots)
         return chunk.slots
 
     def leaving(self, slot: int) -> bool:
-        """Whether a slot is to be handed in instead of being used again."""
+        """Whether a slot has to go to `hand_in` instead of being used again."""
         return self._chunks[self._number(slot)].leaving
 
     def hand_in(self, slot: int) -> None:

@@ -44,7 +44,7 @@ class Ending:
         self.peer_left = False
         self.disconnected = False
         self.pending: int | None = None
-        self._said: int | None = None  # this side's last word that was posted
+        self._said: int | None = None  # the SHUTDOWN or DISCONNECT that was posted last
         self._completed: int | None = None  # the last of them whose post has completed
 
     def shutdown(self) -> None:
@@ -95,7 +95,7 @@ class Ending:
             self._settle()
 
     def finish(self) -> None:
-        """End it: the last word has arrived here or at the peer, or the connection is lost."""
+        """Note the end: DISCONNECT has arrived here or at the peer, or the connection is lost."""
         self.disconnected = self.eof = True
         self.writable = self.wants_credit = False
         self.pending = None

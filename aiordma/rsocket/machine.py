@@ -17,7 +17,7 @@ Theory of operation
     for `meet()`.
 
     The numbers that data and credits change are in a state, with which C does the frequent cases
-    (`StreamState`).  A few flags of the state tell C which of them are allowed: each method
+    (`StreamState`).  A few flags of the state say which of them C may do: each method
     that can change the flags sets them anew (`sync`).
 """
 
@@ -182,7 +182,7 @@ class Machine:
         self.sync()
 
     def sync(self) -> None:
-        """Set the flags that tell C what it may do without the machine."""
+        """Set the flags of the steps that C may do without the machine."""
         state, ending, met = self._state, self._ending, self._peer is not None
         state.receiving = met and self._live and not ending.eof
         state.sending = self._is_open and ending.writable and not self.iomap.pending

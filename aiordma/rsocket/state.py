@@ -39,8 +39,8 @@ class State:
         peer_entry: Entry of the peer's table for this side's next descriptor.
         table_addr, table_key, table_length: The peer's table.
         swapped: Whether the peer's table has the other byte order.
-        receiving, sending, crediting, owing: Flags that tell C what it may do without the machine;
-            see `Machine.sync`.
+        receiving, sending, crediting, owing: Flags of the steps that C may do without the
+            machine; see `Machine.sync`.
     """
 
     readable: int = 0

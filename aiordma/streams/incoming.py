@@ -41,14 +41,14 @@ class Incoming:
     """The receiving half of a stream.
 
     Args:
-        port: Has the ring.
+        port: Owner of the ring.
         machine: Knows whether more will come.
-        stream: Told until `part`.
+        stream: The stream; its methods are called until `part`.
 
     Attributes:
-        half: Bytes that the peer can always send without being told of more room.
-        eof_given: The protocol has heard that there are no more.
-        wakeup: By which it is resumed.
+        half: Bytes that the peer can always send without an advertisement of more room.
+        eof_given: Whether `eof_received` of the protocol was called.
+        wakeup: Resumes the task that waits for bytes.
         state: The data and credits of the stream.
     """
 
@@ -89,7 +89,7 @@ class Incoming:
 
     @property
     def stopped(self) -> bool:
-        """It will never want any."""
+        """Whether no further bytes are wanted."""
         return self._stopped
 
     @stopped.setter
@@ -108,11 +108,11 @@ class Incoming:
 
     @property
     def waiting(self) -> bool:
-        """A task waits for bytes."""
+        """Whether a task waits for bytes."""
         return bool(self.state.waiter)
 
     def part(self) -> None:
-        """The connection was given back: nothing more will come."""
+        """Forget the stream: the connection was given back, and no bytes will arrive."""
         self._stream = self.state.handler = None
 
     def _soon(self) -> None:
@@ -126,7 +126,7 @@ class Incoming:
     # To the protocol
 
     def deliver(self) -> bool:
-        """Give what has come to task or protocol; whether there is more, for another turn."""
+        """Give arrived bytes to task or protocol; return whether another turn is needed."""
         more = False
         if not self.waiting or not self.state.readable:
             more = self._deliver()
@@ -178,7 +178,7 @@ class Incoming:
             return 0
         try:
             length = self._read(buffer, min(length, size))
-        except (TypeError, BufferError) as exc:  # it can be read only
+        except (TypeError, BufferError) as exc:  # `buffer` is read-only
             self._fatal(exc, "Fatal read error on an RDMA stream")
             return 0
         self._call("buffer_updated", length)
@@ -195,7 +195,7 @@ class Incoming:
         try:
             keep_open = self._call("eof_received")
         except BaseException:
-            self.eof_given = False  # as over TCP: it is told again when the loop runs again
+            self.eof_given = False  # as over TCP: it is called again when the loop runs again
             raise
         if not keep_open and self._stream is not None:
             self._stream.close()
@@ -216,7 +216,7 @@ class Incoming:
         return (readable and self.state.cut(min(readable, most))) or b""
 
     def take(self, buffer: memoryview) -> int:
-        """Copy what has arrived straight into `buffer`; how many bytes that were."""
+        """Copy arrived bytes straight into `buffer`; return how many."""
         if self._stopped or not self.state.readable or not len(buffer):
             return 0
         count = self._read(buffer, len(buffer))
@@ -233,7 +233,7 @@ class Incoming:
         )
 
     async def wait(self, length: int) -> None:
-        """Wait until there is something to take, or the protocol has heard of the end.
+        """Wait until there are bytes to take, or `eof_received` of the protocol was called.
 
         Args:
             length: Bytes that are wanted; fewer are possible when the wait is over.
@@ -252,12 +252,12 @@ class Incoming:
             self.state.done()
             return
         state.waiter = True
-        if not state.receiving:  # the end is near, and has to be told
+        if not state.receiving:  # the end is near: `_soon` reports it
             self._soon()
         try:
             await self.wakeup
         except BaseException:
-            # A canceled task leaves what has come to the protocol.
+            # The task is canceled: the protocol gets the bytes that have arrived.
             self._soon()
             raise
         finally:

@@ -97,7 +97,7 @@ class StreamIomap:
 
         Args:
             buffer: A writable buffer, or a number of bytes to be allocated.
-            offset: By which number the peer calls the first byte, 0 to 2**63 - 1; None for its
+            offset: The number of the first byte for the peer, 0 to 2**63 - 1; None for its
                 address.
 
         Raises:
@@ -154,7 +154,7 @@ class StreamIomap:
 
         Args:
             source: Registered memory of this connection, see `register`, or a piece of it.
-            offset: By which number the peer calls the first byte to be written.
+            offset: The peer's number of the first byte to be written, as in its `Mapping`.
 
         Raises:
             ValueError: The peer has published no mapping that holds all of it.

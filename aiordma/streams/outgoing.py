@@ -27,7 +27,7 @@ class Outgoing:
 
     Args:
         port: Posts.
-        machine: Says what may be posted.
+        machine: Decides which messages may be posted.
 
     Attributes:
         size: Bytes that wait and are not in the ring yet.
@@ -55,7 +55,7 @@ class Outgoing:
         return self._state.progress
 
     def keep(self, data: bytes | bytearray | memoryview, sent: int) -> bool:
-        """Keep for later what was not sent, if there is such; the caller may change `data`."""
+        """Keep unsent bytes, copied if `data` can change; return whether there are any."""
         if not sent and type(data) is bytes and len(data) < _SMALL:
             rest: bytes | memoryview = data
         else:
@@ -91,7 +91,7 @@ class Outgoing:
             self._port.post(post)
 
     def clear(self) -> None:
-        """Forget what waits."""
+        """Drop the backlog."""
         self._backlog.clear()
         self.size = 0
 

@@ -65,7 +65,7 @@ class RdmaLoopMixin(_Loop):
             self.close()
             raise
         self._when: When = when
-        self._told: dict[int, int] = {}  # inode of the socket that was told of, by descriptor
+        self._told: dict[int, int] = {}  # inode of the socket that was logged, by descriptor
 
     async def create_connection(
         self,
@@ -243,7 +243,7 @@ class RdmaLoopMixin(_Loop):
         await super().sock_connect(sock, address)
 
     async def _connect_sock(self, *args: Any) -> Any:
-        """The way of asyncio itself to sock_connect; `create_connection` has told of it."""
+        """The call of sock_connect by asyncio itself; `create_connection` has logged it already."""
         token = _inside.set(True)
         try:
             base: Any = super()
@@ -287,12 +287,12 @@ class RdmaLoopMixin(_Loop):
         super().add_writer(fd, callback, *args)
 
     def _tell_once(self, what: str, fd: Any) -> None:
-        """Tell of a stream socket once; if its number is another one's later, once again."""
+        """Log a stream socket once; once more if its descriptor is another socket's later."""
         try:
             number = fd if isinstance(fd, int) else fd.fileno()
             status = os.fstat(number)
         except (AttributeError, OSError):
-            return  # it is the loop's to refuse
+            return  # the loop itself refuses it
         if stat.S_ISSOCK(status.st_mode) and self._told.get(number) != status.st_ino:
             self._told[number] = status.st_ino
             sock = socket.socket(fileno=number)
@@ -363,13 +363,13 @@ class RdmaLoopMixin(_Loop):
         return list(dict.fromkeys(address_of(each) for each in addresses))
 
     async def _towards(self, address: Address, source: str | None) -> str | None:
-        """Why a connection is for RDMA; None if it is not."""
+        """The reason to connect over RDMA; None to leave it to the loop."""
         if self._when == "device":
             return await device_towards(address, source)
         return self._ruled(address)
 
     async def _at(self, address: Address) -> str | None:
-        """Why a server is for RDMA; None if it is not."""
+        """The reason to listen over RDMA; None to leave it to the loop."""
         return await device_at(address[0]) if self._when == "device" else self._ruled(address)
 
     def _ruled(self, address: Address) -> str | None:
@@ -442,7 +442,7 @@ def _check(when: object) -> None:
 
 
 def _tell_own(what: str, sock: Any, peer: Any = None) -> None:
-    """Say of a stream socket of the program's own that it stays what it is."""
+    """Log that the program's own stream socket is used as it is, and not over RDMA."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return
     with contextlib.suppress(OSError):
@@ -452,7 +452,7 @@ def _tell_own(what: str, sock: Any, peer: Any = None) -> None:
 
 
 def _without_socket_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Without what only a socket has; None asks for nothing."""
+    """The options except those of sockets only; a `reuse_port` of None is left out."""
     kept = {name: value for name, value in options.items() if name != "keep_alive"}
     if kept.get("reuse_port") is None:
         kept.pop("reuse_port", None)

@@ -314,7 +314,7 @@ class RdmaServer(asyncio.AbstractServer):
         return self._loop
 
     def is_serving(self) -> bool:
-        """Whether it accepts connections."""
+        """Whether the server accepts connections."""
         return self._serving
 
     async def start_serving(self) -> None:

@@ -27,7 +27,7 @@ _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def obstacle(sock: Any) -> str | None:
-    """Why a socket itself has to be used, to follow "the socket"; None if it is free."""
+    """The reason to use a socket itself, to follow "the socket"; None if there is none."""
     if sock.family not in _INTERNET or sock.type != socket.SOCK_STREAM:
         return "is no stream of IPv4 or IPv6"
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -48,7 +48,7 @@ def address_of(sockaddr: Any) -> Address:
 
 
 def only_ipv6(sock: Any) -> bool:
-    """Whether it is of IPv6 and would take no client of IPv4."""
+    """Whether a socket is of IPv6 and accepts no client of IPv4."""
     if sock.family != socket.AF_INET6:
         return False
     return bool(sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY))

@@ -48,8 +48,8 @@ class StreamEnd:
         config: Times.
 
     Attributes:
-        cause: Why the connection is gone, or None; whether that is a failure depends on what was
-            said before.
+        cause: The reason of the loss, or None; it is no failure if the end had been
+            announced before.
         said: This side says the end in the band, behind the posted bytes.
         leaving: The loop ends: the stream only waits for the posted bytes.
     """
@@ -85,7 +85,7 @@ class StreamEnd:
         self._ending.wake()
 
     def hurry(self, linger_s: float | None = None) -> float:
-        """Wait for that no longer than so many seconds, `StreamConfig.linger_s` by default.
+        """Limit the wait for `arrived` to so many seconds, by default `StreamConfig.linger_s`.
 
         Returns:
             The seconds, which the first call decides.
@@ -95,7 +95,7 @@ class StreamEnd:
         return self._linger_s
 
     def begin(self) -> None:
-        """Let go of the connection, once the posted bytes have arrived; idempotent."""
+        """Give the connection back, once the posted bytes have arrived; idempotent."""
         self._ending.begin(LastSteps(self._leave))
 
     async def wait(self) -> None:

@@ -243,7 +243,7 @@ class StreamPort(AdapterSide):
         )
 
     def start(self, owner: StreamOwner) -> None:
-        """Tell `owner` from now on, have completions delivered and post all receives."""
+        """Call `owner` from now on, have completions delivered and post all receives."""
         self._owner = owner
         self._begin()
         own = self.memory.own
@@ -335,7 +335,7 @@ class StreamPort(AdapterSide):
             self.fail(os_error(code, f"ibv_post_{what}"))
 
     def probe(self) -> None:
-        """Have the peer's adapter acknowledge nothing; a failure tells that it is gone."""
+        """Post a WRITE of no bytes: the peer's adapter acknowledges it, or the stream fails."""
         if self.closed or self.failure is not None or self._probe.under_way:
             return
         self._probe.under_way = True
@@ -344,7 +344,7 @@ class StreamPort(AdapterSide):
             self.fail(os_error(code, "ibv_post_send"))
 
     def flush(self) -> None:
-        """Tell the owner, once, when the peer's adapter has everything that was posted.
+        """Call the owner, once, when the peer's adapter has everything that was posted.
 
         Not where the connection breaks before.
         """
@@ -390,5 +390,5 @@ class StreamPort(AdapterSide):
         return list(self.memory.regions)
 
     def describe(self) -> dict[str, object]:
-        """Device, port, GID and so on, as `RdmaTransport.get_extra_info` tells them."""
+        """Device, port, GID and so on, as `RdmaTransport.get_extra_info` returns them."""
         return describe(self.cm_id, self.context, self.qp)

@@ -115,7 +115,7 @@ class RdmaStreamReader(asyncio.StreamReader):
             n: Bytes.
 
         Raises:
-            asyncio.IncompleteReadError: The stream ended before; its `partial` has what came.
+            asyncio.IncompleteReadError: The stream ended before; `partial` has the bytes that came.
             RuntimeError: Another coroutine is reading.
             ConnectionLostError: The connection broke.
 

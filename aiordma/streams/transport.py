@@ -1,7 +1,7 @@
 """RdmaTransport: asyncio's Transport over a queue pair, by the protocol of rsockets.
 
 Theory of operation
-    Completions only note what has happened; when the drain that brought them is over, `_process`
+    Completions only set flags and counts; when the drain that brought them is over, `_process`
     acts on all of it at once, in the context that made the transport: new bytes go to the
     protocol, freed room is used, the end is noticed.  So a protocol that answers does so within
     the loop's same turn, and a protocol that closes or writes never does it in the midst of a
@@ -258,7 +258,7 @@ class RdmaTransport(transports._FlowControlMixin):
         self._context.run(self._process)
 
     def _soon(self) -> None:
-        """Process in the loop's next turn: the caller is the program itself."""
+        """Process in the loop's next turn: no callback runs inside a call of the program."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._again, context=self._context)
@@ -307,13 +307,13 @@ class RdmaTransport(transports._FlowControlMixin):
         self._out.control()
 
     def _linger(self) -> None:
-        """It is over for the program; the adapter has still something to deliver."""
+        """Post control messages: the program is done, and the adapter still delivers bytes."""
         self._out.control()
         if self._machine.disconnected or self._end.cause is not None:
             self._end.arrived()
 
     def _settle(self) -> None:
-        """Whether it is over."""
+        """End the stream if nothing is left to deliver."""
         machine = self._machine
         if self._over:
             return
@@ -400,7 +400,7 @@ class RdmaTransport(transports._FlowControlMixin):
             raise RuntimeError(msg)
         if not data:
             return
-        # While close() still flushes, TLS has its last words left: it writes when it is resumed.
+        # While close() still flushes, TLS may have `close_notify` to write when it is resumed.
         if self._over or self._end.said or (self._closing and not self._out.lasts):
             if self._out.late >= _WARN_AFTER:
                 _log.warning("write() on a closed transport")
@@ -563,7 +563,7 @@ class RdmaTransport(transports._FlowControlMixin):
                 self._server = None
 
     def _discard(self) -> None:
-        """It never began, or came too late: give everything back."""
+        """Give everything back: the stream never began, or came too late."""
         if not self._over:
             self._over = self._closing = self._in.stopped = True
             self._keepalive.stop()
@@ -586,7 +586,7 @@ class RdmaTransport(transports._FlowControlMixin):
         await self._end.wait()
 
     def _part(self) -> None:
-        """Everything was given back, and nothing will be told any more."""
+        """Release the parts: everything was given back, and no callback follows."""
         vars(self).pop("write", None)
         self._in.part()
         self._port.state.rest = functools.partial(_written_late, weakref.ref(self))

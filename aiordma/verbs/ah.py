@@ -117,7 +117,7 @@ class GRH:
 
     @property
     def is_multicast(self) -> bool:
-        """Whether it was sent to a multicast group."""
+        """Whether the datagram was sent to a multicast group."""
         return _is_multicast(self.dgid)
 
     def __str__(self) -> str:

@@ -60,10 +60,10 @@ class Queue(Protocol):
 
     @property
     def _device(self) -> Context:
-        """Whose it is."""
+        """The device of the queue."""
 
     def _on_async_event(self, event: AsyncEvent) -> None:
-        """The device says something about it, or about itself (DEVICE_FATAL); in any loop."""
+        """Take an event of the queue, or of its device (DEVICE_FATAL); in any loop."""
 
 
 _tokens = itertools.count(1)

@@ -79,7 +79,7 @@ class SharedSink(Protocol):
 SHARED_TAG = TAG + 1
 shared_queues: weakref.WeakValueDictionary[int, SharedSink] = weakref.WeakValueDictionary()
 
-#: Why `req_notify` and `get_cq_event` do not work with a queue whose completions are awaited.
+#: The text of the refusal of `req_notify` and `get_cq_event` for a queue that the loop drains.
 MANAGED = (
     "an operation of this completion queue was awaited, so that the event loop takes its events: "
     "take completions with `async for` or `poll`, or use another queue for `req_notify` and "
@@ -185,7 +185,7 @@ class CompletionChannel(Resource):
         if self._failure is not None:
             raise self._failure
         if self._pump is None:
-            # Queues that fail say so on the device's own descriptor, not on this one.
+            # Queues that fail say so on the device's own descriptor, not on the channel's.
             self._unwatch = async_event.watch(self.context)
             self._loop = loop
             self._pump = FdPump(
@@ -236,14 +236,14 @@ class CompletionChannel(Resource):
         return more
 
     def _tell(self) -> None:
-        """Tell the owners of states that have events."""
+        """Call the owners of states that have events."""
         try:
             self.drain.tell()
         finally:
             self._tell_later()
 
     def _tell_later(self) -> None:
-        """Tell the other owners in the next turn of the loop."""
+        """Call the other owners in the next turn of the loop."""
         if self.drain.untold and self._pump is not None and self._pump.loop is not None:
             self._pump.loop.call_soon(self._tell)
 
@@ -257,7 +257,7 @@ class CompletionChannel(Resource):
             self._deferred.append(function)
             self.drain.deferred = True
         else:
-            # Also of a channel that has failed and has no pump: its connections are told why.
+            # Also of a channel that has failed and has no pump: its connections get the reason.
             assert self._loop is not None
             self._loop.call_soon(function)
 
@@ -317,7 +317,7 @@ class CompletionChannel(Resource):
         self.drain.forget(0)
 
     def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:
-        """Poll one managed CQ without an event; how many it found, and should have been told of.
+        """Poll one managed CQ without an event; return how many it found, and how many lack one.
 
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
@@ -379,7 +379,7 @@ class CompletionChannel(Resource):
         for token, events, missed in found:
             cq = self._cqs.get(token)
             if cq is None or cq.closed or cq._aio.events != events:
-                continue  # it was only late
+                continue  # the event was only late
             if missed:
                 self.lost_events += missed
                 CompletionChannel.all_lost_events += missed
@@ -442,7 +442,7 @@ class CompletionChannel(Resource):
     def poison_after_fork(self) -> None:
         """In a forked child: nothing is drained any more."""
         if self._state is not ResourceState.FORKED:
-            self.drain.stopped = True  # the loop may run on there; afterwards no name is public
+            self.drain.stopped = True  # the loop may run on there; `super()` hides it
         super().poison_after_fork()
 
     @property

@@ -1,8 +1,8 @@
 """CompletionQueue: where finished work requests land.
 
-An overrun loses completions, and with them whatever waited for them.  So the queue counts what
-could arrive: each queue pair promises the depths that it was made with, and a shared receive queue
-its own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
+An overrun loses completions, and their tasks would wait for ever.  So the queue counts the possible
+completions: each queue pair promises the depths that it was made with, a shared receive queue its
+own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
 the queue, or is refused.  If it overruns all the same (a device may have faults), the program finds
 the queue, and every queue pair on it, failed.
 """
@@ -63,7 +63,7 @@ class CompletionQueue(Resource):
     Two ways to use it, for each queue one:
 
     - managed: from the first awaited operation or `async for` on, the loop drains it; `poll`
-      then returns what the loop has put aside.
+      then returns the completions that the loop has kept.
     - by hand: `poll` alone, or `req_notify`, `CompletionChannel.get_cq_event`, `poll`,
       `ack_events`.  A managed queue raises no events for these, so that both refuse it.
 
@@ -131,7 +131,7 @@ class CompletionQueue(Resource):
 
     @property
     def cqe(self) -> int:
-        """Room for completions, at least what was asked for."""
+        """Room for completions, at least as many as were asked for."""
         self._require()
         return self._cqe
 
@@ -244,7 +244,7 @@ class CompletionQueue(Resource):
         return count
 
     def _take_arrived(self, n: int) -> None:
-        """Take what the adapter has completed: at least until `n` completions can be returned."""
+        """Poll the adapter, at least until `n` completions can be returned."""
         if self._aio.managed:
             assert self.channel is not None
             self.channel._sweep(self)
@@ -252,7 +252,7 @@ class CompletionQueue(Resource):
             self._poll_hardware(self._handle, n - len(self._queue))
 
     def _take_all(self) -> None:
-        """Take what the adapter has completed, ahead of completions that it does not make."""
+        """Poll the adapter, ahead of completions that it does not make."""
         if not self.closed:
             self._take_arrived(len(self._queue) + self._cqe)
 
@@ -357,7 +357,7 @@ class CompletionQueue(Resource):
             self._users[id(user)] = weakref.ref(user)
 
     def _leave(self, user: Dependent) -> None:
-        """It is destroyed, perhaps in another thread."""
+        """Forget a user that is destroyed, perhaps in another thread."""
         with _promises:
             self._users.pop(id(user), None)
 

@@ -92,7 +92,7 @@ def is_available() -> bool:
 
 
 def why_unavailable() -> str | None:
-    """None if RDMA can be used; otherwise what is missing and how to get it.  Never raises."""
+    """None if RDMA can be used; otherwise the missing part and how to get it.  Never raises."""
     missing = load_error()
     if missing is not None:
         return str(missing)

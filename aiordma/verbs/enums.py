@@ -75,7 +75,7 @@ class OpenIntFlag(IntFlag):
 
 
 class NodeType(OpenIntEnum):
-    """What kind of adapter a device is (`ibv_node_type`)."""
+    """Kind of adapter (`ibv_node_type`)."""
 
     UNKNOWN = -1
     CA = 1

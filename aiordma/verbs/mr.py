@@ -74,7 +74,7 @@ class MemoryRegion(Resource):
         TypeError: No buffer.
         ValueError: The buffer is empty or not contiguous, or access flags or iova do not fit.
         BufferError: Write access to a read-only buffer.
-        NotSupportedError: The device cannot do what a flag or the iova asks for; the text names
+        NotSupportedError: The device does not support a flag or the iova; the text names
             both.
         OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.  Soft-RoCE cannot register
             more than 1 GiB at a time, although its `max_mr_size` says otherwise.
@@ -423,7 +423,7 @@ def _check_view(view: memoryview, access: Access) -> None:
 
 
 def check_memory(buffer: Any, access: Access) -> None:
-    """Refuse what `MemoryRegion` would refuse, without making or exporting anything that stays.
+    """Raise as `MemoryRegion` would, without making or exporting anything that stays.
 
     Raises:
         TypeError: No buffer, and no number of bytes.

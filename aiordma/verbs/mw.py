@@ -101,7 +101,7 @@ class MemoryWindow(Resource):
 
     @property
     def rkey(self) -> int:
-        """The key for the peer; another one after each bind.
+        """The key for the peer; each bind changes it.
 
         Can be set, where BIND_MW requests are posted raw: to the key of a bind of type 2 whose
         completion has come.  `bind()` does that by itself.
@@ -209,7 +209,7 @@ class MemoryWindow(Resource):
             completion: Of the receive into which the message came.
 
         Raises:
-            ValueError: It tells of another key, or of none: the peer claims what it has not done.
+            ValueError: It names another key, or none: the peer's claim is false.
         """
         if not self.bound or completion.invalidated_rkey != self.rkey:
             msg = f"the message did not invalidate this window: {completion.invalidated_rkey}"
@@ -226,7 +226,7 @@ class MemoryWindow(Resource):
         access: Access,
         key: int | None,
     ) -> None:
-        """Refuse here what the device would answer with the end of the connection."""
+        """Refuse a bind that the device would answer with the end of the connection."""
         for resource in (self, mr, qp):
             resource._require()
         self._refuse_while_changing()
@@ -259,7 +259,7 @@ class MemoryWindow(Resource):
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _binding(self, qp: Resource, mr: MemoryRegion) -> None:
-        """A bind is about to be posted: hold what C must not destroy while the window is open."""
+        """Hold the resources that C must not destroy while the window is open; before the bind."""
         held: list[Resource] = [mr, qp] if self.type == MWType.TYPE_2 else [mr]
         self._hold(held)
         self._held += held

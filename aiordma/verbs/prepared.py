@@ -42,7 +42,7 @@ from aiordma.verbs.wr_check import check_atomic
 
 __all__ = ["PreparedPost"]
 
-_NUMBERS = 1 << 16  # executions under way that can be told apart
+_NUMBERS = 1 << 16  # executions under way that have ids of their own
 
 
 class _Entry(Posted):
@@ -98,7 +98,7 @@ class PreparedPost:
     Between two executions `patch` changes numbers, pieces and remote addresses in place.  Used in
     a `with` block it is freed at the end.
 
-    An execution takes what the buffers hold at that moment, or later: as with every post, the
+    An execution takes the bytes of the buffers at that moment, or later: as with every post, the
     memory belongs to the adapter until the completion, except for INLINE requests.
     """
 
@@ -158,7 +158,7 @@ class PreparedPost:
     def is_success(self) -> bool:
         """Whether the last `execute()` posted; True before the first.
 
-        It tells of the post.  How the requests ended is told by their completions.
+        The completions, not this flag, report how the requests ended.
         """
         return self._success
 

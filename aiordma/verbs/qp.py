@@ -210,7 +210,7 @@ class QueuePair(Resource):
             ResourceClosedError: The queue pair or a region is closed.
             OSError: The post failed; the queue pair is in the error state.
 
-        After all but the last nothing was posted, of a list neither what was valid.
+        After all but the last nothing was posted, of a list not even the valid requests.
         """
         chain = [requests] if isinstance(requests, SendWR) else list(requests)
         self._sq.post(self._built_send(chain), chain)
@@ -330,8 +330,8 @@ class QueuePair(Resource):
             buffers: Regions or pieces of regions, gathered in order; at most
                 `limits.max_send_sge`.
             imm: 32-bit immediate that the receiver finds in its completion.
-            invalidate: Key of the receiver's memory that ends with the message; his completion
-                tells it as `invalidated_rkey`.  Not together with `imm`.
+            invalidate: Key of the receiver's memory that ends with the message; the completion
+                there has it as `invalidated_rkey`.  Not together with `imm`.
             solicited: Wake a receiver that waits for solicited completions only.
             inline: Copy the bytes at the post, up to `limits.max_inline_data`.  The buffers may
                 be changed as soon as it is posted, which is at once if a place is free.
@@ -558,9 +558,9 @@ class QueuePair(Resource):
     # Multicast groups
 
     def attach_mcast(self, gid: bytes, lid: int = 0) -> None:
-        """Receive what is sent to a multicast group (`ibv_attach_mcast(3)`).
+        """Receive the datagrams to a multicast group (`ibv_attach_mcast(3)`).
 
-        `ConnectionId.join_multicast` does it; joining also tells the network.  The attachment
+        `ConnectionId.join_multicast` does it; joining also informs the network.  The attachment
         ends with the queue pair.
 
         Args:
@@ -687,12 +687,12 @@ class QueuePair(Resource):
 
     @property
     def send_cq(self) -> CompletionQueue:
-        """Where sends complete."""
+        """The completion queue of sends."""
         return self._cqs[0]
 
     @property
     def recv_cq(self) -> CompletionQueue:
-        """Where receives complete."""
+        """The completion queue of receives."""
         return self._cqs[1]
 
     @property

@@ -60,11 +60,11 @@ _SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inl
 
 
 def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> None:
-    """Refuse what is no description of a queue pair, or one beyond the device's limits.
+    """Check the attributes of a queue pair, and the device's limits for them.
 
     `cq` stands in for queues that `attr` does not name.
     Checked before the completion queues grow for it; the error names the attribute that is too
-    large, which C does not tell.
+    large, which C does not do.
 
     Raises:
         TypeError: Not a protection domain and a `QPInitAttr`.
@@ -119,7 +119,7 @@ class QPLimits:
 
     @classmethod
     def of(cls, context: Context, given: tuple[int, ...]) -> QPLimits:
-        """Those of a queue pair; the ones of a device that are equal are one object.
+        """The limits of a queue pair; equal limits of a device are the same object.
 
         Args:
             context: The device.
@@ -133,7 +133,7 @@ class QPLimits:
 
 @dataclass(frozen=True, slots=True)
 class QPAttributes:
-    """Attributes of a queue pair as `ibv_query_qp(3)` tells them, same names.
+    """Attributes of a queue pair as `ibv_query_qp(3)` returns them, same names.
 
     `timeout` is the exponent e of 4.096 us * 2**e, `min_rnr_timer` a code of the table
     `aiordma.verbs.rnr_timer.RNR_TIMERS_MS`, and `ah_attr` the way to the peer.

@@ -73,7 +73,7 @@ class Resource(Owner):
 
     Args:
         handle: The C object.
-        parents: Resources that must not be destroyed before this one.
+        parents: Resources that must not be destroyed before this resource.
 
     Raises:
         ResourceClosedError: One of them was closed meanwhile; the C object is destroyed.
@@ -99,7 +99,7 @@ class Resource(Owner):
             self._made[id(child)] = weakref.ref(child)
 
     def _hold(self, resources: Iterable[Resource]) -> None:
-        """Have further resources, in use already, outlive this one's C object."""
+        """Have further resources, in use already, outlive the C object of this resource."""
         with _lock:
             for resource in dict.fromkeys(resources):
                 if resource not in self._parents:
@@ -107,7 +107,7 @@ class Resource(Owner):
                     self._parents += (resource,)
 
     def _release(self, resources: Iterable[Resource]) -> None:
-        """Undo `_hold`: these need not outlive this one any more."""
+        """Undo `_hold`: these need not outlive this resource any more."""
         released = list(dict.fromkeys(resources))
         with _lock:
             held = [resource for resource in released if resource in self._parents]
@@ -122,7 +122,7 @@ class Resource(Owner):
         never blocks a running event loop.  `await wait_closed()` waits for the end.
 
         Raises:
-            ResourceBusyError: Events handed out by it are not acknowledged; it stays open.
+            ResourceBusyError: Events that it has returned are not acknowledged; it stays open.
         """
         self._shut(strict=False)
 
@@ -135,7 +135,7 @@ class Resource(Owner):
         running event loop, and `await wait_closed()` waits for the end.
 
         Raises:
-            ResourceBusyError: EBUSY; the text names what is in the way: something made from it
+            ResourceBusyError: EBUSY; the text names the obstacle: something made from it
                 that is still open, work under way, events that are not acknowledged.  The object
                 stays as it was, and can be used.
             ForkedError: The process was forked after the object was made.
@@ -166,7 +166,7 @@ class Resource(Owner):
             return
         try:
             loop.call_soon_threadsafe(self._leave_loop)
-        except RuntimeError:  # it was closed in this moment
+        except RuntimeError:  # the loop was closed in this moment
             self._leave_loop()
 
     # Uses that are not counted here; see MemoryRegion.
@@ -176,7 +176,7 @@ class Resource(Owner):
         return 0
 
     def _stay(self) -> None:
-        """It is being closed, under the lock: count them as one user if there are any."""
+        """Called by a close, under the lock: count `_transfers`, if any, as one user."""
 
     def _leave_loop(self) -> None:
         self._on_close()
@@ -228,7 +228,7 @@ class Resource(Owner):
         else:
             try:
                 reaper.submit(self._finish)
-            except MemoryError:  # it was not taken
+            except MemoryError:  # the reaper has not taken it
                 self._finish()
 
     def _finish(self) -> None:
@@ -239,7 +239,7 @@ class Resource(Owner):
         except (OSError, MemoryError) as exc:
             outcome: OSError | MemoryError | None = exc
             if isinstance(exc, OSError) and exc.errno == errno.EIO:
-                # The device was taken away, and the kernel has destroyed what was made from it.
+                # The device was taken away, and the kernel has destroyed everything made from it.
                 outcome = None
             else:
                 _log.warning("destroying %s failed: %s", type(self).__name__, exc)
@@ -283,7 +283,7 @@ class Resource(Owner):
         Raises:
             TimeoutError: It is not destroyed yet; the destroy goes on.
             OSError: The C library refused to destroy it.
-            MemoryError: There was no memory for the call; it may be there still.
+            MemoryError: There was no memory for the call; the C object may exist still.
 
         Cancellation: ends the wait only.
         """
@@ -302,7 +302,7 @@ class Resource(Owner):
         return None
 
     def _parent_closing(self, parent: Resource) -> None:
-        """A parent was closed; most children are left to their makers."""
+        """A parent was closed; by default the child stays open until its maker closes it."""
 
     def _before_close(self) -> None:
         """Refuse to close, by raising, while that would lose or block something."""
@@ -318,7 +318,7 @@ class Resource(Owner):
         raise NotImplementedError
 
     def poison_after_fork(self) -> None:
-        """In a forked child: dead without a C call, with all that was made from it."""
+        """In a forked child: end it without a C call, and everything that was made from it."""
         if self._state is ResourceState.FORKED:
             return
         self._state = ResourceState.FORKED
@@ -340,7 +340,7 @@ class Resource(Owner):
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
-        # In an outer block something made from it may still be open: it ends with that one then.
+        # A child of an outer block may still be open: then the destroy follows the child's close.
         with _lock:
             ends_now = self._leaving
         if ends_now:

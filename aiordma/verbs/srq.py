@@ -122,7 +122,7 @@ class _Receive:
         self.future: asyncio.Future[WorkCompletion] | None = None
 
     def tell(self, record: WCRecord) -> None:
-        """It has completed: its future gets the completion, or the error."""
+        """Give the future the completion, or the error."""
         if self.future is None or self.future.done():
             return
         if record[1] == 0:
@@ -188,7 +188,7 @@ class _LowWater:
         self._marks = [mark for mark in self._marks if not mark[1].done()]
 
     def futures(self) -> list[asyncio.Future[None]]:
-        """Of the tasks that wait."""
+        """The futures of the tasks that wait."""
         return [future for _, future in self._marks]
 
 
@@ -256,7 +256,7 @@ class SharedReceiveQueue(Resource):
             self._cqs[cq] += 1
 
     def _dismiss(self, cq: CompletionQueue) -> None:
-        """It is gone; in whatever thread."""
+        """Forget a queue pair that is destroyed; in any thread."""
         with _lock:
             self._cqs[cq] -= 1
             if not self._cqs[cq]:

@@ -85,7 +85,7 @@ class WorkCompletion:
         good = record[1] == 0
         bits = record[8] if good else 0
         if bits & _IP_CSUM_OK and record[2] == WCOpcode.RECV and not record[7]:
-            # Soft-RoCE hands out the kernel's own bit for an invalidation, which is this one here.
+            # Soft-RoCE returns the kernel's own bit for an invalidation, which is this bit here.
             # A checksum is reported for datagrams only, and those have a sender.
             bits = bits & ~_IP_CSUM_OK | _WITH_INV
         return cls(

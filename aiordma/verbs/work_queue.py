@@ -56,7 +56,7 @@ class Pair(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether it is, or is about to be, destroyed."""
+        """Whether the queue pair is destroyed, or is about to be."""
 
     def _require(self) -> Any:
         """The C queue pair, if it is open."""
@@ -85,7 +85,7 @@ class Posted(Countable):
         future: Of the task that awaits it, or the list that it belongs to.
         index: Its place in such a list, or None.
         last: Whether its success is the success of the whole list.
-        muted: Whether the caller was told of its end before the adapter told of it.
+        muted: Whether the caller got its end before the adapter completed it.
     """
 
     __slots__ = (
@@ -114,26 +114,26 @@ class Posted(Countable):
             raise
 
     def __call__(self, record: WCRecord) -> None:
-        """Its completion has arrived."""
+        """Take the completion of the entry."""
         self.queue._complete(self, record)
 
     def fail(self, cause: BaseException) -> None:
-        """Its completion will not arrive; the memory stays until the queue pair is gone."""
+        """Fail the future: no completion will arrive.  The memory stays until the QP is gone."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(cause)
 
     # Entries that are posted more than once (see prepared.py) do these in their own way.
 
     def retire(self) -> None:
-        """It has left the queue."""
+        """Release the entry: it has left the queue."""
         self.release()
 
     def is_stale(self, record: WCRecord) -> bool:
-        """Whether that completion has come before; software iWARP flushes some requests twice."""
+        """Whether the completion has come before; software iWARP flushes some requests twice."""
         return False  # an ordinary entry leaves the table with its completion
 
     def is_next(self, record: WCRecord) -> bool:
-        """Whether its occurrence that leaves the queue next has completed."""
+        """Whether the entry's first occurrence in the queue has completed."""
         return True
 
     def number(self, record: WCRecord) -> int | None:
@@ -141,11 +141,11 @@ class Posted(Countable):
         return self.caller_id
 
     def number_ahead(self, occurrence: int) -> int | None:
-        """The same for one of its occurrences in the queue, counted from the front."""
+        """As `number`, for an occurrence in the queue, counted from the front."""
         return self.caller_id
 
     def release(self) -> None:
-        """Give back its id and let the memory go."""
+        """Give back the entry's id and let the memory go."""
         self.queue.cq.table.remove(self.wr_id)
         self.release_regions()
 
@@ -418,11 +418,11 @@ class WorkQueue:
             future.set_exception(self._flushed(posted.operation, qp_num, posted.index))
 
     def give_up(self, qp_num: int) -> None:
-        """End what the adapter has not flushed; the entries stay, and with them the memory.
+        """End the requests that the adapter has not flushed; entries and memory stay.
 
-        Not the raw requests that are unsignaled: as far as is known they have succeeded.
+        Raw unsignaled requests do not fail: as far as is known they have succeeded.
         """
-        self.cq._take_all()  # a success that was not polled yet is one, however late
+        self.cq._take_all()  # a success that was not polled yet counts, however late
         seen: Counter[Posted] = Counter()
         for posted in self._order:
             number = posted.number_ahead(seen[posted])
@@ -435,7 +435,7 @@ class WorkQueue:
             posted.muted = True
 
     def abandon(self, qp_num: int) -> None:
-        """The queue pair is destroyed: fail what the adapter never flushed, let the memory go."""
+        """Fail requests never flushed, and release their memory: the queue pair is destroyed."""
         while self._order:
             posted = self._order.popleft()
             self._end(posted)

@@ -113,7 +113,7 @@ class WRRules:
 
         Queue pairs of a kind share them.
         """
-        # By identity, because to hash what a dataclass holds takes long: a device keeps its limits.
+        # By identity: to hash the fields of a dataclass takes long.  A device keeps its limits.
         key = (WRRules, id(limits), qp_type, all_signaled, read_depth)
         rules: WRRules | None = context._kept.get(key)
         if rules is None:
@@ -249,7 +249,7 @@ class WRRules:
         return opcode in self.opcodes
 
     def check_datagram(self, request: SendWR) -> None:
-        """Check what only datagrams have; see `check_send`.
+        """Check the fields that only datagrams have; see `check_send`.
 
         The size above all: an adapter sends nothing of a message that is longer than the MTU, and
         completes it with success.

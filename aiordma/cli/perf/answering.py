@@ -51,7 +51,7 @@ class Answering:
             self._done.set_result(None)
 
     async def finish(self, wanted: int) -> None:
-        """Wait until there were `wanted`; the caller bounds it.  Raises what a task raised."""
+        """Wait until there were `wanted`; the caller bounds it.  Raises a task's exception."""
         self.wanted = wanted
         self.look()
         try:

@@ -97,7 +97,7 @@ async def _run(
 
 
 def _check_transport(plan: Plan, conn: Connection) -> None:
-    """Refuse what would fail in the middle.
+    """Refuse a test that would fail in the middle.
 
     Raises:
         PerfError: The transport cannot do the test.

@@ -1,6 +1,6 @@
 """The conversation beside the measurement: JSON in messages of an ordinary connection.
 
-The client says what is wanted and when, the server answers; one question at a time.  While a
+The client says which test is wanted and when, the server answers; one question at a time.  While a
 measurement runs nothing is said.
 """
 
@@ -35,7 +35,7 @@ class PerfError(Exception):
 
 
 def processor_time() -> Usage:
-    """Of this process, until now (`getrusage(2)`)."""
+    """The processor time of this process until now (`getrusage(2)`)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(usage.ru_utime, usage.ru_stime)
 

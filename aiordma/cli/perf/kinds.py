@@ -45,7 +45,7 @@ class ClientSide(Protocol):
         """Connect to where the server says that it is."""
 
     async def meet(self, lent: dict[str, Any]) -> None:
-        """Hear what the server lends, once it is connected."""
+        """Take the names of the server's registered memory, once the client is connected."""
 
     async def lat(self, size: int, stop: Stop) -> list[int]:
         """Measure latency: when the first iteration began and each ended, in nanoseconds.

@@ -37,7 +37,7 @@ class Printer:
         self._rows: list[dict[str, Any]] = []
 
     def begin(self, facts: dict[str, Any]) -> None:
-        """The test begins; `facts` are what is known of both ends."""
+        """Note that the test begins; `facts` describe both ends."""
         plan = self.plan
         self._info = {
             "test": plan.test,

@@ -1,4 +1,4 @@
-"""The server of a test: listens, learns from its client what is wanted, and answers one test."""
+"""The server of a test: listens, gets the plan of the test from its client, and answers it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def serve(
             try:
                 await _serve(conn, control, loop)
             except (PerfError, OSError, RdmaError, ValueError) as exc:
-                # The client should hear why, if it still can.
+                # Send the client the reason, if the connection still works.
                 with contextlib.suppress(OSError, RdmaError):
                     await control.say(error=f"the server: {exc}")
                     async with timeout(1.0):
@@ -82,5 +82,5 @@ async def _serve(conn: Connection, control: Control, loop: str) -> None:
     finally:
         await side.close()
     await control.say(bye=True)
-    with contextlib.suppress(PerfError):  # that it has ended
+    with contextlib.suppress(PerfError):  # raised because the client has ended
         await control.hear()

@@ -1,4 +1,4 @@
-"""Which file measures what."""
+"""The classes of both sides of a test, by its API and kind."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class ProtocolServer:
         answerer.answer(bytes(size) if self._plan.metric == "lat" else None)
 
     async def finish(self, count: int) -> None:
-        """The client has heard that everything is here."""
+        """Nothing to wait for: the client has got the answer that all data have arrived."""
 
     async def close(self) -> None:
         """Close the connection."""

@@ -117,7 +117,7 @@ class StreamServer:
                 return
 
     async def finish(self, count: int) -> None:
-        """End: the client has heard that everything has arrived, so that there is no wait."""
+        """End without a wait: the client has got the answer that all data have arrived."""
         await self._stop()
 
     async def _stop(self) -> None:
@@ -130,7 +130,7 @@ class StreamServer:
 
     async def close(self) -> None:
         """Close the connection."""
-        with contextlib.suppress(OSError, EOFError):  # the client has the better words for it
+        with contextlib.suppress(OSError, EOFError):  # the client reports the error
             await self._stop()
         if self._ends.done():
             writer = self._ends.result()[1]

@@ -49,7 +49,7 @@ async def _send(exchange: Exchange, source: Source, size: int, progress: Progres
         await asyncio.wait([sending, hearing], return_when=asyncio.FIRST_COMPLETED)
         if sending.done() and isinstance(sending.exception(), TransferError):
             await sending
-        # If the connection broke, a last word of the server may still be on its way.
+        # If the connection broke, the server's last message may still be on its way.
         await asyncio.wait([hearing], timeout=exchange.limit_s)
         if not hearing.done():
             with contextlib.suppress(TimeoutError):

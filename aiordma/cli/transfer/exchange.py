@@ -47,8 +47,8 @@ class TransferError(Exception):
     """A file was not copied.
 
     Attributes:
-        reason: Why, in one of the words of `Reason`.
-        text: Why, in words for people.
+        reason: The reason, a `Reason`, for programs.
+        text: The reason, for people.
     """
 
     def __init__(self, reason: str, text: str) -> None:
@@ -61,7 +61,7 @@ class TransferError(Exception):
 
 
 class PeerFailedError(TransferError):
-    """The peer has said that it goes no further, and why."""
+    """The peer has broken off the transfer, and has sent a reason."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: object) -> T:
@@ -128,7 +128,7 @@ class Exchange:
         await self._drain()
 
     async def apologize(self, failure: TransferError) -> None:
-        """Tell the peer of a failure of this side, if it still listens."""
+        """Send the peer a failure of this side, if the connection still works."""
         if not isinstance(failure, PeerFailedError):
             with contextlib.suppress(OSError, TransferError):
                 await self.say(Failed(failure.reason, failure.text[:_MOST_TEXT]))
@@ -189,10 +189,10 @@ class Exchange:
         return digest.hexdigest()
 
     async def receive_file(self, incoming: Incoming, size: int, progress: Progress) -> str:
-        """Receive `size` bytes and the checksum, and write the bytes; the name is not given yet.
+        """Receive `size` bytes and the checksum, and write the bytes under a temporary name.
 
         Returns:
-            The SHA-256, which is right.
+            The SHA-256 of the bytes, equal to the peer's.
 
         Raises:
             TransferError: As `hear`; the checksum or the size is wrong; the file cannot be written.
@@ -219,9 +219,9 @@ class Exchange:
         return done.sha256
 
     async def hear_out(self) -> None:
-        """Read what the peer still sends, and forget it, until it ends or the time is over.
+        """Read and drop the bytes that still arrive, until the peer ends or the time is over.
 
-        Closing at once could take the last message away before the peer has read it.
+        A close at once could destroy the last message before the peer has read it.
         """
         try:
             async with asyncio.timeout(self.limit_s):

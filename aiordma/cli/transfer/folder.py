@@ -107,7 +107,7 @@ class Incoming:
         Raises:
             OSError: Its last bytes cannot be written, or the name cannot be had.
         """
-        # Some file systems tell of a full disk only here.
+        # Some file systems report a full disk only here.
         fd, self._fd = self._fd, -1
         os.close(fd)
         os.rename(self._other_name, self._name, src_dir_fd=self._parent, dst_dir_fd=self._parent)

@@ -5,7 +5,7 @@
     1 byte    kind: 1 message, 2 data
     4 bytes   length of the rest, big-endian
 
-What a peer sends is checked before anything is made of it: kind, length, and of a message its
+A frame of the peer is checked before it is used: kind, length, and of a message its
 fields and their types.
 """
 
@@ -59,7 +59,7 @@ class FrameKind(IntEnum):
 
 
 class Reason:
-    """Why a transfer failed, in a word for programs."""
+    """The reason of a failed transfer, for programs."""
 
     NAME = "name"
     NOT_FOUND = "not-found"

@@ -38,7 +38,7 @@ def root() -> Path:
     if chosen:
         return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    # The standard tells to ignore a relative path.
+    # The XDG standard: a relative path is ignored.
     folder = Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache"
     return folder / "aiordma" / "softroce"
 
@@ -202,7 +202,7 @@ def _require_private_folder(folder: Path) -> None:
 
 
 def _others_may_replace(found: os.stat_result) -> bool:
-    """Whether other users may rename what lies in a folder, and put something in its place."""
+    """Whether other users may rename an entry of a folder, and put another in its place."""
     mode = found.st_mode
     if stat.S_ISLNK(mode) or mode & stat.S_ISVTX:
         return False
@@ -212,7 +212,7 @@ def _others_may_replace(found: os.stat_result) -> bool:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it is the group of this user, or of root, and has no other member."""
+    """Whether the group is that of this user, or of root, and has no other member."""
     try:
         user = pwd.getpwuid(os.geteuid())
         members = grp.getgrgid(gid).gr_mem
@@ -222,7 +222,7 @@ def _is_own_group(gid: int) -> bool:
 
 
 def _require_private(path: Path) -> None:
-    """Refuse what another user has made, or may change; links are not followed.
+    """Refuse a path that another user has made, or may change; links are not followed.
 
     Raises:
         InfrastructureError: with the remedy.

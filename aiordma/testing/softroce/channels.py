@@ -41,7 +41,7 @@ class Output:
         return self.source.fileno(), select.POLLIN
 
     def step(self) -> None:
-        """Move what can be moved, once the event is there.
+        """Move as many bytes as is possible, once the event is there.
 
         Raises:
             BrokenPipeError: the reader is gone.
@@ -51,7 +51,7 @@ class Output:
             try:
                 self._pending = self._pending[os.write(self.target, self._pending[:_CHUNK]) :]
             except BlockingIOError:
-                # A terminal whose other user has made it non-blocking; `poll` tells when.
+                # A terminal whose other user has made it non-blocking; `poll` reports it writable.
                 return
             except BrokenPipeError:
                 raise
@@ -67,7 +67,7 @@ class Output:
 
 
 def receive(source: socket.socket) -> bytes:
-    """Return what has arrived, or nothing when the other end has gone."""
+    """Return the bytes that have arrived, or none when the other end has gone."""
     try:
         return source.recv(65536)
     except ConnectionResetError:
@@ -84,7 +84,7 @@ class Control:
         started: the command is about to run.
         status: that of the command, once it has ended.
         counts: bytes of standard output and standard error that belong to the status.
-        error: why the command could not be run.
+        error: the reason why the command could not be run.
     """
 
     def __init__(self, channel: socket.socket, request_line: bytes) -> None:
@@ -109,7 +109,7 @@ class Control:
         self._outgoing += json.dumps(message).encode() + b"\n"
 
     def step(self) -> None:
-        """Take in and send what can be, without blocking."""
+        """Receive and send as much as is possible without blocking."""
         try:
             data = self._channel.recv(65536)
         except BlockingIOError:

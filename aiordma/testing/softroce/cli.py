@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("no command was given: put it after --")
         if values["memory"] is not None:
             values["memory"] = parse_size(values["memory"])
-        # Checked before anything is looked up, so that a mistake is told at once.
+        # Checked before anything is looked up, so that a mistake is reported at once.
         Options(**values)
         return run(command, **values)
     except SoftroceError as error:

@@ -40,7 +40,7 @@ _LOG_LINES = 40
 def request(
     argv: Sequence[str], plan: Plan, environment: Mapping[str, str], directory: str | None = None
 ) -> dict[str, Any]:
-    """Return what `guest_init.py` is told: the set-up, the command, and how to run it.
+    """Return the request to `guest_init.py`: the set-up, the command, and how to run it.
 
     Args:
         argv: the command.

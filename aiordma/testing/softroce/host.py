@@ -137,7 +137,7 @@ def _child(argv: Sequence[str], options: Options, told: dict[str, str], stdout: 
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 env={**os.environ, **told},
-                # Its own group, so that a time limit reaches what the command has started.
+                # Its own group, so that a time limit reaches all processes of the command.
                 process_group=0,
             )
         except (FileNotFoundError, NotADirectoryError) as error:

@@ -16,7 +16,7 @@ from .errors import InfrastructureError
 _CONFIG = Path(__file__).with_name("uml.config")
 _KIND = "uml"
 _WHAT = "the kernel of the uml engine"
-#: To be raised whenever this file changes what comes out of a build.
+#: To be raised with each change of this file that changes the result of a build.
 _RECIPE = 1
 
 _OLDEST = (6, 1)
@@ -81,7 +81,7 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
     absent = packages.missing(_RUNTIME_PACKAGES)
     found = cache.find(_KIND, key)
     if found is None:
-        # All that a user without root has to install is told at once.
+        # One message lists everything that a user without root has to install.
         absent = packages.missing((*_RUNTIME_PACKAGES, *_BUILD_PACKAGES))
     if absent:
         log = cache.log_file("packages")

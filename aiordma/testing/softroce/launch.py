@@ -47,7 +47,7 @@ def _die_with(parent: int, number: int) -> None:
     """Have signal `number` sent to this process at its parent's death."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
-        # It died before the call, which then waits for another parent's death.
+        # The parent died before the call, which then waits for another parent's death.
         os._exit(1)
 
 
@@ -69,7 +69,7 @@ def _become(argv: list[str], keeper: int, mask: set[int | signal.Signals]) -> No
 
 
 def _forget_descriptors() -> None:
-    """Close what is the program's: the other end is to see that the program has closed it."""
+    """Close the program's descriptors: the other end has to see that the program closed them."""
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(3):
         os.dup2(null, standard)
@@ -84,10 +84,10 @@ def _keep(child: int) -> int:
         os.setpgid(child, child)
     while signal.sigwait((*_ENDING, signal.SIGCHLD)) not in _ENDING:
         # Not collected yet: the number of its group must not become another's. None is a child that
-        # has only stopped, which is told by the same signal.
+        # has only stopped, which the same signal reports.
         if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             break
-    with contextlib.suppress(ProcessLookupError):  # it has left its group, alone
+    with contextlib.suppress(ProcessLookupError):  # the child has left its group, which is empty
         os.killpg(child, signal.SIGKILL)
     os.kill(child, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

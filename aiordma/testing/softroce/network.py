@@ -50,7 +50,7 @@ def plan(options: Options) -> Plan:
 
 
 def environment(options: Options, engine: str) -> dict[str, str]:
-    """Return what the command is told about its surroundings."""
+    """Return the environment variables that describe the guest to the command."""
     told = {
         "AIORDMA_SOFTROCE": "1",
         "AIORDMA_SOFTROCE_ENGINE": engine,

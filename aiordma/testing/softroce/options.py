@@ -70,7 +70,7 @@ class Options:
     net_words: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        """Check what no engine could do, and split `net`.
+        """Refuse options that no engine has, and split `net`.
 
         Raises:
             UsageError: with a message for the user.

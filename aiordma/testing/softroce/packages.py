@@ -38,7 +38,7 @@ def ensure(
     verbose: bool = False,
     install: bool = False,
 ) -> None:
-    """Install what is missing of `packages` if that is asked for, or say how to.
+    """Install the missing `packages` if that is asked for, or say how to.
 
     Args:
         packages: names in Debian and Ubuntu.

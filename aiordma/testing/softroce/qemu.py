@@ -27,7 +27,7 @@ _MODULES = ("rdma_rxe", "rdma_ucm", "ib_uverbs", "ib_umad", "veth", "sch_netem")
 
 
 def check(options: Options) -> None:
-    """Refuse what this engine cannot do.
+    """Refuse options that this engine does not have.
 
     Raises:
         UsageError: with the engine to use instead.

@@ -14,7 +14,7 @@ from .errors import InfrastructureError
 
 _KIND = "qemu"
 _WHAT = "the kernel of the qemu engine"
-#: To be raised whenever this file changes what it makes.
+#: To be raised with each change of this file that changes the image.
 _RECIPE = 1
 _NEEDED_BYTES = 1500 << 20
 _DEPMOD_SECONDS = 300.0
@@ -200,7 +200,7 @@ def _load_order(modules: Path, wanted: Sequence[str]) -> list[Path]:
             # Built in.
             continue
         module, needed = needs[name]
-        # The list has what is needed first at its end.
+        # modules.dep has the module that is loaded first at the end.
         for path in (*reversed(needed), module):
             if path not in order:
                 order.append(path)

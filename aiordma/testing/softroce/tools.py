@@ -23,13 +23,13 @@ _QUIET_TICK_SECONDS = 15.0
 
 
 def say(text: str) -> None:
-    """Tell the user something, on standard error."""
+    """Write a line for the user to standard error."""
     sys.stderr.write(f"softroce: {text}\n")
     sys.stderr.flush()
 
 
 def query(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a short command and return what it said; a program that is missing counts as failed.
+    """Run a short command and return its result; a program that is missing counts as failed.
 
     Raises:
         InfrastructureError: it took longer than two minutes.
@@ -52,7 +52,7 @@ def query(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 class Progress:
-    """One line about what is going on: updated in place on a terminal, now and then elsewhere."""
+    """One line about the step under way: updated in place on a terminal, now and then elsewhere."""
 
     def __init__(self, title: str) -> None:
         """Start the clock of a step called `title`."""
@@ -102,7 +102,7 @@ def run(
         title: its task, for the user.
         log: a file.
         limit: in seconds.
-        verbose: show what it says as well.
+        verbose: show its output as well.
         directory: to run in.
         environment: added to that of this process.
         counted_prefix: lines that start with it are counted, and the count is the progress.

@@ -17,7 +17,7 @@ _BOOT_SECONDS = 120.0
 
 
 def check(options: Options) -> None:
-    """Refuse what this engine cannot do.
+    """Refuse options that this engine does not have.
 
     Raises:
         UsageError: with the engine to use instead.

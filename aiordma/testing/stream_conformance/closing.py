@@ -61,10 +61,10 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_write_while_close_flushes(self, link: Link) -> None:
-        """A protocol may write when it is resumed while `close` still flushes: TLS has last words.
+        """A protocol may write when it is resumed while `close` still flushes, as TLS does.
 
         asyncio's `SSLProtocol` relies on it: it closes the transport though it is paused, and
-        writes what it still holds, its `close_notify` at least, when it is resumed.
+        writes the rest of its bytes, its `close_notify` at least, when it is resumed.
         """
         link.end.on["resume_writing"] = lambda: link.end.transport.write(b"last words")
         await link.open()
@@ -79,7 +79,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_close_again(self, link: Link) -> None:
-        """Closing, pausing and aborting what is closing, or closed, is nothing."""
+        """`close`, `resume_reading` and `abort` do nothing on a closing or closed transport."""
         await link.open()
         transport = link.end.transport
         for _ in range(2):
@@ -104,7 +104,7 @@ class ClosingChecks(Subject):
 
     @each_role
     async def test_abort(self, link: Link) -> None:
-        """`abort` drops what is not sent yet; `connection_lost(None)` comes soon, not inside it."""
+        """`abort` drops bytes not sent yet; `connection_lost(None)` comes soon, not inside it."""
         await link.open()
         link.peer.transport.pause_reading()
         written = await link.fill()

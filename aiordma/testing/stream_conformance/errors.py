@@ -91,7 +91,7 @@ class ErrorChecks(Subject):
 
     @each_role
     async def test_connection_lost_raises(self, link: Link) -> None:
-        """Reported; the end is an end."""
+        """Reported; the connection ends in good order all the same."""
         link.end.on["connection_lost"] = _raise
         await link.open()
         link.end.transport.close()

@@ -1,4 +1,4 @@
-"""Checks of flow control: pausing what comes in, being paused about what goes out."""
+"""Checks of flow control: `pause_reading`, `pause_writing` and their opposites."""
 
 from __future__ import annotations
 
@@ -196,5 +196,5 @@ class FlowChecks(Subject):
         await link.peer.until_received(total)
         writer.close()
         await writer.wait_closed()
-        # The recorder was replaced, and is told what its successor was.
+        # The recorder was replaced: it gets the call that its successor got.
         link.end.connection_lost(None)

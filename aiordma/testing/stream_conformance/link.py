@@ -138,7 +138,7 @@ class Link:
             await self.peer.until_received(expected)
 
     async def fill(self) -> bytes:
-        """Write until the judged end is asked to pause, and return what was written.
+        """Write until the judged end is asked to pause, and return the bytes written.
 
         The peer must not read meanwhile.
         """

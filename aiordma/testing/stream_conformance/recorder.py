@@ -165,7 +165,7 @@ class Recorder(Record, asyncio.Protocol):
         self.note("data_received", data)
 
     def eof_received(self) -> bool | None:
-        """Return what `on` says; without a word there the transport closes, as asyncio's do."""
+        """Return the answer of `on`; without an answer the transport closes, as asyncio's do."""
         answer: bool | None = self.note("eof_received")
         return answer
 
@@ -183,7 +183,7 @@ class BufferedRecorder(Record, asyncio.BufferedProtocol):
         self.buffer = bytearray(size)
 
     def get_buffer(self, sizehint: int) -> Any:
-        """Return what `on` says, or the buffer."""
+        """Return the answer of `on`, or the buffer."""
         if not isinstance(sizehint, int):
             self.violations.append(f"get_buffer({sizehint!r})")
         answer = self.note("get_buffer", sizehint)
@@ -197,6 +197,6 @@ class BufferedRecorder(Record, asyncio.BufferedProtocol):
         self.note("buffer_updated", nbytes)
 
     def eof_received(self) -> bool | None:
-        """Return what `on` says; without a word there the transport closes."""
+        """Return the answer of `on`; without an answer the transport closes."""
         answer: bool | None = self.note("eof_received")
         return answer
