@@ -1,6 +1,6 @@
-"""The nodes in /dev/infiniband, and why this process cannot open one.
+"""The nodes in /dev/infiniband, and the reason why this process cannot open a node.
 
-The C libraries tell no permission as "no such device": librdmacm passes over a device that it
+The C libraries report no permission as "no such device": librdmacm passes over a device that it
 cannot open, and knows of none in the end.  So the nodes are tried where such an error is made into
 words.
 """

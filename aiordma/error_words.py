@@ -181,7 +181,7 @@ ERRNO_HINTS: dict[tuple[str, int], str] = {
     ("ibv_create_ah", errno.ETIMEDOUT): "no neighbor has the address: `ip neighbor`",
 }
 for _queue in ("ibv_create_cq", "ibv_create_qp", "ibv_create_srq"):
-    # libsiw takes one page for an invalid one, and says nothing: tests/device/test_siw_limits.py.
+    # libsiw takes a page for invalid, and reports nothing: tests/device/test_siw_limits.py.
     ERRNO_HINTS[_queue, errno.EIO] = (
         "the driver gave no reason; a process has 144 pages for all its queues on software iWARP"
     )

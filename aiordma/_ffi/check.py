@@ -9,7 +9,7 @@ The caller names the convention by choosing the function; the man page's RETURN 
 
 errno is read as `ffi.errno`, at once.  cffi stores C's errno for the calling thread before it takes
 the interpreter lock again, because taking that lock makes system calls of its own, and puts it back
-before the next call.  So `ffi.errno` is what the C function left behind until the same thread makes
+before the next call.  So `ffi.errno` is the C function's errno until the same thread makes
 its next cffi call; `ctypes.get_errno()` is something else.
 
 Where C reports a failure without a reason the error is EIO: 0 would read "Success", and a stale
@@ -86,7 +86,7 @@ def check_errno(value: int, verb: str) -> None:
     if not value:
         return
     if value == -1:
-        # EPERM is 1: with errno set -1 is the other convention, without it there is no telling.
+        # EPERM is 1: with errno set -1 is the other convention, without it either is possible.
         raise os_error(ffi.errno or errno.EIO, verb, detail="[returned -1]")
     raise os_error(abs(value), verb)
 

@@ -1,5 +1,5 @@
 /*
- * The steps to a connection, each in one call with plain numbers: a struct that Python fills field
+ * The steps to a connection, each in one call with integers: a struct that Python fills field
  * by field costs as much as its use.
  *
  * rdma_init_qp_attr returns the values that the connection manager proposes for a state.  The

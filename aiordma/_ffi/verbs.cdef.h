@@ -9,8 +9,8 @@
  *   - __beNN fields and results are in network byte order. Nothing swaps them on the way.
  *   - ibv_post_send, ibv_poll_cq and others are static inline, ibv_reg_mr and ibv_query_port are
  *     macros. All are declared as functions: the generated wrapper calls them by name, so the
- *     compiler expands whatever the header defines.
- *   - Only what rdma-core 39 already has. A newer name here would break the build on the older
+ *     compiler expands the header's definition.
+ *   - Only names of rdma-core 39. A newer name here would break the build on the older
  *     distributions that we support.
  */
 
@@ -106,7 +106,7 @@ enum ibv_port_state {
 
 enum { IBV_LINK_LAYER_UNSPECIFIED, IBV_LINK_LAYER_INFINIBAND, IBV_LINK_LAYER_ETHERNET, ... };
 
-/* Of port_cap_flags only what decides something here: GIDs made from IP addresses mean RoCE. */
+/* Of port_cap_flags only those that this library reads: GIDs made from IP addresses mean RoCE. */
 enum ibv_port_cap_flags { IBV_PORT_SM, IBV_PORT_CM_SUP, IBV_PORT_IP_BASED_GIDS, ... };
 #define IBV_QPF_GRH_REQUIRED ...
 

@@ -25,7 +25,7 @@ class ConnectionEvent:
     Attributes:
         type: Kind of the event; an unknown number becomes `UNKNOWN_<n>`.
         status: 0, a negative errno, or a positive reject reason.
-        connection_id: The id that it concerns; for CONNECT_REQUEST the new one, owned by the
+        connection_id: The id that it concerns; for CONNECT_REQUEST the new id, owned by the
             receiver of the event.
         listen_id: The listening id for CONNECT_REQUEST, else None.
         private_data: Bytes from the peer.  InfiniBand and RoCE deliver the whole field of the

@@ -15,7 +15,7 @@ Theory of operation
     Datagrams know no connection.  The client asks which queue pair serves an address and a port
     (service id resolution), the server's program answers with its number, or refuses, and that is
     all: the id can then be closed, and the answer stays true as long as the queue pair lives.  No
-    event tells of its end, and the server does not learn the client's queue pair before the first
+    event reports its end, and the server does not learn the client's queue pair before the first
     datagram.  A datagram queue pair belongs to no peer: it is ready to receive and to send once it
     is made, and can answer for any number of ports and clients.
 """
@@ -628,12 +628,12 @@ class ConnectionId(Resource):
             check_room(private_data, room, carrier, " on InfiniBand and RoCE")
 
     def notify_established(self) -> None:
-        """A message arrived before ESTABLISHED did: tell the connection manager (`rdma_notify(3)`).
+        """Report a message that came before ESTABLISHED (`rdma_notify(3)`).
 
         Without it a lost confirmation would end the connection.  Mostly it is not lost but about to
-        come, and so it is waited for: told between the arrival of a confirmation and its
-        processing, and with a disconnection behind that, the kernel goes on repeating its answer,
-        and destroying the id takes 66 seconds.
+        come, and so it is waited for: if the report falls between the arrival of a confirmation and
+        its processing, and a disconnection follows, the kernel goes on repeating its answer, and
+        destroying the id takes 66 seconds.
         """
         if self.stage is Stage.ACCEPTED and self._confirming is None:
             confirm = functools.partial(_confirm, weakref.ref(self))

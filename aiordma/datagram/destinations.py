@@ -59,7 +59,7 @@ from aiordma.verbs.wc import WCRecord, WorkCompletion
 __all__ = ["Destination", "Destinations"]
 
 _MOST_AT_A_TIME = 32  # services and groups that are looked for
-_MOST_BLINDLY = 2  # sources of which the kernel does not tell whether it knows the next hop
+_MOST_BLINDLY = 2  # sources for which the kernel does not report whether it knows the next hop
 T = TypeVar("T")
 _Source = tuple[bytes, int]
 _First = tuple[DatagramAddress, WCRecord, GRH]
@@ -437,7 +437,7 @@ def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWa
     """Find the way to a source, and make its handle if no neighbor has to be asked; in a thread.
 
     Returns:
-        Attributes of the handle, the local address, the next hop if the kernel can tell it, and the
+        Attributes of the handle, the local address, the next hop if the kernel reports it, and the
         handle if the kernel knows the hardware address of the next hop.
     """
     context, number = port.context, port.cm_id.port_num

@@ -56,8 +56,8 @@ async def create_datagram_endpoint(
         protocol_factory: Makes the `asyncio.DatagramProtocol`.
         local_addr: (host, port) where others find the endpoint; port 0 lets the kernel choose.
             The host may be empty or a wildcard if the machine has one RDMA device for datagrams.
-        remote_addr: (host, port) to send to, and the only one to hear; or a multicast group, to
-            send to.  It is resolved before the call returns.
+        remote_addr: (host, port) to send to, and the only sender accepted; or a multicast group,
+            to send to.  It is resolved before the call returns.
         family: AF_INET, AF_INET6, or 0, for the look-up of names; proto and flags likewise.
         proto: 0 or IPPROTO_UDP.
         flags: Of getaddrinfo.

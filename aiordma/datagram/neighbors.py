@@ -82,7 +82,7 @@ def look(host: str, source: str = "", interface: int = 0) -> NextHop | None:
         interface: Index of the network interface that they leave by; 0 for any.
 
     Returns:
-        The next hop, or None if the kernel cannot tell it: no route, no netlink, an old kernel.
+        The next hop, or None if the kernel does not report it: no route, no netlink, an old kernel.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:

@@ -11,7 +11,7 @@ Theory of operation
     - destinations ask with ids of their own (datagram/destinations.py).
 
     As with connections, one entry of the channel's slot table serves the queue pair, and the
-    sub-index of a wr_id tells the slot.
+    sub-index of a wr_id is the number of the slot.
 
     A receive slot is posted again only after the endpoint has copied its datagram.  So the
     datagrams that wait for the program are bounded, and the adapter drops a datagram that finds no

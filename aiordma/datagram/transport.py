@@ -147,7 +147,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
             TypeError: `data` is not bytes-like, or `addr` is no address.
             ValueError: There is no address, or the endpoint is connected to another address.
             MessageTooLargeError: `data` is longer than the port's MTU; it is a ValueError, too.
-            RuntimeError: The transport's loop runs in another thread, as for all plain calls here.
+            RuntimeError: The transport's loop runs in another thread, as for all calls here.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             msg = f"data argument must be a bytes-like object, not {type(data).__name__!r}"
@@ -248,7 +248,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         # A group's datagrams from before it was left may still be here.
         if grh.is_multicast and not self._groups.receives(grh.dgid):
             return False
-        # As with UDP, a connected endpoint hears its peer and no other.
+        # As with UDP, a connected endpoint receives from its peer and no other.
         if self._default is not None and self._default[0] == "service":
             return bool(source[:2] == self._default[1:])
         return True

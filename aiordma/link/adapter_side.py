@@ -1,12 +1,12 @@
 """AdapterSide: a queue pair, from its first completion to its last.
 
 Theory of operation
-    Connections, streams and datagram endpoints have one each.  How its completions come is in
-    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and tells the request.
+    Each connection, stream and datagram endpoint has one.  How its completions come is in
+    `link.completions`; the 16-bit sub-index of a wr_id is the subclass's, and names the request.
 
     A failure is reported once, with its first cause: the completions behind it are flushes, and a
     flush is not a reason.  If the flush is seen first, the reason follows by another descriptor.
-    If no reason has come after a bounded time, the connection ends without one.
+    If no reason has come after a bounded time, the connection ends without a reason.
 
     The end is bounded: requests that the adapter does not flush in time end with the queue pair,
     which the reaper destroys.  Then nothing leads to the owner any more, so that a closed

@@ -1,7 +1,7 @@
 """Ending: the end of a connection or a stream, one path for every cause.
 
 Order: sent data arrive, and behind them the protocol's own message of the end, if the peer is there
-to hear it; disconnection; queue pair to the error state; all posts are flushed, or half a second
+to read it; disconnection; queue pair to the error state; all posts are flushed, or half a second
 passes; a worker thread destroys the adapter's objects.  Each wait has a bound.  The objects are
 given back even if the task is canceled.
 

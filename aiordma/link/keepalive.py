@@ -35,7 +35,7 @@ class Peer(Protocol):
         """Whether the peer has given a sign of life since the last call."""
 
     def _on_interval(self, *, silent: bool) -> None:
-        """An interval is over, `silent` if the peer was not heard in it: ask it."""
+        """An interval is over, `silent` if nothing of the peer arrived in it: ask the peer."""
 
     def _give_up(self, cause: BaseException) -> None:
         """The peer does not act any more."""

@@ -17,8 +17,8 @@ _Plan = TypeVar("_Plan")
 class Kept(dict[_Key, _Value]):
     """A dict of at most 64 values, by `keep`; above that it forgets all and begins anew.
 
-    Most programs use few values of a kind; the bound is for a program that uses a new one each
-    time.
+    Most programs use few values of a kind; the bound is for a program that uses a new value
+    each time.
     """
 
     __slots__ = ()

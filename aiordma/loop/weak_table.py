@@ -2,7 +2,7 @@
 
 Theory of operation
     `weakref.WeakValueDictionary` makes a reference of its own class, in Python, for each entry.  A
-    plain reference is made in C, and all users of an object share it.  It has no callback for the
+    `weakref.ref` is made in C, and all users of an object share it.  It has no callback for the
     end of its object, so dead entries stay until the table has doubled; then all are taken out.
 
     Entries may be added and taken out in any thread.

@@ -159,7 +159,7 @@ class RemoteRegion:
                 f"{self.length} bytes"
             )
             raise ValueError(msg)
-        # Plain numbers, because `&` of flags is slow.
+        # As integers, because `&` of flags is slow.
         asked = int(right)
         missing = asked & ~int(self.rights)
         if missing:

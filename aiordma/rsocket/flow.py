@@ -7,8 +7,8 @@ Theory of operation
     number up to which the sender may count.  That limit is absolute and has 16 bits, so that
     repeating it changes nothing.
 
-    `ReceiveFlow` uses its ring as two halves that it advertises in turn.  A word does not tell the
-    receiver an address: the bytes lie in the ring in the order of the messages, without gaps.
+    `ReceiveFlow` uses its ring as two halves that it advertises in turn.  A word has no address for
+    the receiver: the bytes lie in the ring in the order of the messages, without gaps.
 
     Both gates are enforced exactly.  A message of the peer that was not allowed is a protocol
     error, so that the waiting messages never exceed the ring and the credits.  Every check comes

@@ -1,10 +1,10 @@
 """Mappings: memory that a side names to its peer, which then writes to it past the stream.
 
 Theory of operation
-    Behind the descriptors of a side's table are slots; private data tell their number.  The peer
+    Behind the descriptors of a side's table are slots; private data have their number.  The peer
     *publishes* a mapping by writing it into a slot, with a word of the kind IOMAP that takes a
     credit as data does: offset (a number that it chooses), address, key and length.  The owner of
-    the table *uses* the mapping by plain RDMA WRITEs, which take no word, no credit and no receive.
+    the table *uses* the mapping by RDMA WRITEs, which take no word, no credit and no receive.
 
     A word of data behind the publication, or behind such a write, arrives after it: the transport
     keeps the order.  So a publication that waits for a credit holds data back.

@@ -8,7 +8,7 @@ Theory of operation
     messages out of four work requests of their own, so that data never delay credits or the end.
 
     The peer writes descriptors of its buffers into this side's table, which is ordinary memory that
-    may change at any instant.  When a word tells that the table was updated, the entry is copied,
+    may change at any instant.  When a word reports an update of the table, the entry is copied,
     checked and cleared.  Entries are expected in turn, beginning with entry 1: entry 0 stands for
     the first buffer, which private data have described.  So entry 1 must not be touched when
     private data arrive: the peer's first update may be there already.

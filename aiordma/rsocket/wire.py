@@ -7,7 +7,7 @@ Theory of operation
     write a descriptor of 16 bytes (address, key, length) into the peer's table.
 
     Private data are always big-endian.  A descriptor has the byte order of the host that owns the
-    table and reads it; private data tell that order.
+    table and reads it; private data report that order.
 
 Everything that arrives was chosen by the peer.  Parsing returns a value that makes sense or raises
 `ProtocolError`; no number is used before it was compared with a bound.

@@ -1,9 +1,9 @@
 """Mappings of a stream: memory that one end names and the other writes to, past the stream.
 
 The `riomap` and `riowrite` of `rsocket(7)`.  An end that sets `StreamConfig.iomap_slots` takes
-as many mappings from its peer, and may write to them: plain RDMA WRITEs from memory that is
-registered here, which the peer's program notices in its memory or is told by a message in the
-stream behind them.
+as many mappings from its peer, and may write to them: RDMA WRITEs from memory that is
+registered here, which the peer's program notices in its memory, or by a message in the stream
+behind them.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class MappedRegion:
     def close(self) -> None:
         """End the peer's right to write (`riounmap`); idempotent.
 
-        `await region.wait_closed()` waits until that is done.  The protocol does not tell the
-        peer, and a write that it makes afterwards ends the connection: the programs have to agree
-        on it before.
+        `await region.wait_closed()` waits until that is done.  The peer is not
+        informed, and a write that it makes afterwards ends the connection: the programs have to
+        agree on it before.
         """
         if not self.region.closed:
             self._machine.iomap.withdraw(self._slot)

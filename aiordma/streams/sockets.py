@@ -57,7 +57,7 @@ def only_ipv6(sock: Any) -> bool:
 def take_place(sock: Any) -> Address:
     """The address that a server over RDMA listens on in the place of a socket.
 
-    A socket that is not bound yet is bound first: so `getsockname()` tells its owner the port.  It
+    A socket that is not bound yet is bound first: so `getsockname()` knows the port.  It
     stays open, so that the port is taken for other programs, too.
 
     Raises:

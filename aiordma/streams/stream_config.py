@@ -40,9 +40,9 @@ class StreamConfig:
             which the time does not count that its own loop is late.
         close_timeout_s: Seconds without progress after which `close()` gives up and bytes that were
             not sent are lost.
-        linger_s: Seconds that what the adapter has been given has to arrive after `abort()`, or
-            when the event loop ends before the connection; 0 to break the connection at once, of
-            which the peer hears as `ConnectionLostError`.
+        linger_s: Seconds in which posted bytes have to arrive after `abort()`, or when the event
+            loop ends before the connection; 0 to break the connection at once, which the peer gets
+            as `ConnectionLostError`.
         keepalive_s: Seconds of silence after which the peer's adapter is asked for a sign of life;
             None for never.  A host that is gone is noticed so; a program that has stopped is not.
         idle_timeout_s: Seconds without a word of the peer's program after which the connection is

@@ -1,8 +1,8 @@
 """StreamEnd: the wait for sent bytes at a stream's end, and the choice of a disconnection.
 
-After an end in the band nothing is left to be said, so that the queue pair goes to the error state
-at once; otherwise the peer is told by the connection manager.  iWARP is always told: ending a
-connection hard would lose bytes that its adapter has taken and not yet delivered.
+After an end in the band the peer needs no other, so that the queue pair goes to the error state at
+once; otherwise the connection manager disconnects.  On iWARP it always does: ending a connection
+hard would lose bytes that its adapter has taken and not yet delivered.
 """
 
 from __future__ import annotations

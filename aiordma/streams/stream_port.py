@@ -1,15 +1,15 @@
 """StreamPort: the adapter's side of a stream: queue pair, rings, receives.
 
 Theory of operation
-    Bytes land in the ring by the peer's RDMA WRITE; a 32-bit word tells of them, which is the
+    Bytes land in the ring by the peer's RDMA WRITE; a 32-bit word reports them, which is the
     immediate of that WRITE, or on iWARP a SEND of four bytes behind it.  A receive is there to be
     used up by a word; it takes no bytes of data.
 
     A few more receives are posted than are announced: words about buffers and the end are not
     counted, and used-up receives are posted again by the chain, not one by one.
 
-    Most completions never get here: from `attach` on `StreamState` takes them, hands on those that
-    are not plain, and counts requests.
+    Most completions never get here: from `attach` on `StreamState` takes them, counts requests, and
+    passes on the others, such as failures.
 
     The ring and the table are the only memory that the peer may write to.  Each is registered for
     itself, so that the adapter refuses a write beyond it; memory for this side is one registration.

@@ -44,7 +44,7 @@ class RdmaStreamReader(asyncio.StreamReader):
 
         Args:
             exc: The exception that reading raises from now on.  Where the peer's end is here
-                already, which makes the bytes complete, only `exception()` and `drain()` tell.
+                already, which makes the bytes complete, only `exception()` and `drain()` use it.
         """
         if self._eof:
             self._after_end = exc

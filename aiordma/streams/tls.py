@@ -1,4 +1,4 @@
-"""TLS over an RdmaTransport: asyncio's own, on whatever loop runs.
+"""TLS over an RdmaTransport: asyncio's own, on any loop.
 
 uvloop's `start_tls` takes its own transports only, so that asyncio's `SSLProtocol`, which needs
 nothing but a loop with timers, is put in between here.
@@ -56,7 +56,7 @@ async def secured(
 
 
 def _check_handshake(wrapped: asyncio.Transport) -> None:
-    """Asyncio takes a connection that was aborted in the middle of its handshake for a good one."""
+    """Raise if the handshake was aborted in the middle, which asyncio takes for success."""
     if wrapped.get_extra_info("cipher") is None:
         text = "the connection ended in the middle of the TLS handshake"
         raise ConnectionLostError(errno.ECONNABORTED, text)

@@ -2,7 +2,7 @@
 
 A datagram's receive begins with 40 bytes that the adapter fills in: the global route header.  RoCE
 v2 has IP headers in its place: IPv6 fills all of it, IPv4 the last 20 bytes, and the first 20 may
-then hold anything, which is what makes the two hard to tell apart.
+then hold anything, which makes the two hard to distinguish.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Asynchronous events of a device: port up and down, GID changes, errors of queues.
 
 All users of a device in one loop share one reader of its descriptor (`DeviceEvents`).  librdmacm's
-context belongs to the whole process: with two event loops, whichever reads an event hands it to
+context belongs to the whole process: with two event loops, whichever reads an event passes it to
 the subscribers of both.
 
 An event about a queue goes to the object of that queue as well, so that a task that waits for its
 completions learns that they will not come.  It is found by a number that the C object carries
 (`next_token`, `enroll`), never by its address, which may be another queue's by then.
 
-The end of a device is DEVICE_FATAL, told to all its queues; and, where the kernel takes the device
+A device ends by DEVICE_FATAL, which all its queues get; and, where the kernel takes the device
 away from programs that use it, a descriptor that cannot be read any more, which counts as the same.
 Software devices are not taken away: there the kernel waits for the programs.
 """
@@ -232,7 +232,7 @@ class DeviceEvents:
     """Async iterator over a device's events, from its creation on.
 
     Ports that go up and down (PORT_ACTIVE, PORT_ERR), changes of their addresses (GID_CHANGE,
-    where the device tells of them: software iWARP does not), queues that fail, and DEVICE_FATAL.
+    where the device reports them: software iWARP does not), queues that fail, and DEVICE_FATAL.
     It ends when the device is gone, or with `close()`.
 
     Args:

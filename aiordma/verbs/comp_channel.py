@@ -283,7 +283,7 @@ class CompletionChannel(Resource):
                 self._report(exc)
 
     def _in_loop(self, function: Callable[[], None]) -> None:
-        """Run `function` in the channel's loop; at once if that is this one, or if it has none."""
+        """Run `function` in the channel's loop; at once if that runs here, or if there is none."""
         loop = self._pump.loop if self._pump is not None else None
         running = running_loop()
         if loop is None or loop is running:

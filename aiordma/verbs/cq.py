@@ -349,7 +349,7 @@ class CompletionQueue(Resource):
             if user is not None:
                 user._broken(error())
 
-    # Plain weak references by identity: a common queue has thousands of users, and to add or remove
+    # Weak references by identity: a common queue has thousands of users, and to add or remove
     # a user must not take longer for that.  Each is removed when it is destroyed.
 
     def _enter(self, user: Dependent) -> None:

@@ -1,6 +1,6 @@
 """The numbers of libibverbs as enumerations.
 
-Plain numbers, so that they can be imported, compared and documented without the compiled module; a
+Integers, so that they can be imported, compared and documented without the compiled module; a
 test compares each number with the header.  A member is the C name without its prefix: C's
 `IBV_WC_RNR_RETRY_EXC_ERR` is `WCStatus.RNR_RETRY_EXC_ERR` here, so that a search for the field's
 own word finds both.
@@ -394,7 +394,7 @@ class WCStatus(OpenIntEnum):
 class WCOpcode(OpenIntEnum):
     """Operation that a completion reports (`ibv_wc_opcode`); undefined unless it succeeded.
 
-    `RECV` is a bit: every kind of receive has it, so that `opcode & WCOpcode.RECV` tells.
+    `RECV` is a bit: every kind of receive has it, so that `opcode & WCOpcode.RECV` finds it.
     """
 
     SEND = 0

@@ -41,7 +41,7 @@ _LOCAL = Access.LOCAL_WRITE
 _MAX_SGE_LENGTH = (1 << 32) - 1
 # Above this many bytes registering takes long enough to be noticed by a loop.
 INLINE_BYTES = 1 << 20
-# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+# As integers: an operation on flags makes a new member, which takes as long as the call.
 _REMOTE_WRITES = int(Access.REMOTE_WRITE | Access.REMOTE_ATOMIC)
 _ZERO_BASED = int(Access.ZERO_BASED)
 _ON_DEMAND = int(Access.ON_DEMAND)

@@ -177,7 +177,7 @@ class MemoryWindow(Resource):
             qp: Carries it out; None for the queue pair of the bind.
 
         Raises:
-            ValueError: The window is not bound, or `qp` is another one than a type 2's own.
+            ValueError: The window is not bound, or `qp` is not the queue pair of a type 2.
             ResourceBusyError: A change is under way.
             ResourceClosedError: Window or queue pair is closed.
             CompletionError: The queue pair failed; close the window instead.

@@ -6,8 +6,8 @@ Theory of operation
     (`aio_execute` in _ffi/posting.c) and the accounting around it, and neither leaves an object.
 
     Each request of the list has one entry in the slot table for the life of the prepared post, and
-    stands in the queue's order once for each execution that is under way.  Which execution a
-    completion belongs to is told by the sub-index of its id, 16 bits of the number of the
+    stands in the queue's order once for each execution that is under way.  The
+    sub-index of a completion's id names its execution: 16 bits of the number of the
     execution.  So the accounting stays exact although an unsignaled request may fail in the middle
     of many equal ones, and the caller's numbers may be changed between two executions.
 

@@ -68,7 +68,7 @@ __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
 
 _FLUSH_GRACE_S = 1.0
 _LAST_RECEIVE_S = 0.25
-# As plain numbers: an operation on flags makes a new member, which takes as long as the call.
+# As integers: an operation on flags makes a new member, which takes as long as the call.
 _STATE = int(QPAttrMask.STATE)
 _READ_DEPTH = int(QPAttrMask.MAX_QP_RD_ATOMIC)
 _ERR = int(QPState.ERR)
@@ -367,7 +367,7 @@ class QueuePair(Resource):
         return await self._sq.completed(self._built_send([request]), "send")
 
     async def recv(self, buffers: Buffers) -> WorkCompletion:
-        """Post a receive and await its message; `byte_len` of the completion tells its length.
+        """Post a receive and await its message; `byte_len` of the completion is its length.
 
         Args:
             buffers: Regions or pieces of regions, filled in order; at most

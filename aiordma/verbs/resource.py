@@ -76,7 +76,7 @@ class Resource(Owner):
         parents: Resources that must not be destroyed before this resource.
 
     Raises:
-        ResourceClosedError: One of them was closed meanwhile; the C object is destroyed.
+        ResourceClosedError: A parent was closed meanwhile; the C object is destroyed.
     """
 
     __slots__ = ("__weakref__",)

@@ -1,4 +1,4 @@
-"""The RNR timer: how long a sender is told to wait when no receive is posted.
+"""The RNR timer: the delay after which a sender tries again when no receive is posted.
 
 InfiniBand gives 32 delays a code of 5 bits (IBTA 1.4, section 9.7.5.2.8, table "Encoding for RNR
 NAK timer field").  The codes are not in order: 0 is the longest delay, and the connection manager

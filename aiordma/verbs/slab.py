@@ -51,7 +51,7 @@ class _Shelf:
         )
 
     def take(self, size: int) -> CData:
-        """Memory with whatever is in it."""
+        """Memory whose bytes are not cleared."""
         return self._old() or self._new(size)
 
     def take_cleared(self, size: int) -> CData:

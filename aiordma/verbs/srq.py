@@ -333,7 +333,7 @@ class SharedReceiveQueue(Resource):
             buffers: Regions or pieces of regions, filled in order.
 
         Returns:
-            The completion; `qp_num` tells the queue pair, `byte_len` the length.
+            The completion; `qp_num` is the queue pair, `byte_len` the length.
 
         Waits for a free place first.  Without limit, as a peer need not send.
 
@@ -429,8 +429,8 @@ class SharedReceiveQueue(Resource):
     def refills(self, limit: int) -> AsyncIterator[int]:
         """Iterate over the moments at which fewer than `limit` receives are posted.
 
-        Each step gives the number of free places; the body of the loop posts that many, or is
-        told again at once.  Ends when the queue is closed.  Raises and cancellation: as
+        Each step gives the number of free places; the body of the loop posts that many, or the
+        next step comes at once.  Ends when the queue is closed.  Raises and cancellation: as
         `low_water`.
         """
         steps = itertools.count()
@@ -485,7 +485,7 @@ class SharedReceiveQueue(Resource):
         `srq_limit` is 0 once the limit was reached.
 
         Raises:
-            OSError: The device or its driver cannot tell.
+            OSError: The device or its driver does not answer.
         """
         attr = ffi.new("struct ibv_srq_attr *")
         check_errno(lib.ibv_query_srq(self._require(), attr), "ibv_query_srq")

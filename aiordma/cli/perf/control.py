@@ -90,6 +90,6 @@ class Control:
         return words
 
     async def ask(self, *keys: str, limit_s: float | None = None, **words: Any) -> dict[str, Any]:
-        """Say something, and hear the answer."""
+        """Send a message, and return the answer."""
         await self.say(**words)
         return await self.hear(*keys, limit_s=limit_s)

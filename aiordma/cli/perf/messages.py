@@ -1,6 +1,6 @@
-"""Measurements through `Connection`, as a program sees them that awaits its messages.
+"""Measurements through `Connection`, as a program that awaits its messages sees them.
 
-Bandwidth is what `await conn.send(...)` in a loop gives, and for one-sided operations as many
+Bandwidth is that of `await conn.send(...)` in a loop, and for one-sided operations as many
 tasks as the depth, each of which awaits one at a time.
 """
 

@@ -1,7 +1,7 @@
 """Latency on the native layer: prepared posts, and one completion awaited for each.
 
 With `--wait event` the loop drains the completion queue and `anext(cq)` is awaited; otherwise it is
-polled by hand.  Of sends only every 16th is signaled: the answer tells that a message has arrived.
+polled by hand.  Of sends only every 16th is signaled: the answer proves that a message has arrived.
 """
 
 from __future__ import annotations

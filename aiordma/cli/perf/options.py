@@ -1,6 +1,6 @@
 """The options of one test, checked, and as they travel to the server.
 
-The client tells the server all options of the test, so that both ends cannot disagree.  The server
+The client sends the server all options of the test, so that both ends cannot disagree.  The server
 checks them by the same rules, because any program may connect.
 """
 

@@ -85,7 +85,7 @@ async def serve_one(
         quota: How much; None for no bound.
 
     Raises:
-        TransferError: The request could not be fulfilled, of which the client has been told, or the
+        TransferError: The request could not be fulfilled, which the client has been sent, or the
             client failed, ended, or breaks the protocol.
         OSError: The connection broke.
     """

@@ -1,6 +1,6 @@
 """The first process of a guest: brings it up, runs the command, and turns it off.
 
-It runs as a plain script inside the guest, so it imports nothing of the package. It gets three
+It runs as a script inside the guest, so it imports nothing of the package. It gets three
 character devices as arguments: two for the standard output and the standard error of the command,
 and one to talk to the runner in lines of JSON:
 

@@ -79,7 +79,7 @@ class Subject:
     def vanish(self, transport: asyncio.Transport) -> None:
         """End one side without an end in good order for the other.
 
-        Override it where `abort` tells the other side an end in good order. This method can do it
+        Override it where `abort` is an end in good order for the other side. This method can do it
         with sockets of TCP (SO_LINGER, so that the kernel sends a reset) and with
         `aiordma.RdmaTransport` (as `StreamConfig(linger_s=0)`); any other transport it aborts.
         """
@@ -123,7 +123,7 @@ class Link:
             await end.until(lambda end=end: end.is_made)  # type: ignore[misc]
 
     async def close(self) -> None:
-        """End whatever is left and let go of it."""
+        """End the connections that are left, and drop them."""
         for end in (self.end, self.peer):
             if end.is_made and not end.is_lost:
                 end.transport.abort()
