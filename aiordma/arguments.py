@@ -1,4 +1,4 @@
-"""Arguments of public calls, looked at before anything is taken for the call.
+"""Arguments of public calls, checked before anything is taken for the call.
 
 A value that is no number, or does not fit, is a TypeError or a ValueError at the call: further in
 it would be an error of `struct` or of C, after a slot, a credit or a registration was taken.

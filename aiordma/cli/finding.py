@@ -32,12 +32,12 @@ class Finding:
 
 
 def ok(seen: str, advice: str = "") -> Finding:
-    """All is well."""
+    """The check has passed."""
     return Finding(Status.OK, seen, advice)
 
 
 def warn(seen: str, advice: str = "") -> Finding:
-    """Worth a look, or not checked."""
+    """Perhaps a fault, or not checked."""
     return Finding(Status.WARN, seen, advice)
 
 

@@ -19,8 +19,8 @@ _NOTHING = (0, 0, 0, 0, 0, 0, 0)
 class ConnectionEvent:
     """A connection-management event (`rdma_get_cm_event(3)`).
 
-    All of it is a copy; the C event was acknowledged before the object existed.  `ack()` settles
-    the account that `EventChannel.get_event` opened.
+    All of it is a copy; the C event was acknowledged before the object existed.  `ack()` is
+    for events that `EventChannel.get_event` has returned.
 
     Attributes:
         type: Kind of the event; an unknown number becomes `UNKNOWN_<n>`.
@@ -33,7 +33,7 @@ class ConnectionEvent:
         responder_resources: Reads and atomics that the peer wants to have under way to this
             side; the numbers come as seen from here, not as the peer gave them.
         initiator_depth: Reads and atomics that the peer serves to this side at a time.
-        ah_attr: The way to it, for an `AddressHandle`: of a datagram service when it is
+        ah_attr: The way to the peer, for an `AddressHandle`: of a datagram service when it is
             ESTABLISHED, of a group after MULTICAST_JOIN; else None.
     """
 

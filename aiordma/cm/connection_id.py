@@ -734,7 +734,7 @@ class ConnectionId(Resource):
             OSError: EINVAL if the id is not bound to a device by `bind_addr` or `resolve_addr`,
                 or has gone on to a connection, or has no queue pair; EADDRINUSE if it is a
                 member; NotSupportedError on iWARP, and on RoCE v2 for IPv6 groups.
-            MulticastError: The network said no.
+            MulticastError: The network refused.
             ConnectTimeoutError: It did not answer.
 
         Cancellation: the group is left again.

@@ -107,7 +107,7 @@ class Request:
         self.source = source_of(self.peername[0] if self.peername is not None else None)
 
     def refuse(self, reason: RefusalReason, why: str) -> None:
-        """Refuse in the library's own name."""
+        """Refuse for a reason of the library, and not of the program."""
         self._acceptor.refused += 1
         _log.info("refused %s: %s", self.peername, why)
         self.reject(refusal(reason))
@@ -297,7 +297,7 @@ class Acceptor:
         return None
 
     def _send_away(self, server: Server[Made], request: Request) -> None:
-        """There was no place for its handshake in time."""
+        """Refuse a request without a place in time, unless the server keeps it for the program."""
         if self.closed or not server._take(request):
             request.refuse(RefusalReason.BUSY, "too many waited")
 

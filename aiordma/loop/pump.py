@@ -141,8 +141,8 @@ class FdPump:
     def close(self) -> None:
         """Take the reader off the loop.  Idempotent; must come before the fd is closed.
 
-        From a foreign thread (a finalizer) the removal is handed to the loop; on a closed loop
-        there is nothing left to remove.
+        From a foreign thread (a finalizer) the loop removes it later; on a closed loop there is
+        nothing left to remove.
         """
         loop, self._loop = self._loop, None
         if loop is None:

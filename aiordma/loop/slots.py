@@ -3,11 +3,11 @@
 Theory of operation
     A work request carries an id and its completion brings it back once, possibly long after the
     entry was removed.  So an id has an index and a generation: a late completion of an entry whose
-    index is in use again finds another generation and is dropped, never delivered to a stranger.
+    index is in use again finds another generation and is dropped, never delivered to another entry.
 
     Layout of an id, from the top: tag (8 bits), generation (16), sub-index (16), index (24).
-    The sub-index belongs to the entry: a connection has one table entry for all its buffers and
-    tells them apart by it, so that a message costs neither an entry nor a future.
+    The sub-index belongs to the entry: a connection has one table entry for all its buffers,
+    which differ by it, so that a message costs neither an entry nor a future.
 
     Ids without the tag belong to callers of the raw posting functions and never get here.  A
     caller's id that has the tag by chance is carried through an entry of its own (verbs/qp.py).

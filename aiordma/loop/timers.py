@@ -130,7 +130,7 @@ class _Timers:
         with contextlib.suppress(RuntimeError):  # the loop is closed in this moment
             self._pump.close()
             if running is not self._loop and self._loop.is_running():
-                # After the removal of the reader, which the pump has handed to the loop.
+                # After the removal of the reader, which the pump has scheduled in the loop.
                 self._loop.call_soon_threadsafe(os.close, fd)
                 return
         os.close(fd)

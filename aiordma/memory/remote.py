@@ -1,8 +1,8 @@
 """RemoteRegion: a name for memory of the peer, as bytes that travel in any message.
 
 A RemoteRegion is a value and no handle: to make, slice or lose it opens and closes nothing.  The
-owner's adapter decides at each access whether the memory can be reached.  The checks here are a
-courtesy to the local program: an access that the adapter refuses costs the whole connection, an
+owner's adapter decides at each access whether the memory can be reached.  The checks here
+serve the local program: an access that the adapter refuses costs the whole connection, an
 exception before the post costs nothing.  They are no protection from a hostile peer.
 
 The bytes that arrive were chosen by the peer, so parsing is total: a value, or ValueError.

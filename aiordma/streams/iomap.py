@@ -171,7 +171,7 @@ class StreamIomap:
         """The mappings that the peer has published, including those that have ended.
 
         Raises:
-            ProtocolError: It makes no sense.
+            ProtocolError: A mapping of the peer makes no sense.
         """
         return self._machine.iomap.mappings()
 

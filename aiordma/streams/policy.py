@@ -462,7 +462,7 @@ def _without_socket_options(options: dict[str, Any]) -> dict[str, Any]:
 async def _connect(
     protocol_factory: Callable[[], Any], hosts: Iterable[str], port: int, options: dict[str, Any]
 ) -> Any:
-    """The first of the hosts that can be connected to."""
+    """Connect to the first of the hosts that accepts."""
     all_errors = options.pop("all_errors", False)
     failures: list[OSError] = []
     try:

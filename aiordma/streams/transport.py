@@ -141,7 +141,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _start(
         self, protocol: Any, waiter: asyncio.Future[None] | None = None, server: Any = None
     ) -> None:
-        """Both ends are there: begin, with connection_made; even if the peer has gone since."""
+        """Begin, with connection_made: both ends are there, though the peer may have gone since."""
         self._extra.update(self._port.describe())
         peername, sockname = self._port.cm_id.destination, self._port.cm_id.source
         self._extra["peername"] = peername

@@ -106,7 +106,7 @@ def _judge(reference: weakref.ref[CompletionChannel], found: list[_Found]) -> No
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
-    """Hand a completion to the sink of its request; a stale completion has no sink."""
+    """Pass a completion to the sink of its request; a stale completion has no sink."""
     wr_id = record[0]
     tag = wr_id >> TAG_SHIFT
     if tag == TAG:

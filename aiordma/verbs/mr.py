@@ -175,7 +175,7 @@ class MemoryRegion(Resource):
     def slab(
         cls, pd: ProtectionDomain, size: int, access: Access = _LOCAL, *, clear: bool = False
     ) -> Self:
-        """Kept memory (`verbs.slab`); the arguments are not looked at any further.
+        """Kept memory (`verbs.slab`); the arguments are not checked.
 
         Args:
             pd: Protection domain.

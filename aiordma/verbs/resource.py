@@ -12,8 +12,8 @@ Theory of operation
        done by a reaper thread; without one it is done before `close()` returns.
     3. A destroyed child lets go of its parents in the same thread, which destroys those that
        were only waiting for it.
-    4. A finalizer warns and hands the object over in the same way.  In a forked child nothing
-       is destroyed (see loop.fork).  Finalizers run in any thread; readers, waiters and tables
+    4. A finalizer warns and closes the object in the same way.  In a forked child nothing is
+       destroyed (see loop.fork).  Finalizers run in any thread; readers, waiters and tables
        belong to the thread of the loop, which is then asked to do its part.
     5. `destroy()` is the form with C's strictness: it raises instead of waiting for children.  A
        child that was closed, and waits for nothing but the reaper, is not in its way: the order
@@ -129,10 +129,10 @@ class Resource(Owner):
     def destroy(self) -> None:
         """Destroy the object as C does it: only if nothing that was made from it is left.
 
-        The form for programs that want an error for a wrong order, as jVerbs and C have it, instead
-        of having it mended.  An object that was closed or destroyed before is not in the way, even
-        if a thread is still busy with it.  Otherwise like `close()`: idempotent, never blocks a
-        running event loop, and `await wait_closed()` waits for the end.
+        The form for programs that want an error for a wrong order, as jVerbs and C have it, where
+        `close` waits.  A child that was closed or destroyed before is no obstacle, even if a thread
+        is still busy with it.  Otherwise like `close()`: idempotent, never blocks a running event
+        loop, and `await wait_closed()` waits for the end.
 
         Raises:
             ResourceBusyError: EBUSY; the text names the obstacle: something made from it
@@ -194,7 +194,7 @@ class Resource(Owner):
                 self._refuse_with_users()
 
     def _refuse_with_users(self) -> None:
-        """Raise if anything is in the way of a strict destroy; under the lock."""
+        """Raise if a child or a use forbids a strict destroy; under the lock."""
         parts = [
             f"{count} {name} made from it is still open"
             if count == 1
@@ -217,7 +217,7 @@ class Resource(Owner):
 
     @property
     def _leaving(self) -> bool:
-        """Whether only threads of this library stand between it and its end."""
+        """Whether the destroy waits for nothing but threads of this library."""
         if self._state is ResourceState.CLOSING:
             return self._children == len(self._made) and not any(True for _ in self._in_the_way())
         return self._state is not ResourceState.OPEN
@@ -257,7 +257,7 @@ class Resource(Owner):
 
     @property
     def _gone(self) -> Job[None]:
-        """Done when the C object is destroyed.
+        """A job that is done when the C object is destroyed.
 
         Made at need: a connection has a handful of resources, of which one or two are waited for.
         """

@@ -42,7 +42,7 @@ class _Shelf:
     def __init__(self, size: int) -> None:
         self._size = size
         self._pointers: list[CData] = []
-        #: A function that makes a `char[]` out of it.
+        #: A function that makes a `char[]` of the memory.
         self.allocate: Callable[[str], CData] = ffi.new_allocator(
             self.take, self.give, should_clear_after_alloc=False
         )
@@ -55,7 +55,7 @@ class _Shelf:
         return self._old() or self._new(size)
 
     def take_cleared(self, size: int) -> CData:
-        """Memory with nothing in it, which a new mapping is as it comes."""
+        """Memory of zeros, which a new mapping has without clearing."""
         pointer = self._old()
         if pointer is None:
             return self._new(size)

@@ -303,7 +303,7 @@ class SharedReceiveQueue(Resource):
     def _post(
         self, chain: Sequence[RecvWR], first: Any, caller_ids: Sequence[int | None]
     ) -> list[_Receive]:
-        """Hand a list to the adapter; its places were taken from `room` before."""
+        """Post a list; its places were taken from `room` before."""
         entered: list[_Receive] = []
         numbers: list[int] = []
         for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
@@ -467,7 +467,7 @@ class SharedReceiveQueue(Resource):
             self._fail(device_error)
 
     def _fail(self, error: Callable[[], BaseException]) -> None:
-        """Nothing will be received any more: no task may go on waiting."""
+        """End all waits with an error: nothing will be received any more."""
         if self._error is None:
             self._error = error
         self.room.fail(error)

@@ -57,7 +57,7 @@ class SGE:
     mr: MemoryRegion
     offset: int = 0
     length: int | None = None
-    # The object that C makes of it at its first READ or WRITE (_core/operation.c).
+    # The C object of this piece, made at its first READ or WRITE (_core/operation.c).
     _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -298,7 +298,7 @@ class Built(NamedTuple):
     plan: list[Planned]
 
     def post(self, handle: Any, entries: Sequence[Entry]) -> int:
-        """Hand the list, with the numbers of these entries, to the adapter; 0, or an errno.
+        """Post the list with the numbers of these entries; return 0 or an errno.
 
         After a failure the list may have been queued all the same: Soft-RoCE writes its ring
         first and rings the doorbell by a system call that can fail.

@@ -41,7 +41,7 @@ class Answering:
         self.look()
 
     def fail(self, exc: BaseException) -> None:
-        """There will not be more."""
+        """Have `finish` raise `exc`."""
         if not self._done.done():
             self._done.set_exception(exc)
 

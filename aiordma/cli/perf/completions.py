@@ -11,9 +11,9 @@ from aiordma.verbs.cq import CompletionQueue
 __all__ = ["Completions"]
 
 _BATCH = 256
-# How long polling goes on before the loop has a turn: control messages and limits need it.
+# Time of polling before the loop has a turn: control messages and limits need the loop.
 _SPIN_NS = 10_000_000
-# How long `adaptive` polls before it sleeps.
+# Time in which `adaptive` polls before it sleeps.
 _ADAPT_NS = 20_000
 
 

@@ -63,7 +63,7 @@ class End:
         assert context is not None
         sends = max(plan.tx_depth, 32)
         receives = plan.rx_depth if plan.test == "send" else 1
-        # `cq` is for one or the other; `other` may be polled late.
+        # `cq` is for sends or receives, `other` for the rest; its completions may wait.
         waited, other = (receives, sends) if waits_for_receives else (sends, receives)
         try:
             self.pd = self._own(ProtectionDomain(context))

@@ -45,7 +45,7 @@ def run_server(host: str | None, port: int, *, loop: str, with_parent: bool) -> 
 
 
 def _end_with_input() -> None:
-    """The parent is gone, however it ended: nothing here is worth finishing."""
+    """End the process with its input: the parent has ended then, and needs no result."""
     while os.read(0, 4096):  # not sys.stdin: its lock would be held at the end of the process
         pass
     os._exit(1)

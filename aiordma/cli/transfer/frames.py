@@ -80,21 +80,21 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """The client wants a file."""
+    """A client's request for a file."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The server agrees: `size` bytes follow, from it or from the client."""
+    """The server's consent: `size` bytes follow, from the server or the client."""
 
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """All pieces were sent, or have arrived and lie under the file's name."""
+    """The end of a file: all pieces were sent, or have arrived and have the file's name."""
 
     sha256: str
 

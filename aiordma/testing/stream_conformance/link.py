@@ -101,7 +101,7 @@ class Link:
         role: whether the judged end is the client or the server.
         end: protocol of the judged end; may be replaced before `open()`.
         peer: protocol of the other end; may be replaced before `open()`.
-        reports: contexts given to the loop's exception handler and not yet looked at.
+        reports: contexts given to the loop's exception handler and not yet checked.
     """
 
     def __init__(self, subject: Subject, role: str) -> None:

@@ -60,7 +60,7 @@ class Record(asyncio.BaseProtocol):
         return "eof_received" in self.calls
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition holds; it is looked at after every call of the protocol."""
+        """Wait until a condition holds; it is checked after every call of the protocol."""
         if condition():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -135,7 +135,7 @@ class Record(asyncio.BaseProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See asyncio."""
-        # uvloop's is none by class, though by its methods.
+        # uvloop's transport has the methods, but another class.
         self._transport = cast("asyncio.Transport", transport)
         self.note("connection_made", transport)
 
