@@ -364,7 +364,7 @@ class Destinations:
             oldest = next(iter(self._line))
             if oldest.ah is None:
                 self._give_up(oldest)
-            else:  # it was looked for again: its old address handle stays
+            else:  # it was being refreshed: its old address handle stays
                 self._stop(oldest)
                 oldest.found_at = self._loop.time()
         try:

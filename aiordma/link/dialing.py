@@ -120,7 +120,7 @@ async def dial(
         try:
             raise error from error.__cause__
         finally:
-            del error  # it has this frame in its traceback
+            del error  # its traceback has this frame: a cycle
     except TimeoutError as exc:
         if not limit.expired or isinstance(exc, ConnectTimeoutError):
             raise

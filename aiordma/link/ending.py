@@ -96,7 +96,7 @@ class Ending:
 
     def _ended(self, steps: LastSteps, _: object) -> None:
         if not self._side.closed:
-            self._start(steps)  # it was canceled before its first step
+            self._start(steps)  # the task was canceled before its first step
 
     async def _run(self, steps: LastSteps) -> None:
         side = self._side

@@ -130,7 +130,7 @@ async def _first(
                 try:
                     raise error
                 finally:
-                    del error  # it has this frame in its traceback
+                    del error  # its traceback has this frame: a cycle
             failures.append((running.pop(task), error))
     raise AllFailedError(failures)
 

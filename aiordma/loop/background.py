@@ -52,7 +52,7 @@ class _Background:
         self._loop = weakref.ref(loop)
         self.ended = False
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.patient: set[asyncio.Task[Any]] = set()  # those of `tasks` that are not canceled
+        self.patient: set[asyncio.Task[Any]] = set()  # tasks of `tasks` that are not canceled
         self.closing: dict[Callable[[], None], None] = {}
         self.delivering: weakref.WeakSet[Delivering] = weakref.WeakSet()
         self._guard = self._until_the_end()

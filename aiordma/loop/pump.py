@@ -147,7 +147,7 @@ class FdPump:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        self._quick = None  # it refers to this object
+        self._quick = None  # the function refers to this object: a cycle
         if self._again is not None:
             self._again.cancel()
             self._again = None

@@ -68,7 +68,7 @@ class WaitLine(Generic[T]):
                 self.places.remove((place, size))
             raise
         finally:
-            del place  # its exception has this frame
+            del place  # its exception has this frame: a cycle
 
     @property
     def next_size(self) -> int | None:

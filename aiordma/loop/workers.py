@@ -146,7 +146,7 @@ class WorkerPool:
         with self._lock:
             if started.is_set():
                 return
-            self._late.add(thread)  # it may still begin to run: `_work` ends it then
+            self._late.add(thread)  # if the thread begins late, `_work` ends it
         msg = f"a thread has not run within {_START_S:g} s"
         raise RuntimeError(msg)
 

@@ -263,7 +263,7 @@ class RdmaServer(asyncio.AbstractServer):
         def begin(place: Place) -> None:
             # Free when its memory is, or when the handshake is over.
             port.qp._gone.add_done_callback(when_gone(port.in_loop, place.leave))
-            if secure.done():  # it was canceled
+            if secure.done():  # the wait was canceled
                 place.leave()
             else:
                 secure.set_result(place)

@@ -176,7 +176,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _on_word(self, word: int) -> None:
         self._port.state.heard = True
         if self._protocol is None and not self._over:
-            # It can be here before the event that allows it is read, or after that got lost.
+            # A word can come before ESTABLISHED is read, or after that event got lost.
             self._port.cm_id.notify_established()
         try:
             self._machine.on_word(word)

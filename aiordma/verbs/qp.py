@@ -134,7 +134,7 @@ class QueuePair(Resource):
             raise
         self.pd = pd
         self._init = attr
-        self._groups: tuple[tuple[bytes, int], ...] = ()  # that it is attached to
+        self._groups: tuple[tuple[bytes, int], ...] = ()  # multicast groups: GID, LID
         self._first_failure: BaseException | None = None
         #: Called once with the first cause, whether or not the request is awaited.
         self._on_first_failure: Callable[[BaseException], None] | None = None
@@ -801,7 +801,7 @@ class QueuePair(Resource):
     def _abandon_all(self) -> None:
         for queue in self._queues or ():
             queue.abandon(self.num)
-        self._queues = None  # they lead back here
+        self._queues = None  # the queues refer to this object: a cycle
 
     def _destroy(self, handle: Any) -> None:
         if self._last_receive is not None:

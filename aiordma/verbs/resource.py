@@ -208,10 +208,10 @@ class Resource(Owner):
             raise ResourceBusyError(errno.EBUSY, msg)
 
     def _in_the_way(self) -> Iterator[Resource]:
-        """The objects that were made from it and are not on their way out; under the lock."""
+        """The children that are open, or wait for more than a thread; under the lock."""
         for reference in list(self._made.values()):
             child = reference()
-            # A child that is no more, although it is counted, is being finalized at this moment.
+            # A counted child whose reference is dead is being finalized at this moment.
             if child is not None and not child._leaving:
                 yield child
 

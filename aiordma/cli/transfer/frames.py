@@ -101,7 +101,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It goes no further."""
+    """The reason why this side breaks off."""
 
     reason: str
     text: str

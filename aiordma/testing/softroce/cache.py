@@ -251,7 +251,7 @@ def _verify(entry: Path) -> None:
         _require_private(path)
     hashes = entry / _HASHES
     if not hashes.exists():
-        # Made by a version without them: it is this user's, or root's.
+        # An entry of a version without hashes; its owner is this user, or root.
         with contextlib.suppress(PermissionError):
             _write_hashes(entry)
         return

@@ -206,7 +206,7 @@ def _follow(
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     """End `launch.py` with all that it has started, and collect it."""
-    # It kills the program's process group, waits for the program, and ends.
+    # launch.py kills the program's process group, waits for the program, and ends.
     process.terminate()
     process.send_signal(signal.SIGCONT)  # a signal may have stopped it
     try:
