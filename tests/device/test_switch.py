@@ -376,13 +376,13 @@ async def test_h05_a_file_is_sent_from_its_offset(
                 async with opened(host, port) as (_, writer):
                     with pytest.raises(ValueError, match="binary mode"):
                         await loop.sendfile(writer.transport, text)  # type: ignore[arg-type]
-        return received
+        return received[:4]  # the end of the last connection may come after that of the server
 
     if is_uvloop:
         with pytest.raises(NotImplementedError):
             await switched(lambda: send(address))
         return
-    expected = [b"0123456789" * 1000, b"012", b"789", b"89", b""]
+    expected = [b"0123456789" * 1000, b"012", b"789", b"89"]
     assert await switched(lambda: send(LOCALHOST)) == expected
     assert await switched(lambda: send(address)) == expected
 
