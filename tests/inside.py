@@ -85,12 +85,12 @@ def is_quiet(connection: Connection) -> bool:
 
 def slots_of(connection: Connection) -> Slots:
     """Its slots."""
-    return connection._link._slots
+    return connection._link.slots
 
 
 def share_of(connection: Connection) -> Share | None:
     """Its share of a pool of slots, if it has one."""
-    return connection._link._slots._share
+    return connection._link.slots._share
 
 
 def budget_of(connection: Connection) -> SlotBudget:

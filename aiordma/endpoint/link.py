@@ -119,14 +119,12 @@ class Link(AdapterSide):
 
     Attributes:
         state: Messages, credits and operations, as C has them.
-        recv: Where messages of the peer land; `send` and `control`: where own messages lie.
+        slots: Where messages of the peer land, and where own messages lie.
         buffers: Memory beside the slots.
         check_large: Whether large messages of the peer are to be checked end to end.
     """
 
-    __slots__ = (
-        "_rights", "_slots", "buffers", "check_large", "control", "recv", "send", "state",
-    )  # fmt: skip
+    __slots__ = ("_rights", "buffers", "check_large", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -145,8 +143,7 @@ class Link(AdapterSide):
         completions = Completions(channel, slots.cq, quiet=quiet, unused=slots.own_cq)
         super().__init__(cm_id, context, completions, pd, qp)
         plan = plan_of(config)
-        self._slots = slots
-        self.recv, self.send, self.control = slots.recv, slots.send, slots.control
+        self.slots = slots
         self.state = MessageState(
             self.loop,
             sends=slots.send.count,
@@ -207,7 +204,7 @@ class Link(AdapterSide):
         self._post_all()
 
     def _bind(self, inline_size: int) -> None:
-        recv, send, control = self.recv, self.send, self.control
+        recv, send, control = self.slots.recv, self.slots.send, self.slots.control
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
             self.completions.id,
@@ -292,7 +289,7 @@ class Link(AdapterSide):
 
     def _post_all(self) -> None:
         """Post every receive slot, at the beginning."""
-        arena = self.recv
+        arena = self.slots.recv
         if self.failure is not None:
             return
         if not arena.whole:
@@ -303,7 +300,7 @@ class Link(AdapterSide):
 
     def post_recv(self, slots: Iterable[int]) -> None:
         """Post receive slots; those that follow one another in one registration, in one chain."""
-        arena = self.recv
+        arena = self.slots.recv
         chains: Iterable[tuple[int, Iterable[int]]] = ((arena.lkey, slots),)
         if not arena.whole:
             chains = itertools.groupby(slots, arena.key)
@@ -315,7 +312,7 @@ class Link(AdapterSide):
 
     def fit(self) -> None:
         """Tell C which slots of a pool there are: some have come, or gone."""
-        for receives, arena in ((True, self.recv), (False, self.send)):
+        for receives, arena in ((True, self.slots.recv), (False, self.slots.send)):
             if isinstance(arena, ElasticArena):
                 self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
 
@@ -371,6 +368,6 @@ class Link(AdapterSide):
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:
-        parts = self._slots.close(self.qp)
+        parts = self.slots.close(self.qp)
         self.buffers.close(self.qp)
         return parts

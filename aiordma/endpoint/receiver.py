@@ -98,7 +98,7 @@ class Receiver:
     """
 
     __slots__ = (
-        "_ended", "_failure", "_head", "_lingering", "_link", "_resumed", "_state", "_waiters",
+        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_view", "_waiters",
         "fetcher", "large", "window",
     )  # fmt: skip
 
@@ -107,7 +107,8 @@ class Receiver:
         self._state: MessageState = link.state
         self._waiters = WaitLine[int]()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-        self._head = 0 if config.raw else FRAME_SIZE
+        head = 0 if config.raw else FRAME_SIZE
+        self._view = functools.partial(_view_of, link.slots.recv, head)
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
@@ -171,7 +172,7 @@ class Receiver:
 
     def slot_view(self, slot: int, length: int) -> memoryview:
         """The bytes of a message."""
-        return _view_of(self._link.recv, self._head, slot, length)
+        return self._view(slot, length)
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
         """A message was released, or its last reference went, in whatever thread.
@@ -337,7 +338,7 @@ class Receiver:
 
         A message that the program has kept leads to the memory that it is in, and not here.
         """
-        self._state.receiver = _Kept(functools.partial(_view_of, self._link.recv, self._head))
+        self._state.receiver = _Kept(self._view)
         self.fetcher = None
 
     def _wake_all(self) -> None:

@@ -117,7 +117,7 @@ class Sender:
 
     def _more(self) -> bool:
         """Get more slots, if there are any for this connection."""
-        arena = self._link.send
+        arena = self._link.slots.send
         before = arena.count
         for slot in arena.grow(self.room):
             self._state.give_slot(slot)
@@ -127,7 +127,7 @@ class Sender:
 
     def _give(self, slot: int) -> None:
         """A data slot is free; it, or others, may be wanted elsewhere."""
-        arena = self._link.send
+        arena = self._link.slots.send
         if arena.leaving(slot):
             arena.hand_in(slot)
             self._link.fit()

@@ -29,22 +29,23 @@ class Window:
         link: Has them.
     """
 
-    __slots__ = ("_link", "_state")
+    __slots__ = ("_link", "_recv", "_state")
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._recv = link.slots.recv
         self._state: MessageState = link.state
 
     @property
     def size(self) -> int:
         """Data messages for which there are slots; those that are leaving do not count."""
-        return self._link.recv.count - self._state.control
+        return self._recv.count - self._state.control
 
     def back(self, slot: int) -> None:
         """A slot is free, and C has left it: to the adapter again, or out of service."""
         state = self._state
-        if self._link.recv.leaving(slot) and state.posted >= state.unused + state.control:
-            self._link.recv.hand_in(slot)
+        if self._recv.leaving(slot) and state.posted >= state.unused + state.control:
+            self._recv.hand_in(slot)
             self._link.fit()
         else:
             self._post((slot,))
@@ -54,7 +55,7 @@ class Window:
 
         Messages that the program keeps take at most half of the window.
         """
-        arena, state = self._link.recv, self._state
+        arena, state = self._recv, self._state
         if not state.unused:
             self._grow()
         elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * state.held):
@@ -73,7 +74,7 @@ class Window:
     def _grow(self) -> None:
         if self._state.unused:
             return
-        arena = self._link.recv
+        arena = self._recv
         before = arena.count
         slots = list(arena.grow(self._grow))
         if arena.count != before:

@@ -97,7 +97,7 @@ async def test_what_is_shared_and_what_is_not(address: str) -> None:
         assert len({id(budget_of(end)) for end in ends}) == 1
         # Memory and protection domain are each connection's own.
         assert len({id(link.pd) for link in links}) == len(links)
-        assert len({region.lkey for link in links for region in link._slots.regions}) >= len(links)
+        assert len({region.lkey for link in links for region in link.slots.regions}) >= len(links)
         budget, cq = budget_of(ends[0]), queue_of(links[0])
         assert budget.used == len(ends) * CONFIG.guaranteed
         assert promised(cq) == len(ends) * (CONFIG.sends + CONFIG.receives)
@@ -122,14 +122,14 @@ async def test_a_window_grows_while_there_is_room(
         for _ in range(3):
             await starve(one, other)
         assert window_of(other) >= MIN_WINDOW + 3 * 4
-        assert link_of(one).send.count > 2
+        assert link_of(one).slots.send.count > 2
         assert budget.used > before
         assert budget.free >= 0
         sizes = {region.length for region in slots_of(other).regions}
         assert len(sizes) >= 2  # base and chunks
         # The memory of all of it is registered, and no more.
-        registered = sum(region.length for region in link_of(other).recv.regions)
-        assert registered == link_of(other).recv.count * CONFIG.slot_size
+        registered = sum(region.length for region in link_of(other).slots.recv.regions)
+        assert registered == link_of(other).slots.recv.count * CONFIG.slot_size
 
 
 async def test_who_has_much_gives_it_to_who_has_little(address: str) -> None:

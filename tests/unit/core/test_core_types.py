@@ -352,7 +352,9 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
             received[0].release()
         assert failed > 0
         await settle()
-        assert len(side.link.ready) + side.state.n_back == side.link.recv.count, "a slot is lost"
+        assert len(side.link.ready) + side.state.n_back == side.link.slots.recv.count, (
+            "a slot is lost"
+        )
 
     run(main())
 

@@ -243,7 +243,7 @@ def test_cancellation_loses_nothing(run: Run, way: str, arrival: str) -> None:
         if arrival == "after":
             arrive(b"x")
         assert await result(asyncio.create_task(side.recv())) == b"x"
-        assert len(side.link.ready) + side.state.n_back == side.link.recv.count
+        assert len(side.link.ready) + side.state.n_back == side.link.slots.recv.count
 
     run(main())
 
@@ -447,7 +447,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
         assert parked, "the quick way was never gone"
         for message in kept:
             message.release()
-        assert len(side.link.ready) + side.state.n_back == side.link.recv.count
+        assert len(side.link.ready) + side.state.n_back == side.link.slots.recv.count
 
     run(main())
 

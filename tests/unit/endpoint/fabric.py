@@ -106,9 +106,7 @@ class FakeLink(Link):
     """
 
     # In place of what needs an adapter.
-    recv: Any
-    send: Any
-    control: Any
+    slots: Any
     cm_id: Any
     pool: Any = None
     outgoing: Any = None
@@ -118,15 +116,16 @@ class FakeLink(Link):
         self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.send, self.recv = arenas or (
+        send, recv = arenas or (
             FakeArena(config.send_depth, config.slot_size),
             FakeArena(config.receives, config.slot_size),
         )
-        for arena in (self.send, self.recv):
+        control = None if config.raw else FakeArena(CONTROL_SLOTS, CONTROL_SIZE)
+        self.slots = SimpleNamespace(send=send, recv=recv, control=control)
+        for arena in (send, recv):
             if isinstance(arena, FakeElastic):
                 arena.keeper = self
-        self.state = new_state(config, self.loop, self.recv.count, self.send.count)
-        self.control = None if config.raw else FakeArena(CONTROL_SLOTS, CONTROL_SIZE)
+        self.state = new_state(config, self.loop, recv.count, send.count)
         self.cm_id = FakeId()
         self.pd = cast("Any", None)
         self.pool, self.outgoing = FakePool(), FakePool()
@@ -187,14 +186,14 @@ class FakeLink(Link):
             assert wr.send_flags & SendFlags.SIGNALED
             self._read(number - SUB_READ, piece, (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey))
             return
-        arena, place = self.send, number
-        if number >= self._data_slots and self.control is not None:
-            arena, place = self.control, number - self._data_slots
+        arena, place = self.slots.send, number
+        if number >= self._data_slots and self.slots.control is not None:
+            arena, place = self.slots.control, number - self._data_slots
         assert number not in self.busy, "the slot is under way"
         _check_piece(arena, place, piece)
         assert piece.length <= arena.slot_size
         assert wr.send_flags == SendFlags.SIGNALED | (
-            0 if self.control is None else SendFlags.SOLICITED
+            0 if self.slots.control is None else SendFlags.SOLICITED
         )
         imm = ntohl(wr.imm_data) if wr.opcode == Opcode.SEND_WITH_IMM else None
         self.busy.add(number)
@@ -213,8 +212,8 @@ class FakeLink(Link):
     def _receive(self, wr: Any) -> None:
         while wr:
             slot = wr.wr_id >> SUB_SHIFT & ~SUB_RECV
-            _check_piece(self.recv, slot, wr.sg_list[0])
-            assert wr.sg_list[0].length == self.recv.slot_size
+            _check_piece(self.slots.recv, slot, wr.sg_list[0])
+            assert wr.sg_list[0].length == self.slots.recv.slot_size
             assert slot not in self.ready, "posted twice"
             if not self.closed and self.failure is None:
                 self.ready.append(slot)
@@ -325,11 +324,11 @@ class FakeLink(Link):
         self._lay(frame, imm)
         assert self.peer is not None
         self.peer.unacked.append(sender_slot)
-        self.max_unposted = max(self.max_unposted, self.recv.count - len(self.ready))
+        self.max_unposted = max(self.max_unposted, self.slots.recv.count - len(self.ready))
 
     def _lay(self, frame: bytes, imm: int | None = None) -> int:
         slot = self.ready.popleft()
-        self.recv.slot(slot, len(frame))[:] = frame
+        self.slots.recv.slot(slot, len(frame))[:] = frame
         self.landed.append((slot, len(frame), imm))
         return slot
 

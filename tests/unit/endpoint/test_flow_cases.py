@@ -191,13 +191,13 @@ def test_the_worst_case_fits_to_the_last_receive() -> None:
             if links[0].unacked:
                 links[0].acknowledge()
             await asyncio.sleep(0)
-        found = kinds([bytes(links[1].recv.slot(s, n)) for s, n, _ in links[1].landed])
+        found = kinds([bytes(links[1].slots.recv.slot(s, n)) for s, n, _ in links[1].landed])
         assert found.count(FrameKind.DATA) == 4
         assert found.count(FrameKind.PING) == 1
         assert found.count(FrameKind.PONG) == 1
         assert found.count(FrameKind.DONE) == 4
         assert found.count(FrameKind.CREDIT) + greeted <= 3
-        assert links[1].max_unposted <= links[1].recv.count
+        assert links[1].max_unposted <= links[1].slots.recv.count
         await finish(wire, [one, other])
 
     run_on("asyncio", main())

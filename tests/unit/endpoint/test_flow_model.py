@@ -214,8 +214,8 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         config = wire.configs[side]
         assert len(link.ready) == state.posted == state.under_way, "the adapter has other receives"
         later = state.n_back  # to be posted together with others
-        assert state.posted + later == link.recv.present, "a receive slot was lost"
-        assert state.n_free == link.send.present, "a send slot was lost"
+        assert state.posted + later == link.slots.recv.present, "a receive slot was lost"
+        assert state.n_free == link.slots.send.present, "a send slot was lost"
         assert state.n_control_free == CONTROL_SLOTS, "a control slot was lost"
         assert state.unused <= state.posted - config.control_depth, "a credit without a receive"
         assert credits == state.unused, "a credit was lost"
@@ -228,12 +228,12 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         )
         assert link.reads_allowed == 0
         assert link.pool.out == link.outgoing.out == 0
-        slots = {region for arena in (link.recv, link.send) for region in arena.regions}
+        slots = {region for arena in (link.slots.recv, link.slots.send) for region in arena.regions}
         assert link.pinned <= slots
     assert set(FakeRegion.regions.values()) <= {
         region
         for link in wire.links
-        for arena in (link.recv, link.send)
+        for arena in (link.slots.recv, link.slots.send)
         for region in arena.regions
     }
     await wire.close()

@@ -67,7 +67,7 @@ class Side:
     @property
     def away(self) -> int:
         """Receive slots that the adapter does not have."""
-        return int(self.link.recv.count) - len(self.link.ready)
+        return int(self.link.slots.recv.count) - len(self.link.ready)
 
 
 def lost() -> BaseException:

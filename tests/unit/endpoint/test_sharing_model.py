@@ -202,7 +202,7 @@ def test_a_window_grows_under_load_and_shrinks_for_others() -> None:
 
         await both_ways(60)
         assert window.size == 20
-        assert wire.links[0].send.count > MIN_SENDS
+        assert wire.links[0].slots.send.count > MIN_SENDS
         used = pool.budget.used
         # The rival takes all that is left, and still wants more.
         pool.squeeze()
@@ -225,7 +225,7 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window, link = wire.ends[1]._receiver.window, wire.links[1]
-        recv, state = cast("FakeElastic", link.recv), link.state
+        recv, state = cast("FakeElastic", link.slots.recv), link.state
 
         async def message() -> None:
             one.send(10)

@@ -22,7 +22,7 @@ class Slots:
     """A link and its receive slots, as far as a window sees them; the test is the adapter."""
 
     def __init__(self, size: int) -> None:
-        self.recv = self
+        self.slots = self.recv = self
         self.count = CONTROL + size
         self.spare = 0
         self.gone: list[int] = []
