@@ -13,8 +13,7 @@ from pathlib import Path
 from aiordma._ffi import load_error
 from aiordma.cli.finding import Finding, fail, ok, warn
 from aiordma.cli.version import aiordma_version
-from aiordma.endpoint.config import DEFAULTS
-from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.config import DEFAULTS, plan_of
 
 __all__ = [
     "compiled_module",

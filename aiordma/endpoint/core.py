@@ -29,7 +29,7 @@ from aiordma._core import (
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.goodbye import Goodbye
 from aiordma.endpoint.link import Link
@@ -45,7 +45,6 @@ from aiordma.endpoint.outcome import (
     vanished_error,
     violation,
 )
-from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.receiver import Receiver
 from aiordma.endpoint.rendezvous import Exposer, Fetcher
 from aiordma.endpoint.sender import Sender

@@ -20,8 +20,7 @@ from typing import Protocol
 from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.plan import Plan, plan_of
+from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
 from aiordma.endpoint.slots import Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner

@@ -17,10 +17,9 @@ from typing import Any, Self
 from aiordma.arguments import check_kind, whole
 from aiordma.cm.address import Address, check_port
 from aiordma.cm.enums import EventType
-from aiordma.endpoint.config import DEFAULTS, ConnectionConfig
+from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
 from aiordma.endpoint.connect import Opening
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.request import ConnectRequest
 from aiordma.endpoint.wire import Hello
 from aiordma.errors import ProtocolError, ResourceClosedError, cm_error

@@ -12,10 +12,9 @@ from aiordma.arguments import check_kind, payload_of
 from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ANSWER_ROOM, Stage
 from aiordma.cm.connection_parameter import ConnectionParameter
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import HELLO_SIZE, Hello
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError, ResourceBusyError
 from aiordma.link.acceptor import Request

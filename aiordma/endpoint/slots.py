@@ -20,8 +20,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.plan import CONTROL_SIZE, Plan, plan_of
+from aiordma.endpoint.config import (
+    CONTROL_SIZE,
+    CONTROL_SLOTS,
+    MIN_SENDS,
+    MIN_WINDOW,
+    ConnectionConfig,
+    Plan,
+    plan_of,
+)
 from aiordma.link.adapter_side import Closing
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType
-from aiordma.endpoint.config import DEFAULTS
-from aiordma.endpoint.plan import hello_of
+from aiordma.endpoint.config import DEFAULTS, hello_of
 from aiordma.rsocket.machine import Machine, Place
 from tests.device.foreign import DEPTHS
 from tests.native_ends import LIMIT_S, End

@@ -20,8 +20,7 @@ import trustme
 
 import aiordma
 from aiordma import ConnectionConfig, ListenerLimits, StreamConfig
-from aiordma.endpoint.config import DEFAULTS
-from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.config import DEFAULTS, plan_of
 from aiordma.link.admission import Place
 from tests.device.flood import flooding, pinned_bytes
 from tests.device.oracle import until

@@ -170,11 +170,11 @@ async def test_g03_what_was_read_cannot_be_changed(
 async def test_g04_an_insisting_program_and_a_peer_that_knows_no_checksums(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiordma.endpoint import plan
+    from aiordma.endpoint import config
 
-    real = plan.hello_of
+    real = config.hello_of
     monkeypatch.setattr(
-        plan, "hello_of",
+        config, "hello_of",
         lambda *args, **options: dataclasses.replace(
             real(*args, **options), knows_checksums=False, asks_checksums=False
         ),

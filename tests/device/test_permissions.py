@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.config import plan_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

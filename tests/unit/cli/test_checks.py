@@ -12,7 +12,7 @@ import pytest
 from aiordma import ConnectionConfig, device_nodes
 from aiordma.cli import bounded, checks_device, checks_system, doctor, sysfs
 from aiordma.cli.finding import Finding, Status, ok
-from aiordma.endpoint.plan import plan_of
+from aiordma.endpoint.config import plan_of
 from aiordma.errors import os_error
 
 from .machine import EMPTY, LINK_LOCAL, Machine

@@ -26,10 +26,9 @@ from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint import rendezvous
-from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.config import CONTROL_SIZE, CONTROL_SLOTS, ConnectionConfig, hello_of, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.plan import CONTROL_SIZE, hello_of, plan_of
 from aiordma.link.completions import Completions
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget

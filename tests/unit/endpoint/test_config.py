@@ -121,7 +121,7 @@ def test_sizes_that_follow(slot_size: int, window: int) -> None:
     )
 )  # fmt: skip
 def test_every_config_fits_into_the_handshake(config: ConnectionConfig) -> None:
-    from aiordma.endpoint.plan import hello_of
+    from aiordma.endpoint.config import hello_of
 
     hello = hello_of(config, b"x")
     assert Hello.parse(hello.pack(HELLO_SIZE + 1)) == hello
@@ -130,7 +130,7 @@ def test_every_config_fits_into_the_handshake(config: ConnectionConfig) -> None:
 
 
 def test_the_smallest_message_limit_is_what_the_handshake_says() -> None:
-    from aiordma.endpoint.plan import hello_of
+    from aiordma.endpoint.config import hello_of
 
     try:
         config = make(slot_size=64, max_message_size=500)

@@ -10,8 +10,7 @@ import random
 import pytest
 
 from aiordma.endpoint import rendezvous
-from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.plan import hello_of
+from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import HELD, Account, ByteBudget

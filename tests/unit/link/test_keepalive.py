@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.core import ConnectionCore
-from aiordma.endpoint.plan import plan_of
 from aiordma.endpoint.wire import FrameKind
 from aiordma.errors import ConnectTimeoutError
 from aiordma.link.keepalive import Keepalive
