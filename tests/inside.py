@@ -12,10 +12,10 @@ from typing import Any, cast
 from aiordma import Connection, Listener, Message, RdmaServer
 from aiordma._core import MessageState, QueueState
 from aiordma.cm import ConnectionEvent, EventChannel
+from aiordma.endpoint.large import Exposer, Fetcher
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.receiver import Receiver
-from aiordma.endpoint.rendezvous import Exposer, Fetcher
-from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.slots import Slots
 from aiordma.link.acceptor import Acceptor
 from aiordma.link.admission import Places

@@ -32,6 +32,7 @@ from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.goodbye import Goodbye
+from aiordma.endpoint.large import Exposer, Fetcher
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.operations import Operations
@@ -46,8 +47,7 @@ from aiordma.endpoint.outcome import (
     violation,
 )
 from aiordma.endpoint.receiver import Receiver
-from aiordma.endpoint.rendezvous import Exposer, Fetcher
-from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
     DeviceRemovedError,

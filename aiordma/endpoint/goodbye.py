@@ -12,9 +12,9 @@ import logging
 from typing import Protocol
 
 from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.large import Exposer
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.rendezvous import Exposer
-from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
 from aiordma.loop import background

@@ -7,7 +7,7 @@ Theory of operation
     owed to the peer, so that the peer never sends into nothing.
 
     A large message has a place in the ring from its announcement on; the message itself is made
-    when it was fetched (`endpoint.rendezvous`), and waits here.
+    when it was fetched (`endpoint.large`), and waits here.
 
     A program may keep messages as long as it likes: once it holds half of the window, further
     messages are copied on delivery and their slots go back at once.  Messages that it has not

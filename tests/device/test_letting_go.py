@@ -18,7 +18,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from aiordma.endpoint.rendezvous import Exposer
+from aiordma.endpoint.large import Exposer
 from aiordma.loop.empty import EMPTY
 from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected

@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.sending import Sender
 from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.device.test_sharing import CONFIG as POOL

@@ -20,7 +20,7 @@ import pytest
 
 from aiordma._core import Held
 from aiordma._ffi import ffi
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.message import Message
@@ -369,7 +369,7 @@ def test_a00b_a_failed_send_does_not_keep_the_buffer(run: Run, size: int, imm: i
             await task
         except asyncio.CancelledError as exc:
             error = exc
-        if size > max(CONFIG.slot_size, rendezvous._COPIED):  # the adapter may be reading
+        if size > max(CONFIG.slot_size, large._COPIED):  # the adapter may be reading
             with pytest.raises(BufferError):
                 data.clear()
             await broken(wire)

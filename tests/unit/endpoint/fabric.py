@@ -25,7 +25,7 @@ from typing import Any, cast
 from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SIZE, CONTROL_SLOTS, ConnectionConfig, hello_of, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
@@ -488,5 +488,5 @@ def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
 
 def use_fake_regions(monkeypatch: Any) -> None:
     """Have the rendezvous, and arenas that grow, register with the fake adapter."""
-    monkeypatch.setattr(rendezvous, "MemoryRegion", FakeRegion)
+    monkeypatch.setattr(large, "MemoryRegion", FakeRegion)
     monkeypatch.setattr(elastic, "MemoryRegion", FakeRegion)

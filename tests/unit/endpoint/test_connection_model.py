@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from aiordma._core import FRAME_HAS_IMM
 from aiordma.cm.enums import EventType
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind
 from aiordma.errors import (
@@ -210,7 +210,7 @@ def test_a_canceled_large_send_keeps_its_buffer_until_the_peer_has_read_it(run: 
         big.cancel()
         with pytest.raises(asyncio.CancelledError):
             await big
-        if rendezvous._COPIED:
+        if large._COPIED:
             buffer[:] = bytes(1000)
         else:
             with pytest.raises(BufferError):

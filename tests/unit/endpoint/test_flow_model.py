@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.message import Message
@@ -54,8 +54,8 @@ PROGRAM = st.tuples(
 @pytest.fixture(autouse=True)
 def fake_regions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rendezvous, "MemoryRegion", FakeRegion)
-        patch.setattr(rendezvous, "_COPIED", 2 * SLOT)  # some large messages are, and some not
+        patch.setattr(large, "MemoryRegion", FakeRegion)
+        patch.setattr(large, "_COPIED", 2 * SLOT)  # some large messages are, and some not
         yield
 
 

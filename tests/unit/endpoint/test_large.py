@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
@@ -410,7 +410,7 @@ def test_g01_a_slow_fetch_ends_while_another_source_waits(
     """Without anything else in the budget, or with one of its own source, it may take its time."""
 
     async def main() -> None:
-        monkeypatch.setattr(rendezvous, "_LOOK_S", 0.01)
+        monkeypatch.setattr(large, "_LOOK_S", 0.01)
         budget = ByteBudget(2 * ROOM)  # one at a time
         assert budget.try_ahead(ROOM, "ahead")
         config = dataclasses.replace(CONFIG, receive_buffer_size=1)

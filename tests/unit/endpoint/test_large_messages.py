@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from aiordma.endpoint import rendezvous
+from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 
 from ..conftest import run_on, settle
@@ -27,7 +27,7 @@ def test_no_more_reads_are_under_way_than_the_peer_serves(
     monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """An adapter ends the connection over one too many."""
-    monkeypatch.setattr(rendezvous, "_READ_CHUNK", 100)
+    monkeypatch.setattr(large, "_READ_CHUNK", 100)
 
     async def main() -> None:
         wire = Wire(config_of(depth), config_of(depth))

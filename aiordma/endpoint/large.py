@@ -49,7 +49,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
 from aiordma.endpoint.receiver import Large, Receiver
-from aiordma.endpoint.sender import Sender
+from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind
 from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError
 from aiordma.loop import background
