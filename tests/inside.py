@@ -14,7 +14,7 @@ from aiordma._core import MessageState, QueueState
 from aiordma.cm import ConnectionEvent, EventChannel
 from aiordma.endpoint.large import Exposer, Fetcher
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.receiver import Receiver
+from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.slots import Slots
 from aiordma.link.acceptor import Acceptor

@@ -46,7 +46,7 @@ from aiordma.endpoint.outcome import (
     vanished_error,
     violation,
 )
-from aiordma.endpoint.receiver import Receiver
+from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (

@@ -48,7 +48,7 @@ from aiordma._core import crc32c
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
-from aiordma.endpoint.receiver import Large, Receiver
+from aiordma.endpoint.receiving import Large, Receiver
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind
 from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError

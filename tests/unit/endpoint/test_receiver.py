@@ -13,7 +13,7 @@ from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.core import ConnectionCore
 from aiordma.endpoint.message import Message
-from aiordma.endpoint.receiver import Large
+from aiordma.endpoint.receiving import Large
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.errors import ConnectionEndedError
 

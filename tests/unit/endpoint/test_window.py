@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from aiordma._core import FRAME_PING, FRAME_SIZE, SUB_SHIFT
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.window import Window
+from aiordma.endpoint.receiving import Window
 from aiordma.endpoint.wire import FRAME
 
 from ..core.completing import QueuePair
