@@ -34,8 +34,7 @@ from aiordma.endpoint.events import EventHub
 from aiordma.endpoint.goodbye import Goodbye
 from aiordma.endpoint.large import Exposer, Fetcher
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.one_sided import OneSided
-from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.one_sided import OneSided, Operations
 from aiordma.endpoint.outcome import (
     Outcome,
     abort_reason,

@@ -10,8 +10,7 @@ from typing import Any, cast
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.one_sided import OneSided
-from aiordma.endpoint.operations import Operations
+from aiordma.endpoint.one_sided import OneSided, Operations
 from aiordma.endpoint.outcome import Outcome
 from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
