@@ -13,9 +13,8 @@ from aiordma.endpoint.connect import connect
 from aiordma.endpoint.connection import Connection, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
-from aiordma.endpoint.listener import Listener, listen
+from aiordma.endpoint.listener import ConnectRequest, Listener, listen
 from aiordma.endpoint.message import Message
-from aiordma.endpoint.request import ConnectRequest
 from aiordma.errors import (
     AddressError,
     CompletionError,

@@ -15,7 +15,7 @@ from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Step
-from aiordma.endpoint.request import ConnectRequest
+from aiordma.endpoint.listener import ConnectRequest
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
 from aiordma.loop.timers import Timer
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.request import ConnectRequest
+from aiordma.endpoint.listener import ConnectRequest
 from aiordma.errors import ResourceBusyError
 from aiordma.link.acceptor import Request
 
