@@ -31,7 +31,6 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import EventHub
-from aiordma.endpoint.goodbye import Goodbye
 from aiordma.endpoint.large import Exposer, Fetcher
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided, Operations
@@ -46,7 +45,7 @@ from aiordma.endpoint.outcome import (
     violation,
 )
 from aiordma.endpoint.receiving import Receiver
-from aiordma.endpoint.sending import Sender
+from aiordma.endpoint.sending import Goodbye, Sender
 from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
     DeviceRemovedError,
