@@ -10,7 +10,7 @@ import math
 from operator import index
 from typing import Any, TypeVar
 
-__all__ = ["check_kind", "check_seconds", "fitting", "no_buffer", "payload_of", "whole"]
+__all__ = ["bytes_of", "check_kind", "check_seconds", "fitting", "no_buffer", "payload_of", "whole"]
 
 T = TypeVar("T")
 
@@ -110,6 +110,35 @@ def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
+def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
+    """The bytes of a buffer, as a flat view; the caller may release it.
+
+    Args:
+        name: Of the argument.
+        value: A contiguous buffer.
+        writable: Whether it is to be written to.
+
+    Raises:
+        TypeError: It has no buffer.
+        ValueError: It is not contiguous.
+        BufferError: It is read-only, and is to be written to.
+    """
+    try:
+        view = memoryview(value)  # not bytes(5), which are five zeros
+    except TypeError:
+        raise no_buffer(name, value) from None
+    with view:
+        if not view.c_contiguous:
+            msg = f"{name} has to be contiguous"
+            raise ValueError(msg)
+        if writable and view.readonly:
+            msg = "cannot read into a read-only buffer"
+            raise BufferError(msg)
+        if not view.nbytes:
+            return memoryview(b"")  # of whatever format; an empty view cannot be cast
+        return view.cast("B")
+
+
 def payload_of(name: str, value: Any, most: int) -> bytes:
     """Bytes that travel with a handshake, as bytes.
 
@@ -122,13 +151,7 @@ def payload_of(name: str, value: Any, most: int) -> bytes:
         TypeError: It has no buffer.
         ValueError: It is too long, or not contiguous.
     """
-    try:
-        view = memoryview(value)  # not bytes(5), which are five zeros
-    except TypeError:
-        raise no_buffer(name, value) from None
-    if not view.c_contiguous:
-        msg = f"{name} has to be contiguous"
-        raise ValueError(msg)
+    view = bytes_of(name, value)
     if view.nbytes > most:
         msg = f"{name} of {view.nbytes} bytes does not fit: {most} are left"
         raise ValueError(msg)

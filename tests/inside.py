@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any, cast
 
-from aiordma import Connection, Listener, Message, RdmaServer
+from aiordma import Connection, ConnectionEvents, Listener, Message, RdmaServer
 from aiordma._core import MessageState, QueueState
 from aiordma.cm import ConnectionEvent, EventChannel
 from aiordma.endpoint.large import Exposer, Fetcher
@@ -26,6 +26,7 @@ from aiordma.verbs import (
     AsyncEvent,
     CompletionChannel,
     CompletionQueue,
+    MemoryRegion,
     SharedReceiveQueue,
     async_event,
 )
@@ -54,18 +55,31 @@ def receiver_of(connection: Connection) -> Receiver:
 
 def exposer_of(connection: Connection) -> Exposer:
     """The large messages that the peer has not read."""
-    return connection._exposer
+    return connection._large.exposer
 
 
 def is_fetching(connection: Connection) -> bool:
     """Whether a large message of the peer was ever announced."""
-    return connection._fetcher is not None
+    return connection._large.fetcher is not None
 
 
 def fetcher_of(connection: Connection) -> Fetcher:
     """The large messages of the peer that are being read."""
-    assert connection._fetcher is not None, "none was announced"
-    return connection._fetcher
+    fetcher = connection._large.fetcher
+    assert fetcher is not None, "none was announced"
+    return fetcher
+
+
+def memory_of(connection: Connection) -> set[MemoryRegion]:
+    """The regions that it closes at its end."""
+    return connection._one_sided.memory
+
+
+def iterators_of(connection: Connection) -> list[ConnectionEvents]:
+    """The iterators over its events that there are."""
+    hub = connection._events
+    assert hub is not None, "none was asked for"
+    return list(hub._iterators or ())
 
 
 def says_goodbye(connection: Connection) -> bool:

@@ -213,9 +213,7 @@ async def _one(
         connection = Connection(link, config)
         data = private_data
         if not config.raw:
-            data = plan_of(config).hello(
-                private_data, connection._window, REQUEST_ROOM, check=link.check_large
-            )
+            data = connection._hello(private_data, REQUEST_ROOM)
         parameter = plan_of(config).parameter()
         course.ask()
         # `dial` has a limit for all of it.

@@ -1,42 +1,100 @@
-"""Connection: messages to and from one peer, and its memory; `core` wires the parts."""
+"""Connection: messages to and from one peer, and its memory.
+
+Theory of operation
+    `Link` is the adapter, `Sender` and `Receiver` are slots and credits, `LargeMessages` have an
+    `Exposer` and a `Fetcher`, `OneSided` are reads and writes, `Keepalive` is silence.  Each does
+    one thing and knows little of the others.  The calls of the program go to the parts, and the
+    connection divides the events of the link among them.
+
+    The end has one cause and one path.  `_over` notes the cause once and makes every part raise it;
+    `Ending` does the rest.  `close()`, `abort()`, a disconnection and a failed request lead there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import functools
+import logging
 import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from aiordma.arguments import check_seconds, fitting, no_buffer
-from aiordma.endpoint.core import ConnectionCore, ConnectionStats
-from aiordma.endpoint.events import ConnectionEvents
-from aiordma.endpoint.lease import Lease
+from aiordma._core import (
+    EVENT_FAILED,
+    EVENT_FRAMES,
+    EVENT_IDLE,
+    EVENT_ROOM,
+    EVENT_SENT,
+)
+from aiordma.arguments import bytes_of, fitting
+from aiordma.cm.address import Address
+from aiordma.cm.connection_event import ConnectionEvent
+from aiordma.cm.enums import EventType
+from aiordma.endpoint.config import ConnectionConfig, plan_of
+from aiordma.endpoint.events import ConnectionEvents, EventHub
+from aiordma.endpoint.large import LargeMessages
+from aiordma.endpoint.lease import Lease, rights_of
+from aiordma.endpoint.link import Facts, Link
 from aiordma.endpoint.message import Message
-from aiordma.endpoint.one_sided import register
-from aiordma.endpoint.outcome import closed_error
+from aiordma.endpoint.one_sided import OneSided
+from aiordma.endpoint.outcome import (
+    Outcome,
+    abort_reason,
+    aborted_error,
+    closed_error,
+    ended_error,
+    left_error,
+    vanished_error,
+    violation,
+)
+from aiordma.endpoint.receiving import Receiver
+from aiordma.endpoint.sending import Goodbye, Sender
+from aiordma.endpoint.wire import FRAME_SIZE, AbortReason, FrameKind, Hello
 from aiordma.errors import (
     ConnectionEndedError,
+    DeviceRemovedError,
     FlushedError,
-    MessageTooLargeError,
-    NotSupportedError,
+    ProtocolError,
     ResourceClosedError,
+    cm_error,
     plain_error,
 )
-from aiordma.loop.limit import Limit
-from aiordma.loop.running import check_thread, from_finalizer
+from aiordma.link.ending import Ending, LastSteps
+from aiordma.link.keepalive import Keepalive
+from aiordma.loop import background, fork
+from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, Opcode
-from aiordma.verbs.mr import MemoryRegion, check_memory
+from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.wc import WCRecord
+from aiordma.verbs.wr import SGE
 
 __all__ = ["Connection", "ConnectionStats"]
+
+_log = logging.getLogger("aiordma")
+_UNLIMITED = 1 << 60
+
+
+@dataclass(slots=True)
+class ConnectionStats:
+    """Counters of a connection."""
+
+    messages_sent: int = 0
+    messages_received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    atomics: int = 0
+
 
 _COUNTERS = tuple(field.name for field in fields(ConnectionStats))
 
 
-class Connection(ConnectionCore):
+class Connection:
     """A connection to one peer; made by `connect`, `Listener.accept` or `ConnectRequest.accept`.
 
     Belongs to the event loop that made it.  `async with` closes it; after an exception in the
@@ -47,6 +105,36 @@ class Connection(ConnectionCore):
         config: Its settings.
         private_data: Bytes that the peer's program sent with the handshake.
     """
+
+    def __init__(self, link: Link, config: ConnectionConfig) -> None:
+        self.config = config
+        self.private_data = b""
+        self._link = link  # not yet started
+        self._facts = Facts(link)
+        self._receiver = Receiver(link, config)
+        self._state = link.state
+        self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
+        self._sender = Sender(link, config)
+        self._large = LargeMessages(link, self._sender, self._receiver, config)
+        self._keepalive: Keepalive | None = None
+        self._established: asyncio.Future[None] | None = None  # by the first frame of the client
+        self._outcome = Outcome()
+        self._ending = Ending(link)
+        self._goodbye = Goodbye(link, config, self._sender, self._large.exposer, self._ending)
+        # Made at first use: most connections have messages only.
+        self._own_one_sided: OneSided | None = None
+        self._events: EventHub | None = None
+        link.at_close(self._part)
+        fork.guard_public(self)
+        link.cm_id._sink = self._on_cm_event
+        self._state.handler = self._on_events
+        link.start(self)
+
+    @property
+    def _one_sided(self) -> OneSided:
+        if self._own_one_sided is None:
+            self._own_one_sided = OneSided(self._link, self.config, self._outcome)
+        return self._own_one_sided
 
     # Messages
 
@@ -84,58 +172,23 @@ class Connection(ConnectionCore):
         else:
             imm = fitting("imm", imm, 32)
         self._check_loop()
+        payload = bytes_of("a message", buf)
         try:
-            payload = memoryview(buf)
-        except TypeError:
-            raise no_buffer("a message", buf) from None
-        try:
-            if not payload.c_contiguous:
-                msg = "a message has to be contiguous"
-                raise ValueError(msg)
-            if not payload.nbytes:
-                payload = memoryview(b"")  # of whatever format; an empty view cannot be cast
-            elif payload.ndim != 1 or payload.format != "B":
-                payload = payload.cast("B")
-            size = payload.nbytes
-            if size <= self._state.eager_size:
-                code = self._state.send_buffer(payload, imm)
-                if code >= 0:
-                    if code:
-                        self._link.check(code)
-                    return
-                try:
-                    await self._sender.data(payload, imm)
-                except TimeoutError as exc:
-                    raise self._stalled() from exc
-                return
-            self._outcome.require_open()
-            if size > self._peer_max:
-                raise self._too_large(size)
-            try:
-                with Limit(self.config.stall_timeout_s), self._outcome.explaining():
-                    await self._exposer.send(payload, imm)
-            except TimeoutError as exc:
-                raise self._stalled() from exc
+            if payload.nbytes > self._state.eager_size:
+                await self._large.send(payload, imm, self._outcome)
+            elif (code := self._state.send_buffer(payload, imm)) < 0:
+                await self._sender.data(payload, imm)
+            elif code:
+                self._link.check(code)
+        except TimeoutError as exc:
+            payload.release()
+            seconds = self.config.stall_timeout_s
+            text = f"the peer took nothing for {seconds} s"
+            raise plain_error(errno.ETIMEDOUT, text) from exc
         except BaseException:
             # The exception keeps this frame, and is not to keep the caller's buffer exported.
             payload.release()
             raise
-        self._state.messages_sent += 1
-        self._state.bytes_sent += size
-
-    def _too_large(self, size: int) -> MessageTooLargeError:
-        if self.config.raw:
-            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
-        else:
-            text, hint = "the peer", MessageTooLargeError.hint
-        text = f"{text} takes messages up to {self._peer_max} bytes, this has {size} ({hint})"
-        error = MessageTooLargeError(text)
-        error.hint = hint
-        return error
-
-    def _stalled(self) -> OSError:
-        seconds = self.config.stall_timeout_s
-        return plain_error(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
 
     async def recv(self) -> Message:
         """The next message, in the order in which the peer sent them.
@@ -204,7 +257,7 @@ class Connection(ConnectionCore):
         try:
             return await operation
         except FlushedError as exc:
-            raise self._one_sided.lost() from exc
+            raise self._one_sided.operations.lost() from exc
 
     async def write(
         self, remote: RemoteRegion, data: Any, *, offset: int = 0, imm: int | None = None
@@ -231,7 +284,7 @@ class Connection(ConnectionCore):
                 try:
                     return await operation
                 except FlushedError as exc:
-                    raise self._one_sided.lost() from exc
+                    raise self._one_sided.operations.lost() from exc
         else:
             imm = fitting("imm", imm, 32)
         self._check_loop()
@@ -259,7 +312,9 @@ class Connection(ConnectionCore):
 
         Cancellation: ends the wait; the addition may take place.
         """
-        return await self._atomic(Opcode.ATOMIC_FETCH_AND_ADD, remote, offset, value, 0)
+        self._check_loop()
+        add = Opcode.ATOMIC_FETCH_AND_ADD
+        return await self._one_sided.atomic(add, remote, offset, value, 0)
 
     async def compare_swap(
         self, remote: RemoteRegion, expected: int, desired: int, *, offset: int = 0
@@ -271,13 +326,9 @@ class Connection(ConnectionCore):
 
         `remote`, `offset`, exceptions and cancellation: as `fetch_add`.  Raises nothing else.
         """
-        return await self._atomic(Opcode.ATOMIC_CMP_AND_SWP, remote, offset, expected, desired)
-
-    async def _atomic(
-        self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
-    ) -> int:
         self._check_loop()
-        return await self._one_sided.atomic(opcode, remote, offset, compare_add, swap)
+        swap = Opcode.ATOMIC_CMP_AND_SWP
+        return await self._one_sided.atomic(swap, remote, offset, expected, desired)
 
     async def register(self, buf: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
         """Register memory for this connection's own transfers, so that nothing is copied.
@@ -298,15 +349,7 @@ class Connection(ConnectionCore):
         Cancellation: the region is destroyed.
         """
         self._check_loop()
-        access = Access(fitting("access", access, 31))
-        check_memory(buf, access)
-        self._outcome.require_open()
-        if self._link.context.is_iwarp and access & Access.LOCAL_WRITE:
-            access |= Access.REMOTE_WRITE  # a read's data comes in as a write there
-        region = await register(self._link, self._outcome, buf, access)
-        self._memory.difference_update([known for known in self._memory if known.closed])
-        self._memory.add(region)
-        return region
+        return await self._one_sided.register(buf, access)
 
     def expose(
         self,
@@ -340,23 +383,11 @@ class Connection(ConnectionCore):
         """
         self._check_loop()
         self._outcome.require_open()
-        rights = Access(0)
-        for wanted, right in (
-            (read, Access.REMOTE_READ),
-            (write, Access.REMOTE_WRITE),
-            (atomic, Access.REMOTE_ATOMIC),
-        ):
-            if wanted:
-                rights |= right
-        if not rights:
-            msg = "say what the peer may do: read, write or atomic"
-            raise ValueError(msg)
-        check_seconds("timeout_s", timeout_s)
-        check_memory(buf, rights)
-        if atomic and self._link.context.is_iwarp:
-            text = f"{self._link.context.name} is iWARP, which has no atomic operations"
-            raise NotSupportedError(errno.EOPNOTSUPP, text)
-        return Lease(self._link, self._outcome, self._memory, buf, rights, timeout_s)
+        rights = rights_of(
+            self._link.context, buf, read=read, write=write, atomic=atomic, timeout_s=timeout_s
+        )
+        memory = self._one_sided.memory
+        return Lease(self._link, self._outcome, memory, buf, rights, timeout_s)
 
     async def flush(self) -> None:
         """Wait until every message sent so far has reached the peer's adapter.
@@ -382,7 +413,7 @@ class Connection(ConnectionCore):
         if not outcome.decided:
             outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
-            self._exposer.window.fail(outcome.failure)
+            self._large.exposer.window.fail(outcome.failure)
             self._receiver.drop_all()
             self._receiver.fail(outcome.failure)
         self._begin_end()
@@ -442,6 +473,9 @@ class Connection(ConnectionCore):
             RuntimeError: Not in the connection's event loop.
         """
         self._check_loop()
+        if self._events is None:
+            self._events = EventHub()
+            self._link.at_close(self._events.end)
         return self._events.open(self._link)
 
     @property
@@ -458,14 +492,14 @@ class Connection(ConnectionCore):
         there is no fallback), `large_messages_checked` (whether those that this side receives
         are compared with a checksum of the peer's, see `ConnectionConfig.check_large`).
         """
-        return self._names.get(name, default)
+        return self._facts.all(checked=self._large.checked).get(name, default)
 
     def __repr__(self) -> str:
         state = "open"
         if self.is_closing:
             state = "closed" if self._ending.done else "closing"
-        peer = self._names.get("peername")
-        return f"<Connection {state} peer={peer} device={self._names.get('device')}>"
+        known = self._facts.all(checked=self._large.checked)
+        return f"<Connection {state} peer={known.get('peername')} device={known.get('device')}>"
 
     def __del__(
         self, _warn: Callable[..., None] = warnings.warn, _gone: Any = sys.is_finalizing
@@ -484,3 +518,241 @@ class Connection(ConnectionCore):
                 _warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=1)
         finally:
             from_finalizer(link.loop, end)
+
+    # Handshake: called by connect and accept
+
+    def _hello(self, private_data: bytes, room: int) -> bytes:
+        """This side's half of the handshake, as private data of at most `room` bytes."""
+        plan, window = plan_of(self.config), self._receiver.window.size
+        return plan.hello(private_data, window, room, check=self._large.checks)
+
+    def _meet(
+        self,
+        hello: Hello | None,
+        reads: int,
+        ends: tuple[Address | None, Address | None] | None = None,
+    ) -> None:
+        """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
+        self._facts.connected(ends)
+        if hello is None:
+            self._state.credits = _UNLIMITED
+            self._state.eager_size = self.config.slot_size
+            return
+        self.private_data = hello.user_data
+        self._large.agree(hello, reads)
+        eager = min(self.config.slot_size, hello.slot_size) - FRAME_SIZE
+        self._state.eager_size = min(eager, self._large.limit)
+        self._state.credits += hello.recv_depth
+        self._sender.room()
+
+    def _greet(self) -> None:
+        """The connecting side sends first, as iWARP demands; the other waits for it."""
+        self._sender.control(FrameKind.CREDIT)
+        self._watch()
+
+    def _watch(self) -> None:
+        """From now on silence is noticed; not before the first message may be sent."""
+        if self._keepalive is None and self._outcome.cause is None:
+            interval, limit = plan_of(self.config).silence
+            name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
+            self._keepalive = Keepalive(self._link.loop, interval, limit, name)
+            self._keepalive.start(self)
+            background.deliver_at_end(self._link.loop, self)
+
+    def _was_heard(self) -> bool:
+        heard, self._state.heard = self._state.heard, False
+        return heard
+
+    def _on_interval(self, *, silent: bool) -> None:
+        if silent and not self._state.asking and not self.config.raw:
+            self._state.asking = True
+            self._sender.control(FrameKind.PING)
+
+    def _give_up(self, cause: BaseException) -> None:
+        self._link.fail(cause)
+
+    def _await_greeting(self) -> asyncio.Future[None]:
+        """Before accepting: a future for the client's first message."""
+        self._established = self._link.loop.create_future()
+        self._established.add_done_callback(self._greeted)
+        return self._established
+
+    def _greeted(self, future: asyncio.Future[None]) -> None:
+        self._established = None
+        if not future.cancelled():
+            future.exception()  # seen here in case that no task waits any more
+
+    def _check_loop(self) -> None:
+        if self._link.forked:
+            raise fork.forked_error("connection")
+        check_loop(self._link.loop, "connection")
+
+    # From the parts
+
+    def _on_events(self, events: int) -> None:
+        """Act on the events that C leaves to Python, at the end of a drain."""
+        if events & EVENT_FRAMES:
+            self._on_frames()
+        if events & EVENT_ROOM:
+            self._sender.room()
+        if events & EVENT_SENT:
+            self._sender.sent()
+        if events & EVENT_FAILED:
+            self._link.check(self._state.error)
+            # While ABORT is on its way: an answer to a message that is given up is no violation.
+            if (wrong := self._state.wrong)[0] and self._outcome.cause is None:
+                self._link.fail(violation(*wrong))
+        if events & EVENT_IDLE:
+            self._link.came_back()
+        if self._state.unsaid:
+            self._sender.attend()
+
+    def _sweep(self) -> None:
+        """Take what the adapter has completed, now: the events of a sweep are told later."""
+        self._link.completions.sweep()
+        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
+
+    def _on_frames(self) -> None:
+        state, window = self._state, self._receiver.window
+        if self._established is not None and state.said:
+            self._greeted_by_peer()
+        self._link.on_reads()
+        for slot in state.take_freed():
+            window.back(slot)
+        while (large := state.next_large(self.config.receives)) is not None:
+            length, imm, body, slot = large
+            try:
+                if self._outcome.cause is None:
+                    self._large.announce(length, body, imm)
+            finally:
+                code = state.back_now(slot)
+                if code < 0:
+                    window.back(slot)
+                else:
+                    self._link.check(code)
+        while (done := state.next_done()) is not None:
+            if self._outcome.cause is None:
+                self._large.exposer.on_done(*done)
+        if self._outcome.cause is None and state.said & 1 << FrameKind.END:
+            self._receiver.end(ended_error)
+        if self._outcome.cause is None and state.said & 1 << FrameKind.ABORT:
+            error = aborted_error(state.peer_reason)
+            if state.peer_reason:
+                _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
+            self._over(error)
+
+    def _greeted_by_peer(self) -> None:
+        """The first frame of the client has come."""
+        assert self._established is not None
+        self._link.cm_id.notify_established()
+        self._watch()
+        if not self._established.done():
+            self._established.set_result(None)
+
+    def _on_sent(self, slot: int) -> None:
+        self._sender.on_sent(slot)
+
+    def _on_unexplained(self) -> None:
+        self._sender.hold()
+
+    def _on_closing(self) -> None:
+        self._facts.keep(checked=self._large.checked)
+
+    def _on_ended(self, number: int, record: WCRecord) -> None:
+        self._one_sided.operations.on_ended(number, record)
+
+    def _on_read(self, number: int) -> None:
+        if self._large.fetcher is not None:
+            self._large.fetcher.on_read(number)
+
+    def _on_cm_event(self, event: ConnectionEvent) -> bool:
+        if self._events is not None:
+            self._events.publish(event)
+        if event.type == EventType.ESTABLISHED:
+            return True
+        if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
+            return True
+        self._sweep()  # messages from before the disconnection count before it
+        self._ending.peer_left()
+        if not self._outcome.closing:
+            if event.type == EventType.DISCONNECTED and not self.config.raw:
+                self._gone(vanished_error())  # the peer's adapter would have brought END or ABORT
+            else:
+                self._gone(cm_error(event.type.name, event.status, event.private_data))
+        # True takes the event: the channel, which all connections share, would keep it otherwise.
+        # A step of the handshake that waits for the event gets it all the same.
+        return True
+
+    def _on_failed(self) -> None:
+        failure = self._link.failure
+        assert failure is not None
+        self._ending.wake()
+        self._gone(failure)
+
+    def _gone(self, error: BaseException) -> None:
+        """The adapter has lost the peer; where that has said END before, it was its close."""
+        if self._receiver.ended and not isinstance(error, (ProtocolError, DeviceRemovedError)):
+            error = left_error()
+        self._over(error)
+
+    def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
+        """Tell the peer that there will be no END, if it can be told at once; whether it can."""
+        if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
+            return False
+        self._sender.control(FrameKind.ABORT, reason)
+        return True
+
+    def _last_word(self, cause: BaseException) -> bool:
+        reason = abort_reason(cause)
+        if reason is None or not self._say_aborted(reason):
+            return False
+        self._goodbye.abort()
+        return True
+
+    async def _deliver(self) -> None:
+        """The connection waits for the requests that it has posted; it sends no END or ABORT."""
+        await self._goodbye.deliver()
+
+    # End
+
+    @property
+    def _alive(self) -> bool:
+        return self._outcome.cause is None
+
+    def _end(self) -> None:
+        self._over(closed_error())
+
+    def _over(self, cause: BaseException) -> None:
+        """No more messages in either direction; the first cause counts."""
+        outcome = self._outcome
+        if outcome.cause is not None:
+            return
+        outcome.cause = cause
+        self._state.over = True
+        if self._established is not None and not self._established.done():
+            self._established.set_exception(outcome.failure())
+            self._ending.met = False  # its resources are given back without waiting for it
+        self._sender.fail(outcome.failure)
+        self._large.exposer.fail(outcome.failure)
+        self._receiver.fail(outcome.failure)
+        if self._own_one_sided is not None:
+            self._own_one_sided.operations.explained()
+        self._begin_end()
+
+    def _begin_end(self) -> None:
+        leave = functools.partial(self._goodbye.leave, self)
+        self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
+
+    async def _stop_parts(self) -> None:
+        if self._keepalive is not None:
+            self._keepalive.stop()
+        self._large.stop()
+        await self._large.stopped()
+
+    def _part(self) -> None:
+        """Everything was given back, and nothing will be told any more."""
+        self._state.handler = None
+        self._receiver.part()
+        self._large.stop()
+        if self._keepalive is not None:
+            self._keepalive.stop()

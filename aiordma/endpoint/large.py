@@ -48,13 +48,20 @@ from aiordma._core import crc32c
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.message import Message, lent
+from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Large, Receiver
 from aiordma.endpoint.sending import Sender
-from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind
-from aiordma.errors import MessageDamagedError, ProtocolError, RdmaTimeoutError
+from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello
+from aiordma.errors import (
+    MessageDamagedError,
+    MessageTooLargeError,
+    ProtocolError,
+    RdmaTimeoutError,
+)
 from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
+from aiordma.loop.limit import Limit
 from aiordma.loop.timers import Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
@@ -63,7 +70,7 @@ from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["Exposer", "Fetcher"]
+__all__ = ["Exposer", "Fetcher", "LargeMessages"]
 
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
@@ -559,3 +566,110 @@ class Fetcher:
         """Wait for the tasks to end."""
         if self._tasks:
             await asyncio.wait(list(self._tasks))
+
+
+class LargeMessages:
+    """The large messages of one connection in both directions, as both sides have agreed on them.
+
+    Args:
+        link: The adapter's side.
+        sender: Sends announcements and DONE.
+        receiver: Gets the messages of the peer.
+        config: Sizes.
+
+    Attributes:
+        exposer: Messages to the peer.
+        fetcher: Messages of the peer; None before the first.
+        limit: Bytes of the largest message that the peer takes.
+        checked: Whether the peer's large messages have checksums.
+    """
+
+    __slots__ = (
+        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher",
+        "limit",
+    )  # fmt: skip
+
+    def __init__(
+        self, link: Link, sender: Sender, receiver: Receiver, config: ConnectionConfig
+    ) -> None:
+        self._link = link
+        self._sender = sender
+        self._receiver = receiver
+        self._config = config
+        self._reads = 0  # that the peer serves at a time
+        self.checked = False
+        self.limit = config.slot_size if config.raw else 0
+        self.exposer = Exposer(link, sender, config.rendezvous_window)
+        self.fetcher: Fetcher | None = None
+
+    @property
+    def checks(self) -> bool:
+        """Whether this side asks the peer for checksums."""
+        asked = self._config.check_large
+        return self._link.context.is_software if asked is None else asked
+
+    def agree(self, hello: Hello, reads: int) -> None:
+        """The peer's numbers are known; `reads` is how many RDMA READs it serves at a time."""
+        config = self._config
+        self.limit = hello.max_message_kib * 1024
+        self.exposer.resize(min(config.rendezvous_window, hello.rendezvous_window))
+        self.exposer.sums = hello.asks_checksums
+        self.checked = hello.knows_checksums and self.checks
+        self._reads = min(config.initiator_depth, reads)
+
+    async def send(self, payload: memoryview, imm: int | None, outcome: Outcome) -> None:
+        """Send a message that does not fit into a slot; returns when the peer has read all of it.
+
+        Raises:
+            MessageTooLargeError: The peer takes no message of this size; nothing was sent.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            TimeoutError: The peer took nothing for `config.stall_timeout_s`.
+
+        Cancellation: as `Exposer.send`.
+        """
+        outcome.require_open()
+        size = payload.nbytes
+        if size > self.limit:
+            raise self._too_large(size)
+        with Limit(self._config.stall_timeout_s), outcome.explaining():
+            await self.exposer.send(payload, imm)
+        self._link.state.messages_sent += 1
+        self._link.state.bytes_sent += size
+
+    def _too_large(self, size: int) -> MessageTooLargeError:
+        if self._config.raw:
+            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
+        else:
+            text, hint = "the peer", MessageTooLargeError.hint
+        text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
+        error = MessageTooLargeError(text)
+        error.hint = hint
+        return error
+
+    def announce(self, length: int, body: bytes, imm: int | None) -> None:
+        """The peer wants to send a large message."""
+        if not self._reads:
+            # It would never begin, and all that is posted behind it would wait.
+            text = "the peer announced a large message and serves no RDMA reads"
+            self._link.fail(ProtocolError(errno.EPROTO, text))
+            return
+        if self._config.check_large and not self.checked:
+            text = "the peer's library knows no checksums of large messages, check_large is True"
+            self._link.fail(ProtocolError(errno.EPROTO, text))
+            return
+        if self.fetcher is None:
+            self.fetcher = self._receiver.fetcher = Fetcher(
+                self._link, self._sender, self._receiver, self._config, self._reads,
+                checked=self.checked,
+            )  # fmt: skip
+        self.fetcher.announce(length, body, imm)
+
+    def stop(self) -> None:
+        """The connection is over: nothing is read any more."""
+        if self.fetcher is not None:
+            self.fetcher.stop()
+
+    async def stopped(self) -> None:
+        """Wait for the tasks that read to end."""
+        if self.fetcher is not None:
+            await self.fetcher.stopped()

@@ -13,24 +13,57 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 from typing import Any
 
+from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import register
 from aiordma.endpoint.outcome import Outcome
+from aiordma.errors import NotSupportedError
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
+from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import MemoryRegion, check_memory
 
-__all__ = ["Lease"]
+__all__ = ["Lease", "rights_of"]
 
 _log = logging.getLogger("aiordma")
 _WRITES = Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 _REVOKE_S = 30.0
+
+
+def rights_of(
+    context: Context, buf: Any, *, read: bool, write: bool, atomic: bool, timeout_s: float | None
+) -> Access:
+    """The rights that a lease gives to the peer; `Connection.expose` has the arguments.
+
+    Raises:
+        TypeError, ValueError: No buffer, no right at all, or a time-out that is not positive.
+        BufferError: The buffer is read-only, and not only for reading.
+        NotSupportedError: Atomics on iWARP.
+    """
+    rights = Access(0)
+    for wanted, right in (
+        (read, Access.REMOTE_READ),
+        (write, Access.REMOTE_WRITE),
+        (atomic, Access.REMOTE_ATOMIC),
+    ):
+        if wanted:
+            rights |= right
+    if not rights:
+        msg = "say what the peer may do: read, write or atomic"
+        raise ValueError(msg)
+    check_seconds("timeout_s", timeout_s)
+    check_memory(buf, rights)
+    if atomic and context.is_iwarp:
+        text = f"{context.name} is iWARP, which has no atomic operations"
+        raise NotSupportedError(errno.EOPNOTSUPP, text)
+    return rights
 
 
 class Lease:

@@ -13,16 +13,18 @@ Theory of operation
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
+from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
 from aiordma.endpoint.slots import Slots
-from aiordma.errors import os_error
+from aiordma.errors import ForkedError, ResourceClosedError, os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.link.completions import Completions
@@ -35,7 +37,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "Link"]
+__all__ = ["COPIED_BYTES", "Facts", "Link"]
 
 # Bytes of a short message that the adapter need not fetch; each send request is longer by them.
 _INLINE = 128
@@ -120,10 +122,9 @@ class Link(AdapterSide):
         state: Messages, credits and operations, as C has them.
         slots: Where messages of the peer land, and where own messages lie.
         buffers: Memory beside the slots.
-        check_large: Whether large messages of the peer are to be checked end to end.
     """
 
-    __slots__ = ("_rights", "buffers", "check_large", "slots", "state")
+    __slots__ = ("_rights", "buffers", "slots", "state")
 
     _owner: LinkOwner | None
 
@@ -154,7 +155,6 @@ class Link(AdapterSide):
             reads=config.initiator_depth,
             raw=config.raw,
         )
-        self.check_large = context.is_software if config.check_large is None else config.check_large
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights = _Rights()
@@ -370,3 +370,40 @@ class Link(AdapterSide):
         parts = self.slots.close(self.qp)
         self.buffers.close(self.qp)
         return parts
+
+
+class Facts:
+    """Facts about a connection: asked for at the first use, or when the link closes.
+
+    Args:
+        link: The adapter's side.
+    """
+
+    __slots__ = ("_ends", "_known", "_link")
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._known: dict[str, Any] | None = None
+        #: Addresses of both ends; empty: not asked for yet; None: not connected yet.
+        self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
+
+    def connected(self, ends: tuple[Address | None, Address | None] | None) -> None:
+        """The peer has answered; `ends` are the addresses of peer and this side, if known."""
+        self._ends = ends or ()
+
+    def all(self, *, checked: bool) -> dict[str, Any]:
+        """The facts by name; `checked`, whether large messages of the peer have checksums."""
+        if self._known is None:
+            # A device that is gone has no names, and a forked child has no device.
+            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
+                known = self._link.describe()
+                ends = self._ends or self._link.cm_id._ends()
+                known["peername"], known["sockname"] = ends
+                known["large_messages_checked"] = checked
+                self._known = known
+        return self._known or {}
+
+    def keep(self, *, checked: bool) -> None:
+        """The link is about to close: ask while there is an answer."""
+        if self._ends is not None:
+            self._known = self.all(checked=checked)

@@ -424,9 +424,7 @@ class ConnectRequest:
                 await self._confirmed(parameter, private_data, lambda: connection._state.heard)
             else:
                 greeting = connection._await_greeting()
-                data = plan.hello(
-                    private_data, connection._window, ANSWER_ROOM, check=link.check_large
-                )
+                data = connection._hello(private_data, ANSWER_ROOM)
                 request.turn(link, lambda: greeting.done() or bool(connection._state.said))
                 await self._confirmed(parameter, data, greeting.done)
                 await greeting

@@ -44,7 +44,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
-from aiordma.arguments import fitting, no_buffer
+from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.message import lent
@@ -62,7 +62,7 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, check_memory
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
@@ -304,23 +304,6 @@ def _check_remote(remote: Any) -> None:
         raise TypeError(msg)
 
 
-def _as_bytes(buffer: Any, *, writable: bool) -> memoryview:
-    try:
-        view = memoryview(buffer)
-    except TypeError:
-        raise no_buffer("the memory of a one-sided operation", buffer) from None
-    with view:
-        if not view.c_contiguous:
-            msg = "the memory of a one-sided operation has to be contiguous"
-            raise ValueError(msg)
-        if writable and view.readonly:
-            msg = "cannot read into a read-only buffer"
-            raise BufferError(msg)
-        if not view.nbytes:
-            return memoryview(b"")  # of whatever format; an empty view cannot be cast
-        return view.cast("B")
-
-
 def _release(local: memoryview | SGE) -> None:
     """After a failure: the exception keeps frames, and is not to keep the buffer exported."""
     if isinstance(local, memoryview):
@@ -333,22 +316,26 @@ class OneSided:
     Args:
         link: The adapter's side.
         config: Sizes.
-        operations: Posts the requests.
         outcome: Makes the exception for a connection that is over.
+
+    Attributes:
+        operations: Posts the requests.
+        memory: Regions that the connection closes at its end: the program's, and those of leases.
     """
 
-    __slots__ = ("_cache", "_link", "_operations", "_outcome")
+    __slots__ = ("_cache", "_link", "_outcome", "memory", "operations")
 
     def __init__(
         self,
         link: Link,
         config: ConnectionConfig,
-        operations: Operations,
         outcome: Outcome,
     ) -> None:
         self._link = link
-        self._operations = operations
+        self.operations = Operations(link, config, outcome)
         self._outcome = outcome
+        self.memory: set[MemoryRegion] = set()
+        link.at_close(self._close_memory)
         self._cache: RegistrationCache | None = None
         if config.registration_cache_size:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
@@ -429,7 +416,7 @@ class OneSided:
             msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
         async with self._bounce(8) as region:
-            operation = await self._operations.posted(
+            operation = await self.operations.posted(
                 int(opcode), region, region.addr, 8, where, remote.rkey, compare_add, swap
             )
             await self._ended(operation)
@@ -437,11 +424,28 @@ class OneSided:
 
     # Local memory
 
+    async def register(self, buf: Any, access: Access) -> MemoryRegion:
+        """Register memory of the program; `Connection.register` says how."""
+        access = Access(fitting("access", access, 31))
+        check_memory(buf, access)
+        self._outcome.require_open()
+        if access & Access.LOCAL_WRITE:
+            access |= self._landing()
+        region = await register(self._link, self._outcome, buf, access)
+        self.memory.difference_update([known for known in self.memory if known.closed])
+        self.memory.add(region)
+        return region
+
+    def _close_memory(self) -> None:
+        for region in self.memory:
+            region.close()
+        self.memory.clear()
+
     def _local(self, buffer: Any, *, writable: bool) -> memoryview | SGE:
         if isinstance(buffer, MemoryRegion):
             buffer = SGE(buffer)
         if not isinstance(buffer, SGE):
-            return _as_bytes(buffer, writable=writable)
+            return bytes_of("the memory of a one-sided operation", buffer, writable=writable)
         if buffer.mr.pd is not self._link.pd:
             msg = "the region is not registered with this connection: use Connection.register()"
             raise ValueError(msg)
@@ -499,7 +503,7 @@ class OneSided:
     ) -> None:
         """Move a piece of local memory; an immediate goes with the last request."""
         under_way: deque[Operation] = deque()
-        posted = self._operations.posted
+        posted = self.operations.posted
         done = 0
         while True:
             part = min(LARGEST_REQUEST, size - done)
@@ -522,8 +526,4 @@ class OneSided:
         try:
             await operation
         except FlushedError as exc:
-            raise self.lost() from exc
-
-    def lost(self) -> BaseException:
-        """The exception of a flushed operation."""
-        return self._operations.lost()
+            raise self.operations.lost() from exc

@@ -32,7 +32,7 @@ from tests.device.bad_arguments import (
     no_mistakes,
 )  # fmt: skip
 from tests.device.meeting import meet, part
-from tests.inside import exposer_of
+from tests.inside import exposer_of, memory_of
 
 pytestmark = pytest.mark.device
 
@@ -63,7 +63,7 @@ async def works(ends: tuple[Connection, Connection], payload: bytes = b"ping") -
 
 def account(connection: Connection) -> tuple[int, ...]:
     """What a call may take, beside slots: exchanges of large messages, and memory."""
-    return exposer_of(connection).window.free, len(connection._memory)
+    return exposer_of(connection).window.free, len(memory_of(connection))
 
 
 async def test_g05_messages_and_memory(address: str, mistakes: Mistakes) -> None:

@@ -18,7 +18,6 @@ import pytest
 import aiordma
 from aiordma import Connection
 from aiordma.cm import ConnectionId, EventChannel
-from aiordma.endpoint.core import ConnectionCore
 from aiordma.loop import timers
 from tests.device.oracle import until
 from tests.inside import channel_of, link_of
@@ -307,7 +306,7 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
                     signal.raise_signal(signal.SIGINT)
                 raise kind
 
-        on_event, on_frames = ConnectionId._on_event, ConnectionCore._on_events
+        on_event, on_frames = ConnectionId._on_event, Connection._on_events
 
         def on_event_spy(self: ConnectionId, event: Any) -> bool:
             taken = on_event(self, event)
@@ -319,7 +318,7 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
             interrupt("frames")
 
         monkeypatch.setattr(ConnectionId, "_on_event", on_event_spy)
-        monkeypatch.setattr(ConnectionCore, "_on_events", on_frames_spy)
+        monkeypatch.setattr(Connection, "_on_events", on_frames_spy)
         run(hall.works())
         assert sorted(dispatched) == ["event", "frames"]
         assert run.took() == (([kind] * 2, []) if kind in ENDS else ([], [kind] * 2))

@@ -38,7 +38,7 @@ from aiordma.verbs import (
 )
 from tests.device.closing import Hall
 from tests.device.oracle import until
-from tests.inside import link_of, subscriptions
+from tests.inside import iterators_of, link_of, subscriptions
 
 pytestmark = pytest.mark.device
 
@@ -164,7 +164,7 @@ async def test_a_canceled_reader_loses_no_event(pair: Pair) -> None:
 async def test_a_forgotten_iterator_is_forgotten(pair: Pair) -> None:
     client, _ = pair
     client.events()
-    assert not client._events._iterators
+    assert not iterators_of(client)
     assert len(subscriptions()) == 1
     await client.close()
     assert not subscriptions()

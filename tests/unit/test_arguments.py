@@ -8,8 +8,8 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig, StreamConfig
-from aiordma.arguments import check_kind, payload_of
-from aiordma.endpoint.one_sided import _as_bytes, _check_remote
+from aiordma.arguments import bytes_of, check_kind, payload_of
+from aiordma.endpoint.one_sided import _check_remote
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import check_memory
 
@@ -42,7 +42,7 @@ def test_the_bytes_of_a_region_are_not_shown() -> None:
 def test_what_is_no_buffer(value: Any, words: str) -> None:
     for refuses in (
         lambda: payload_of("private data", value, 36),
-        lambda: _as_bytes(value, writable=False),
+        lambda: bytes_of("the memory", value),
         lambda: check_memory(value, Access.LOCAL_WRITE),
     ):
         with pytest.raises(TypeError, match=f"has to be bytes, bytearray, .*{words}"):

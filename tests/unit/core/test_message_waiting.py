@@ -20,13 +20,12 @@ import pytest
 from aiordma._core import EVENT_FRAMES
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.core import ConnectionCore
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError, ConnectionLostError
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
-from ..endpoint.fabric import FakeLink, Wire
+from ..endpoint.fabric import FakeLink, LeftConnection, Wire
 from ..endpoint.test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
 
@@ -40,7 +39,7 @@ class Side:
         config = ConnectionConfig(slot_size=64, recv_depth=recv_depth)
         self.link = FakeLink(config)
         self.link.telling = False
-        core = ConnectionCore(self.link, config)
+        core = LeftConnection(self.link, config)
         self._receiver = self.receiver = core._receiver
         self._state = self.state = self.link.state
 

@@ -107,6 +107,7 @@ class FakeLink(Link):
     # In place of what needs an adapter.
     slots: Any
     cm_id: Any
+    context: Any
     pool: Any = None
     outgoing: Any = None
     account: Any = None
@@ -128,7 +129,7 @@ class FakeLink(Link):
         self.cm_id = FakeId()
         self.pd = cast("Any", None)
         self.pool, self.outgoing = FakePool(), FakePool()
-        self.check_large = bool(config.check_large)  # as an adapter of hardware by default
+        self.context = SimpleNamespace(is_software=False)
         self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
         self._owner = None
@@ -377,6 +378,13 @@ class FakeLink(Link):
         return [] if self.closed else [name for name, queue in possible if queue]
 
 
+class LeftConnection(Connection):
+    """A connection that a test leaves open: its adapter holds nothing that has to be closed."""
+
+    def __del__(self, *_: object) -> None:
+        """Without a warning."""
+
+
 def _check_piece(arena: AnyFakeArena, place: int, piece: Any) -> None:
     assert arena.in_service(place), "the slot's memory is not registered"
     assert piece.addr == arena.addr + place * arena.slot_size
@@ -413,7 +421,7 @@ class Wire:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
         window = self.ends[1 - side]._receiver.window.size
-        check = self.links[1 - side].check_large
+        check = self.ends[1 - side]._large.checks
         self.ends[side]._meet(hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.one_sided import OneSided, Operations
+from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import Outcome
 from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
@@ -83,8 +83,8 @@ class End:
         state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
         self._completing = Completing(state)
         self.outcome = Outcome()
-        self.operations = Operations(link, config, self.outcome)
-        self._one_sided = OneSided(link, config, self.operations, self.outcome)
+        self._one_sided = OneSided(link, config, self.outcome)
+        self.operations = self._one_sided.operations
         self.operations._attend()
 
     def _check_loop(self) -> None:

@@ -19,6 +19,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.message import Message
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
+from tests.inside import exposer_of
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeRegion
@@ -223,7 +224,7 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
         assert (state.unsaid, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
         assert (state.blocked, link.completions._listeners) == (False, 0), "it waits for nothing"
-        assert end._exposer.window.free == min(
+        assert exposer_of(end).window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window
         )
         assert link.reads_allowed == 0

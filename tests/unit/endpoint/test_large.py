@@ -14,6 +14,7 @@ from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import HELD, Account, ByteBudget
+from tests.inside import exposer_of, receiver_of
 
 from ..conftest import Run, settle
 from ..memory.fake_memory import FakeRegion
@@ -138,11 +139,11 @@ def test_g04_a_peer_that_knows_no_checksums(run: Run, insists: bool) -> None:
 
     async def main() -> None:
         wire = Wire(CONFIG if insists else UNCHECKED, UNCHECKED)
-        wire.links[0].check_large = True  # a software adapter
+        wire.links[0].context.is_software = True
         wire.meet(1)
-        wire.ends[1]._exposer.sums = False  # as the old library does, whatever it is asked
+        exposer_of(wire.ends[1]).sums = False  # as the old library does, whatever it is asked
         greeting = wire.ends[1]._await_greeting()
-        wire.ends[0]._meet(old(UNCHECKED, wire.ends[1]._window), 8)
+        wire.ends[0]._meet(old(UNCHECKED, receiver_of(wire.ends[1]).window.size), 8)
         wire.ends[0]._greet()
         wire.settle()
         await greeting
@@ -242,7 +243,7 @@ def test_i05_whatever_waits_for_the_last_exposure_is_woken_by_a_failure(run: Run
         wire = await opened()
         send = asyncio.create_task(wire.ends[0].send(bytes(1000)))
         await settle()
-        exposer = wire.ends[0]._exposer
+        exposer = exposer_of(wire.ends[0])
         assert len(exposer) == 1
         drained = asyncio.create_task(exposer.drained())
         await settle()
@@ -477,7 +478,7 @@ def test_g01_a_fetch_that_gets_on_is_not_given_up(run: Run) -> None:
 def test_g01_a_peer_that_serves_no_reads_is_refused(run: Run) -> None:
     async def main() -> None:
         wire = Wire(CONFIG, CONFIG)
-        window = wire.ends[0]._window
+        window = receiver_of(wire.ends[0]).window.size
         wire.ends[1]._meet(hello_of(CONFIG, b"", window, check=True), 0)
         greeting = wire.ends[1]._await_greeting()
         wire.meet(0)

@@ -8,6 +8,7 @@ import pytest
 
 from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
+from tests.inside import exposer_of
 
 from ..conftest import run_on, settle
 from .fabric import Wire
@@ -64,7 +65,7 @@ def test_who_waits_for_large_messages_hears_of_a_failure() -> None:
         await wire.run()
         sending = asyncio.create_task(wire.ends[0].send(bytes(10 * SLOT)))
         await settle(10)
-        waiting = asyncio.create_task(wire.ends[0]._exposer.drained())
+        waiting = asyncio.create_task(exposer_of(wire.ends[0]).drained())
         await settle(10)
         assert not waiting.done()
         wire.links[0].fail(ConnectionResetError("lost"))

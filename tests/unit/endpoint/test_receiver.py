@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,14 +12,13 @@ import pytest
 
 from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.core import ConnectionCore
 from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiving import Large
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.errors import ConnectionEndedError
 
 from ..conftest import Run, settle
-from .fabric import FakeLink
+from .fabric import FakeLink, LeftConnection
 
 
 class Side:
@@ -28,7 +28,7 @@ class Side:
         values = {"slot_size": 64, "recv_depth": 4} | settings
         self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
         self.link = FakeLink(self.config)
-        self.core = ConnectionCore(self.link, self.config)
+        self.core = LeftConnection(self.link, self.config)
         self.receiver, self.state = self.core._receiver, self.link.state
         self.link.promised = lambda: self.state.unused + self.config.control_depth
 
@@ -50,8 +50,13 @@ class Side:
 
     def expect(self, place: Large) -> None:
         """The next that is announced has this place."""
-        self.core._announce = (  # type: ignore[method-assign]
-            lambda length, body, imm: self.receiver.announced(place)
+        self.take_announcements(lambda length, body, imm: self.receiver.announced(place))
+
+    def take_announcements(self, announce: Callable[[int, bytes, int | None], object]) -> None:
+        """In place of the fetcher."""
+        large = self.core._large
+        self.core._large = cast(
+            "Any", SimpleNamespace(announce=announce, exposer=large.exposer, stop=large.stop)
         )
 
     @property
@@ -209,7 +214,7 @@ def test_control_frames_give_their_slots_back_at_once(run: Run) -> None:
         side = Side()
         done: list[tuple[int, int]] = []
         exposer = SimpleNamespace(on_done=lambda number, flags: done.append((number, flags)))
-        side.core._exposer = cast("Any", exposer)
+        side.core._large = cast("Any", SimpleNamespace(exposer=exposer))
         for kind in (FrameKind.CREDIT, FrameKind.DONE, FrameKind.PING, FrameKind.PONG):
             side.arrive(FRAME.pack(kind, 2, 3, 0, 7))
             assert side.away == 0
@@ -229,7 +234,7 @@ def test_a_slot_goes_back_even_if_the_handler_raises(run: Run) -> None:
         def fail(*args: object) -> None:
             raise ZeroDivisionError
 
-        side.core._announce = fail  # type: ignore[assignment]
+        side.take_announcements(fail)
         side.announce()
         await settle()
         with pytest.raises(ZeroDivisionError):
@@ -243,9 +248,7 @@ def test_an_announcement_needs_a_credit_and_returns_it(run: Run) -> None:
     async def main() -> None:
         side = Side(recv_depth=2)
         seen: list[tuple[int, bytes, int | None]] = []
-        side.core._announce = (  # type: ignore[method-assign]
-            lambda length, body, imm: seen.append((length, body, imm))
-        )
+        side.take_announcements(lambda length, body, imm: seen.append((length, body, imm)))
         for count in (1, 2):
             side.announce(100, imm=9)
             await settle()

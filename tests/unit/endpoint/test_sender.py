@@ -9,11 +9,10 @@ import pytest
 
 from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
-from aiordma.endpoint.core import ConnectionCore
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 
 from ..conftest import LIMIT_S, Run, settle
-from .fabric import FakeLink
+from .fabric import FakeLink, LeftConnection
 
 
 class Side:
@@ -23,7 +22,7 @@ class Side:
         values = {"slot_size": 64, "send_depth": 2, "recv_depth": 4} | settings
         self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
         self.link = FakeLink(self.config)
-        self.core = ConnectionCore(self.link, self.config)
+        self.core = LeftConnection(self.link, self.config)
         self.sender, self.state = self.core._sender, self.link.state
 
     def grant(self, credits: int) -> None:

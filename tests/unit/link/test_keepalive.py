@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiordma.endpoint.config import ConnectionConfig, plan_of
-from aiordma.endpoint.core import ConnectionCore
+from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FrameKind
 from aiordma.errors import ConnectTimeoutError
 from aiordma.link.keepalive import Keepalive
@@ -68,9 +68,9 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
 class Side:
     """A connection whose link, state and peer are the test; of its own it has the keepalive."""
 
-    _was_heard = ConnectionCore._was_heard
-    _on_interval = ConnectionCore._on_interval
-    _give_up = ConnectionCore._give_up
+    _was_heard = Connection._was_heard
+    _on_interval = Connection._on_interval
+    _give_up = Connection._give_up
 
     def __init__(self, *, answers: bool, **settings: Any) -> None:
         self.clock = Clock()
