@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import itertools
 import logging
 import os
 import weakref
@@ -88,7 +87,7 @@ class EventChannel(Resource):
 
     __slots__ = (
         "_budget", "_events", "_ids", "_iterators", "_kept", "_kicking", "_loop",
-        "_max_unread", "_over", "_pump", "_short", "_tokens", "_unacked", "_waiters",
+        "_max_unread", "_over", "_pump", "_short", "_unacked", "_waiters",
         "dropped_events",
     )  # fmt: skip
 
@@ -100,7 +99,6 @@ class EventChannel(Resource):
         handle = check_pointer(lib.rdma_create_event_channel(), "rdma_create_event_channel")
         self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
         self._ids: WeakTable[ConnectionId] = WeakTable()
-        self._tokens = itertools.count(1)
         # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[_EventIterator] | None = None
         self._waiters = WaitLine[None]()
@@ -159,9 +157,7 @@ class EventChannel(Resource):
                 return
 
     def _enroll(self, connection_id: ConnectionId) -> int:
-        token = next(self._tokens)  # of 40 bits at most: token_of in _core/cm.c
-        self._ids[token] = connection_id
-        return token
+        return self._ids.add(connection_id)  # of 40 bits at most: token_of in _core/cm.c
 
     # Dispatch
 

@@ -10,6 +10,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from typing import Generic, TypeVar
 
@@ -22,9 +23,10 @@ _FEW = 64
 class WeakTable(Generic[T]):
     """Objects by number."""
 
-    __slots__ = ("_entries", "_sweep_at")
+    __slots__ = ("_entries", "_numbers", "_sweep_at")
 
     def __init__(self) -> None:
+        self._numbers = itertools.count(1)
         self._entries: dict[int, weakref.ref[T]] = {}
         self._sweep_at = _FEW
 
@@ -40,6 +42,12 @@ class WeakTable(Generic[T]):
                     entries.pop(known, None)
             self._sweep_at = 2 * len(entries) + _FEW
         entries[number] = weakref.ref(thing)
+
+    def add(self, thing: T) -> int:
+        """Enter an object; return its number, which `add` has never returned before."""
+        number = next(self._numbers)
+        self[number] = thing
+        return number
 
     def get(self, number: int) -> T | None:
         """Return the object with that number, or None if it lives no more."""

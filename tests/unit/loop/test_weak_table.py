@@ -44,3 +44,13 @@ def test_dead_entries_do_not_pile_up() -> None:
         gc.collect(0)
     assert len(table) < 400
     assert table.values()[:100] == kept
+
+
+def test_each_object_gets_a_number_of_its_own() -> None:
+    table: WeakTable[Thing] = WeakTable()
+    first, second = Thing(), Thing()
+    numbers = [table.add(first), table.add(second)]
+    assert numbers == [1, 2]
+    table.pop(2)
+    assert table.add(second) == 3
+    assert table.values() == [first, second]
