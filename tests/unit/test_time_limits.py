@@ -25,7 +25,12 @@ PACKAGE = Path(aiordma.__file__).parent
 
 LIMITS = ("asyncio.timeout", "Limit", "PatientLimit")
 # Their callers make the error: of asyncio's kind for a library, or one of a connection.
-NAMED_BY_THE_CALLER = {"contrib/aiohttp.py", "contrib/httpx.py", "endpoint/sending.py"}
+NAMED_BY_THE_CALLER = {
+    "contrib/aiohttp.py",
+    "contrib/httpx.py",
+    "endpoint/large.py",
+    "endpoint/sending.py",
+}
 
 
 async def test_b01_a_limit_says_what_took_long() -> None:
