@@ -164,6 +164,22 @@ static inline uint32_t aio_power(uint32_t count)
     return power;
 }
 
+/* Room for `count` items, zeros; NULL with an exception. */
+static inline void *aio_room_for(size_t count, size_t size)
+{
+    void *memory = PyMem_Calloc(count ? count : 1, size);
+
+    if (!memory)
+        PyErr_NoMemory();
+    return memory;
+}
+
+/* The immediate of an arrival, or None. */
+static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
+{
+    return arrival->has_imm ? PyLong_FromUnsignedLong(arrival->imm) : Py_NewRef(Py_None);
+}
+
 /* Each adds its types to the module: 0, or -1 with an exception. */
 int aio_add_alarm(PyObject *module);
 int aio_add_wakeup(PyObject *module);
@@ -186,6 +202,13 @@ extern PyTypeObject *aio_message_state_type, *aio_message_type, *aio_stream_stat
  */
 PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival);
 void aio_give_credit(struct aio_message_state *m);
+
+/* arrivals.c: methods of MessageState */
+PyObject *aio_arrivals_peek(PyObject *self, PyObject *unused);
+PyObject *aio_arrivals_skip(PyObject *self, PyObject *unused);
+PyObject *aio_arrivals_cut(PyObject *self, PyObject *value);
+PyObject *aio_arrivals_next_large(PyObject *self, PyObject *receives);
+PyObject *aio_arrivals_next_done(PyObject *self, PyObject *unused);
 
 /* operation.c: methods of MessageState */
 PyObject *aio_operate(PyObject *self, PyObject *const *args, Py_ssize_t count);

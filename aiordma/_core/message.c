@@ -120,34 +120,96 @@ static uint32_t take_owed(struct aio_message_state *m, int alone)
 
 /* Posting. */
 
-static int post_slot(struct aio_message_state *m, uint32_t slot, uint64_t addr, uint32_t length,
-                     uint32_t key, int has_imm, uint32_t imm)
+/* The adapter takes no sends any more: those of the chain have ended. */
+void aio_message_drop(struct aio_message_state *m)
 {
-    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = key};
-    struct ibv_send_wr wr = {
-        .wr_id = m->base.id | (uint64_t)slot << AIO_SUB_SHIFT,
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
-        .send_flags = m->send_flags | (length <= m->inline_size ? IBV_SEND_INLINE : 0),
-        .imm_data = htonl(imm),
-    };
-    struct ibv_send_wr *bad = NULL;
-
-    m->sent++;
-    return ibv_post_send(m->qp, &wr, &bad);
+    m->completed += m->n_unposted;
+    m->n_unposted = 0;
 }
 
-/* Post one frame without data from a free slot. */
-static int post_control(struct aio_message_state *m, enum aio_frame_kind kind, uint8_t flags,
-                        uint64_t argument)
+/*
+ * Post the sends of the chain, in their order, with one doorbell: on Soft-RoCE that is a system
+ * call, and its work for each is less if there are several.  0 or an errno, which ends the
+ * connection; until then the sends that were not posted stay in the chain, so that nothing is
+ * posted in their place.
+ */
+int aio_message_flush(struct aio_message_state *m)
+{
+    struct ibv_sge sge[AIO_SEND_CHAIN];
+    struct ibv_send_wr wr[AIO_SEND_CHAIN], *bad = NULL;
+    uint32_t n = m->n_unposted, posted;
+    int code;
+
+    if (!n)
+        return 0;
+    if (m->closed) { /* a forked child posts nothing of its parent's */
+        aio_message_drop(m);
+        return 0;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        const struct aio_unposted *send = &m->unposted[i];
+        uint32_t control = send->slot - m->data_slots;
+        int is_data = send->slot < m->data_slots;
+
+        sge[i] = (struct ibv_sge){
+            .addr = is_data ? slot_addr(&m->send, send->slot)
+                            : m->control_addr + (uint64_t)control * m->control_stride,
+            .length = send->length,
+            .lkey = is_data ? slot_key(&m->send, send->slot) : m->control_key,
+        };
+        wr[i] = (struct ibv_send_wr){
+            .wr_id = m->base.id | (uint64_t)send->slot << AIO_SUB_SHIFT,
+            .next = i + 1 < n ? &wr[i + 1] : NULL,
+            .sg_list = &sge[i],
+            .num_sge = 1,
+            .opcode = send->has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND,
+            .send_flags = m->send_flags | (send->length <= m->inline_size ? IBV_SEND_INLINE : 0),
+            .imm_data = htonl(send->imm),
+        };
+    }
+    code = ibv_post_send(m->qp, wr, &bad);
+    posted = code && bad ? (uint32_t)(bad - wr) : n;
+    m->n_unposted -= posted;
+    if (m->n_unposted)
+        memmove(m->unposted, m->unposted + posted, m->n_unposted * sizeof(m->unposted[0]));
+    return code;
+}
+
+/* Put the send of a slot behind the others of the chain.  0, or an errno of posting those. */
+static int put_slot(struct aio_message_state *m, uint32_t slot, uint32_t length, int has_imm,
+                    uint32_t imm)
+{
+    int code = m->n_unposted == AIO_SEND_CHAIN ? aio_message_flush(m) : 0;
+
+    if (code)
+        return code;
+    m->sent++;
+    m->unposted[m->n_unposted++] = (struct aio_unposted){
+        .length = length, .imm = imm, .slot = (uint16_t)slot, .has_imm = (uint8_t)has_imm};
+    return 0;
+}
+
+/*
+ * Whether a send may wait in the chain: aio_message_flush is certain to be called, and other sends
+ * are likely to come before.  A task that the drain has resumed answers message after message, and
+ * the answer to the last goes at once.
+ */
+static int may_wait(const struct aio_message_state *m)
+{
+    return m->n_unposted < AIO_SEND_CHAIN &&
+           (m->turn_flushes || (m->telling && m->head != m->tail));
+}
+
+/* Put one frame without data, from a free slot, into the chain. */
+static int put_control(struct aio_message_state *m, enum aio_frame_kind kind, uint8_t flags,
+                       uint64_t argument)
 {
     uint32_t slot = m->control_free[--m->n_control_free];
     uint64_t addr = m->control_addr + (uint64_t)slot * m->control_stride;
 
     write_header((uint8_t *)(uintptr_t)addr, kind, flags, take_owed(m, kind == AIO_FRAME_CREDIT), 0,
                  argument);
-    return post_slot(m, m->data_slots + slot, addr, AIO_FRAME_SIZE, m->control_key, 0, 0);
+    return put_slot(m, m->data_slots + slot, AIO_FRAME_SIZE, 0, 0);
 }
 
 static int is_queued(const struct aio_dones *dones)
@@ -168,28 +230,29 @@ static const enum aio_frame_kind single_frames[] = {
 /* Send frames without data, as long as there are slots for them. */
 static int pump(struct aio_message_state *m)
 {
-    int code = 0;
+    int code = 0, put = 0;
 
     while (!code && m->n_control_free && !m->dead && m->qp && !m->closed) {
         if (is_queued(&m->dones_to_say)) {
             const struct aio_done *done =
                 &m->dones_to_say.items[m->dones_to_say.head++ & m->dones_to_say.mask];
 
-            code = post_control(m, AIO_FRAME_DONE, done->flags, done->number);
+            code = put_control(m, AIO_FRAME_DONE, done->flags, done->number);
         } else if (m->to_say) {
             const enum aio_frame_kind *next = single_frames;
 
             while (!(m->to_say & 1 << *next))
                 next++;
             m->to_say &= (uint8_t)~(1 << *next);
-            code = post_control(m, *next, 0, *next == AIO_FRAME_ABORT ? m->abort_reason : 0);
+            code = put_control(m, *next, 0, *next == AIO_FRAME_ABORT ? m->abort_reason : 0);
         } else if (credit_is_due(m)) {
-            code = post_control(m, AIO_FRAME_CREDIT, 0, 0);
+            code = put_control(m, AIO_FRAME_CREDIT, 0, 0);
         } else {
             break;
         }
+        put = 1;
     }
-    return code;
+    return put && !code ? aio_message_flush(m) : code;
 }
 
 /* Post receive slots of one registration; without `slots` the first `count`. */
@@ -296,6 +359,7 @@ int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint6
                     uint8_t flags)
 {
     struct aio_dones *dones = &m->dones_to_say;
+    int code;
 
     if (kind == AIO_FRAME_DONE) {
         /* At most as many as exchanges are open, for which there is room. */
@@ -308,7 +372,8 @@ int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint6
             m->abort_reason = argument;
         m->to_say |= (uint8_t)(1 << kind);
     }
-    return pump(m);
+    code = pump(m);
+    return code ? code : aio_message_flush(m); /* before the connection is over */
 }
 
 /* Sending. */
@@ -325,6 +390,7 @@ int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_f
     uint64_t addr = slot_addr(&m->send, slot);
     uint8_t *at = (uint8_t *)(uintptr_t)addr;
     uint32_t size = (uint32_t)length;
+    int code;
 
     if (!m->raw) {
         write_header(at, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, take_owed(m, 0), has_imm ? imm : 0,
@@ -333,16 +399,23 @@ int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_f
         size += AIO_FRAME_SIZE;
     }
     memcpy(at, data, length);
-    return post_slot(m, slot, addr, size, slot_key(&m->send, slot), m->raw && has_imm, imm);
+    code = put_slot(m, slot, size, m->raw && has_imm, imm);
+    return code || may_wait(m) ? code : aio_message_flush(m);
 }
 
-/* Send a message that goes through a slot.  -1: there is no room, or others wait; nothing changed.
+/*
+ * Send a message that goes through a slot: 0, an errno, or -1 if there is no room, or others wait.
+ * Then nothing has changed, and the sends of the chain are posted, because a task is going to wait.
  */
 int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
                      uint32_t imm)
 {
-    if (!m->qp || m->blocked || m->credits <= 0 || !m->n_free || length > m->eager_size)
-        return -1;
+    int code;
+
+    if (!m->qp || m->blocked || m->credits <= 0 || !m->n_free || length > m->eager_size) {
+        code = aio_message_flush(m);
+        return code ? code : -1;
+    }
     m->credits--;
     m->messages_sent++;
     m->bytes_sent += length;
@@ -364,8 +437,9 @@ int aio_message_read(struct aio_message_state *m, uint32_t number, uint64_t addr
         .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
     };
     struct ibv_send_wr *bad = NULL;
+    int code = aio_message_flush(m);
 
-    return ibv_post_send(m->qp, &wr, &bad);
+    return code ? code : ibv_post_send(m->qp, &wr, &bad);
 }
 
 /* Post an operation of the program. */
@@ -381,8 +455,10 @@ int aio_message_operate(struct aio_message_state *m, const struct aio_operation 
         .send_flags = IBV_SEND_SIGNALED,
     };
     struct ibv_send_wr *bad = NULL;
-    int code;
+    int code = aio_message_flush(m);
 
+    if (code)
+        return code;
     if (wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || wr.opcode == IBV_WR_ATOMIC_CMP_AND_SWP) {
         wr.wr.atomic.remote_addr = operation->remote_addr;
         wr.wr.atomic.rkey = operation->rkey;

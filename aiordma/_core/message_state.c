@@ -11,20 +11,10 @@ PyTypeObject *aio_message_state_type;
 
 static PyObject *name_on_arrival, *name_is_running;
 
-/* Room for `count` items, zeros; NULL with an exception. */
-static void *room_for(size_t count, size_t size)
-{
-    void *memory = PyMem_Calloc(count ? count : 1, size);
-
-    if (!memory)
-        PyErr_NoMemory();
-    return memory;
-}
-
 static int make_dones(struct aio_dones *dones, unsigned int count)
 {
     dones->mask = aio_power(count) - 1;
-    dones->items = room_for(dones->mask + 1, sizeof(*dones->items));
+    dones->items = aio_room_for(dones->mask + 1, sizeof(*dones->items));
     return dones->items ? 0 : -1;
 }
 
@@ -48,10 +38,10 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
         return -1;
     }
-    m->free = room_for(send_depth, sizeof(*m->free));
-    m->control_free = m->free ? room_for(controls, sizeof(*m->control_free)) : NULL;
-    m->arrivals = m->control_free ? room_for(arrivals, sizeof(*m->arrivals)) : NULL;
-    m->reads_done = m->arrivals ? room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
+    m->free = aio_room_for(send_depth, sizeof(*m->free));
+    m->control_free = m->free ? aio_room_for(controls, sizeof(*m->control_free)) : NULL;
+    m->arrivals = m->control_free ? aio_room_for(arrivals, sizeof(*m->arrivals)) : NULL;
+    m->reads_done = m->arrivals ? aio_room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
     if (!m->reads_done || make_dones(&m->dones, exchanges) ||
         make_dones(&m->dones_to_say, exchanges))
         return -1;
@@ -133,11 +123,6 @@ static void state_dealloc(PyObject *object)
     Py_DECREF(type);
 }
 
-static PyObject *imm_object(const struct aio_arrival *arrival)
-{
-    return arrival->has_imm ? PyLong_FromUnsignedLong(arrival->imm) : Py_NewRef(Py_None);
-}
-
 /* A message in a slot; `imm` is stolen. */
 static PyObject *make_message(MessageState *self, uint32_t slot, Py_ssize_t length, PyObject *imm)
 {
@@ -157,7 +142,7 @@ static PyObject *make_message(MessageState *self, uint32_t slot, Py_ssize_t leng
 
 PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival)
 {
-    return make_message(self, arrival->slot, (Py_ssize_t)arrival->length, imm_object(arrival));
+    return make_message(self, arrival->slot, (Py_ssize_t)arrival->length, aio_imm_object(arrival));
 }
 
 static PyObject *state_message(PyObject *object, PyObject *args)
@@ -245,6 +230,28 @@ static int imm_of(PyObject *object, uint32_t *imm)
 }
 
 /*
+ * Of `code` of a send that was posted: the second in a row outside of a drain has the loop call
+ * this object without events at the end of the turn, and the sends until then are posted together.
+ * The first two are posted at once, so that a lone send neither waits nor pays for that call.
+ */
+static PyObject *sent(MessageState *self, int code)
+{
+    struct aio_message_state *m = &self->state;
+
+    if (!code && !m->telling && !m->turn_flushes && ++m->in_a_row == 2) {
+        PyObject *handle =
+            PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self, 0);
+
+        if (handle)
+            m->turn_flushes = 1;
+        else
+            PyErr_Clear(); /* the loop is closed */
+        Py_XDECREF(handle);
+    }
+    return PyLong_FromLong(code);
+}
+
+/*
  * send(data): 0, -1 if Python has to do it, or an errno.  `send_buffer` is for a caller that has
  * checked that this is the connection's loop.
  */
@@ -254,8 +261,8 @@ static PyObject *state_send(PyObject *object, PyObject *data)
 
     if (!PyBytes_CheckExact(data) || aio_is_elsewhere(self))
         return PyLong_FromLong(-1);
-    return PyLong_FromLong(
-        aio_message_send(&self->state, PyBytes_AsString(data), (uint64_t)PyBytes_Size(data), 0, 0));
+    return sent(self, aio_message_send(&self->state, PyBytes_AsString(data),
+                                       (uint64_t)PyBytes_Size(data), 0, 0));
 }
 
 static PyObject *state_send_buffer(PyObject *object, PyObject *args)
@@ -272,7 +279,7 @@ static PyObject *state_send_buffer(PyObject *object, PyObject *args)
         code = aio_message_send(&((MessageState *)object)->state, data.buf, (uint64_t)data.len,
                                 has_imm, imm);
     PyBuffer_Release(&data);
-    return has_imm < 0 ? NULL : PyLong_FromLong(code);
+    return has_imm < 0 ? NULL : sent((MessageState *)object, code);
 }
 
 /* send_from(slot, kind, data, argument, imm): from a slot that was reserved; 0 or an errno. */
@@ -297,7 +304,7 @@ static PyObject *state_send_from(PyObject *object, PyObject *args)
         code = aio_message_send_from(m, slot, (enum aio_frame_kind)kind, data.buf,
                                      (uint64_t)data.len, argument, has_imm, imm);
     PyBuffer_Release(&data);
-    return has_imm < 0 ? NULL : PyLong_FromLong(code);
+    return has_imm < 0 ? NULL : sent((MessageState *)object, code);
 }
 
 static PyObject *state_reserve(PyObject *object, PyObject *unused)
@@ -324,6 +331,13 @@ static PyObject *state_say(PyObject *object, PyObject *args)
     }
     return PyLong_FromLong(aio_message_say(&((MessageState *)object)->state,
                                            (enum aio_frame_kind)kind, argument, (uint8_t)flags));
+}
+
+static PyObject *state_drop(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    aio_message_drop(&((MessageState *)object)->state);
+    Py_RETURN_NONE;
 }
 
 static PyObject *state_credit(PyObject *object, PyObject *unused)
@@ -400,16 +414,42 @@ static int give_events(MessageState *self, uint32_t events, int late)
     return 0;
 }
 
-/* Messages have arrived, operations have ended; nothing else of the program is running. */
+/* Post the chain, behind events of which `rc` is told: 0, or -1 with an exception, which stays. */
+static int flush(MessageState *self, int rc)
+{
+    PyObject *type, *value, *traceback;
+    int code;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    code = aio_message_flush(&self->state);
+    PyErr_Restore(type, value, traceback);
+    if (!code)
+        return rc;
+    if (!self->state.error)
+        self->state.error = code;
+    if (!rc)
+        return handle(self, AIO_EVENT_FAILED);
+    later(self, AIO_EVENT_FAILED);
+    return rc;
+}
+
+/*
+ * Messages have arrived, operations have ended; nothing else of the program is running.  Without
+ * events the turn of the loop has ended.
+ */
 int aio_message_events(MessageState *self, uint32_t events, int late)
 {
+    struct aio_message_state *m = &self->state;
     int rc;
 
     if (aio_turn.thread == self->thread)
         aio_turn.loop = self->parked->wakeup.loop;
+    m->telling = 1;
+    m->turn_flushes &= events != 0;
     rc = give_events(self, events, late);
     aio_turn.loop = NULL;
-    return rc;
+    m->telling = m->in_a_row = 0;
+    return m->n_unposted ? flush(self, rc) : rc;
 }
 
 static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -479,7 +519,7 @@ static PyObject *state_fit(PyObject *object, PyObject *args)
         return NULL;
     slots = receives ? &m->recv : &m->send;
     if (!m->freed) {
-        m->freed = room_for(m->arrival_mask + 1, sizeof(*m->freed));
+        m->freed = aio_room_for(m->arrival_mask + 1, sizeof(*m->freed));
         if (!m->freed)
             return NULL;
     }
@@ -526,7 +566,7 @@ static PyObject *state_post_receives(PyObject *object, PyObject *args)
         return NULL;
     if (PyList_Check(slots)) {
         count = PyList_Size(slots);
-        numbers = room_for((size_t)count, sizeof(*numbers));
+        numbers = aio_room_for((size_t)count, sizeof(*numbers));
         for (Py_ssize_t i = 0; numbers && i < count; i++)
             numbers[i] = (uint16_t)PyLong_AsUnsignedLong(PyList_GetItem(slots, i));
     } else {
@@ -600,118 +640,7 @@ static PyObject *state_take_freed(PyObject *object, PyObject *unused)
     return taken(m->freed, &m->n_freed);
 }
 
-/* Arrivals */
-
-/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
-static PyObject *state_peek(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    const struct aio_arrival *first;
-    PyObject *imm;
-
-    (void)unused;
-    if (m->head == m->tail)
-        Py_RETURN_NONE;
-    first = &m->arrivals[m->head & m->arrival_mask];
-    imm = imm_object(first);
-    if (!imm)
-        return NULL;
-    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
-                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
-}
-
-static PyObject *state_skip(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    if (m->head != m->tail) {
-        m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
-        if ((int32_t)(m->announced - m->head) < 0)
-            m->announced = m->head;
-    }
-    Py_RETURN_NONE;
-}
-
-/* cut(count): drop the large messages but the oldest so many, and all that came behind them. */
-static PyObject *state_cut(PyObject *object, PyObject *value)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long count = PyLong_AsUnsignedLong(value);
-    uint32_t end = m->head, kept = 0;
-
-    if (PyErr_Occurred())
-        return NULL;
-    for (; end != m->tail; end++) {
-        if (m->arrivals[end & m->arrival_mask].large && kept++ == count)
-            break;
-    }
-    if (end != m->tail)
-        m->large = (uint32_t)count;
-    m->tail = end;
-    if ((int32_t)(m->announced - end) > 0)
-        m->announced = end;
-    Py_RETURN_NONE;
-}
-
-/*
- * Each receive that is posted may bring a message, and a large one gives its slot back before the
- * program has taken it: room for both.
- */
-static int make_room(struct aio_message_state *m, uint32_t receives)
-{
-    uint32_t before = m->arrival_mask + 1, after = aio_power(receives + m->large);
-    struct aio_arrival *larger;
-
-    if (after <= before)
-        return 0;
-    larger = room_for(after, sizeof(*larger));
-    if (!larger)
-        return -1;
-    for (uint32_t at = m->head; at != m->tail; at++)
-        larger[at & (after - 1)] = m->arrivals[at & (before - 1)];
-    PyMem_Free(m->arrivals);
-    m->arrivals = larger;
-    m->arrival_mask = after - 1;
-    return 0;
-}
-
-/*
- * next_large(receives): (length, immediate, body) of the oldest announcement that Python has not
- * seen, and the slot that it lay in; None if there is none.  `receives`: slots that there may be.
- */
-static PyObject *state_next_large(PyObject *object, PyObject *receives)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long most = PyLong_AsUnsignedLong(receives);
-    struct aio_arrival *arrival;
-    const uint8_t *frame;
-    PyObject *imm, *result;
-    uint64_t length = 0;
-
-    if (PyErr_Occurred() || make_room(m, (uint32_t)most))
-        return NULL;
-    if ((int32_t)(m->announced - m->head) < 0)
-        m->announced = m->head;
-    while (m->announced != m->tail && m->arrivals[m->announced & m->arrival_mask].large != 1)
-        m->announced++;
-    if (m->announced == m->tail)
-        Py_RETURN_NONE;
-    arrival = &m->arrivals[m->announced & m->arrival_mask];
-    frame = (const uint8_t *)(uintptr_t)(m->recv.addr + (uint64_t)arrival->slot * m->recv.stride);
-    for (int i = 8; i < AIO_FRAME_SIZE; i++)
-        length = length << 8 | frame[i];
-    imm = imm_object(arrival);
-    result =
-        imm ? Py_BuildValue(
-                  "(KNy#I)", (unsigned long long)length, imm, (const char *)frame + AIO_FRAME_SIZE,
-                  (Py_ssize_t)(arrival->length < AIO_HEAD_SIZE ? arrival->length : AIO_HEAD_SIZE),
-                  arrival->slot)
-            : NULL;
-    if (result)
-        arrival->large = 2;
-    return result;
-}
+/* Arrivals: see arrivals.c */
 
 static PyObject *state_take_reads(PyObject *object, PyObject *unused)
 {
@@ -719,18 +648,6 @@ static PyObject *state_take_reads(PyObject *object, PyObject *unused)
 
     (void)unused;
     return taken(m->reads_done, &m->n_reads_done);
-}
-
-static PyObject *state_next_done(PyObject *object, PyObject *unused)
-{
-    struct aio_dones *dones = &((MessageState *)object)->state.dones;
-    const struct aio_done *done;
-
-    (void)unused;
-    if (dones->head == dones->tail)
-        Py_RETURN_NONE;
-    done = &dones->items[dones->head++ & dones->mask];
-    return Py_BuildValue("(KI)", (unsigned long long)done->number, done->flags);
 }
 
 /* Send slots that are free */
@@ -834,19 +751,21 @@ static PyMethodDef state_methods[] = {
     {"reserve", state_reserve, METH_NOARGS, "A send slot and a credit: the slot; or None."},
     {"say", state_say, METH_VARARGS,
      "Send a frame without data, when there is a slot: kind, argument, flags; 0 or an errno."},
+    {"drop", state_drop, METH_NOARGS, "Sends that are not posted yet have ended."},
     {"credit", state_credit, METH_NOARGS,
      "The program waits: send the credits that are due; 0 or an errno."},
     {"message", state_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
-    {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
-    {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
-    {"cut", state_cut, METH_O,
+    {"peek", aio_arrivals_peek, METH_NOARGS,
+     "The oldest arrival: slot, length, immediate; or None."},
+    {"skip", aio_arrivals_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
+    {"cut", aio_arrivals_cut, METH_O,
      "Drop the large messages but the oldest so many, and what came behind."},
-    {"next_large", state_next_large, METH_O,
+    {"next_large", aio_arrivals_next_large, METH_O,
      "The next announcement: length, immediate, body, slot; or None.  With how many receives there "
      "may be."},
     {"take_reads", state_take_reads, METH_NOARGS,
      "The numbers of READs of large messages that have completed."},
-    {"next_done", state_next_done, METH_NOARGS, "The next DONE: number, flags; or None."},
+    {"next_done", aio_arrivals_next_done, METH_NOARGS, "The next DONE: number, flags; or None."},
     {"bind", state_bind, METH_VARARGS,
      "Name the adapter's side: queue pair, id of its requests, flags of sends, inline bytes, "
      "(address, stride, key, count) of the send slots and of the receive slots, (address, stride, "
@@ -923,6 +842,7 @@ static PyMemberDef state_members[] = {
     FIELD(n_free, T_UINT, READONLY),
     FIELD(sent, T_ULONGLONG, 0),
     FIELD(completed, T_ULONGLONG, 0),
+    FIELD(n_unposted, T_UINT, READONLY),
     FIELD(posted, T_LONGLONG, 0),
     FIELD(unused, T_LONGLONG, 0),
     FIELD(granted, T_LONGLONG, 0),

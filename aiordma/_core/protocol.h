@@ -85,6 +85,7 @@ enum {
 #define AIO_STREAM_CONTROLS     4
 #define AIO_STREAM_CONTROL_SIZE 24
 #define AIO_CHAIN               8          /* receives that are posted together, at most */
+#define AIO_SEND_CHAIN          16         /* sends that are posted together, at most */
 #define AIO_LARGEST_REQUEST     (1u << 20) /* bytes of one READ or WRITE of the program */
 #define AIO_MOST_OPERATIONS     0x1000     /* whose numbers a sub-index can name */
 
@@ -127,6 +128,14 @@ struct aio_dones {
     uint32_t mask;
     uint32_t head;
     uint32_t tail;
+};
+
+/* A send that is not posted yet; its bytes lie in the slot. */
+struct aio_unposted {
+    uint32_t length;
+    uint32_t imm;
+    uint16_t slot;
+    uint8_t has_imm;
 };
 
 struct aio_slots {
@@ -186,6 +195,11 @@ struct aio_message_state {
     uint64_t flush_at; /* `completed` that a flush waits for; 0: none */
     uint32_t send_flags;
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
+    struct aio_unposted unposted[AIO_SEND_CHAIN]; /* the chain, in the order of its sends */
+    uint32_t n_unposted;
+    uint8_t telling;      /* events are being told; the chain is posted behind that */
+    uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
+    uint8_t in_a_row;     /* sends outside of a drain since the last events */
 
     /* Frames without data that wait for a slot: each at most once, but for DONE. */
     uint8_t to_say; /* bits, 1 << enum aio_frame_kind */
@@ -364,6 +378,8 @@ int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_f
                           uint32_t imm);
 int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
                     uint8_t flags);
+int aio_message_flush(struct aio_message_state *m);
+void aio_message_drop(struct aio_message_state *m);
 int aio_message_give_credit(struct aio_message_state *m);
 int aio_message_back(struct aio_message_state *m, uint32_t slot);
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot);

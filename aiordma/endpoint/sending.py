@@ -230,11 +230,13 @@ class Sender:
         A message that it flushes has completed, too, but has not reached the peer.
         """
         self._held = True
+        self._state.drop()
         self.attend()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """The connection is over: everything raises what `failure` makes, waiters now."""
         self._state.dead = True
+        self._state.drop()
         self.refuse(failure)
         self._end_flush(self._state.sent)
 

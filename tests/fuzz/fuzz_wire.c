@@ -154,6 +154,7 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
     CHECK(m->tail - m->head <= m->arrival_mask + 1);
     CHECK(m->large <= m->tail - m->head);
     CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= AIO_CHAIN);
+    CHECK(m->n_unposted <= AIO_SEND_CHAIN && m->n_unposted <= m->sent - m->completed);
     CHECK(m->completed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
     CHECK(m->done_tail - m->done_head <= m->done_mask + 1);
     CHECK(m->dones.tail - m->dones.head <= m->dones.mask + 1);
@@ -259,10 +260,19 @@ static void fuzz_messages(struct input *in)
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};
         const struct aio_arrival *first = &m->arrivals[m->head & m->arrival_mask];
 
-        switch (take8(in) % 12) {
+        switch (take8(in) % 14) {
         case 0:
         case 1:
         case 2: frame(m, in, recv, STRIDE); break;
+        case 12: /* sends wait for others, or go at once */
+            m->turn_flushes = take8(in) & 1, m->telling = take8(in) & 1;
+            refuse_posts = take8(in) % 16 == 0;
+            break;
+        case 13: /* the end of the turn; or that of the connection, which takes no sends any more */
+            if (aio_message_flush(m))
+                aio_message_drop(m);
+            CHECK(!m->n_unposted);
+            break;
         case 3: /* a send completes, well or not */
             if (!n_sends)
                 break;

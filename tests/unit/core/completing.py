@@ -121,6 +121,7 @@ class QueuePair:
 
     Attributes:
         handle: A `struct ibv_qp *`.
+        bad: Where `send` tells the first request that it refuses.
         wrong: What one of them has raised; C has no way to pass it on, and hears of EIO.
     """
 
@@ -128,6 +129,7 @@ class QueuePair:
         self, send: Callable[[Any], int | None], receive: Callable[[Any], int | None] | None = None
     ) -> None:
         self.wrong: BaseException | None = None
+        self.bad: Any = None
         calls = {"send": self._called("struct ibv_send_wr *", send)}
         if receive is not None:
             calls["receive"] = self._called("struct ibv_recv_wr *", receive)
@@ -142,6 +144,7 @@ class QueuePair:
 
     def _called(self, kind: str, function: Callable[[Any], int | None]) -> Any:
         def call(qp: int, wr: int, bad: int) -> int:
+            self.bad = ffi.cast(f"{kind}*", bad)
             try:
                 return function(ffi.cast(kind, wr)) or 0
             except BaseException as exc:

@@ -35,6 +35,8 @@ class Model:
         self.to_say: set[int] = set()
         self.dones_to_say: deque[tuple[int, int]] = deque()
         self.credits, self.heard, self.asking = 0, False, False
+        self.unposted: list[tuple[Any, ...]] = []  # sends that are posted together
+        self.telling, self.turn_flushes, self.in_a_row = False, False, 0
 
     @property
     def owed(self) -> int:
@@ -50,7 +52,16 @@ class Model:
     def _post(self, kind: int, flags: int, imm: int, argument: int, body: bytes = b"") -> None:
         credits = self._take(kind == CREDIT)
         self.under_way.append(kind not in {DATA, RENDEZVOUS})
-        self.out.append(("send", kind, flags, credits, imm, argument, body))
+        self.unposted.append(("send", kind, flags, credits, imm, argument, body))
+
+    def flush(self) -> None:
+        self.out += self.unposted
+        self.unposted.clear()
+
+    def end_turn(self) -> None:
+        """The turn of the loop, or the telling of events, has ended."""
+        self.telling, self.in_a_row = False, 0
+        self.flush()
 
     def _credit_is_due(self) -> bool:
         if self.owed < self.due or (self.due == 1 and self.unused > 0):
@@ -73,6 +84,7 @@ class Model:
                 break
             self.controls -= 1
             self._post(kind, flags, 0, argument)
+            self.flush()
 
     def say(self, kind: int, argument: int = 0) -> None:
         if kind == DONE:
@@ -80,12 +92,19 @@ class Model:
         else:
             self.to_say.add(kind)
         self.pump()
+        self.flush()
 
     def send(self, body: bytes, imm: int | None) -> bool:
         if self.credits <= 0 or not self.slots:
+            self.flush()
             return False
         self.credits, self.slots = self.credits - 1, self.slots - 1
         self._post(DATA, HAS_IMM * (imm is not None), imm or 0, len(body), body)
+        if not (self.turn_flushes or (self.telling and self.arrived)):
+            self.flush()
+        if not self.telling:
+            self.in_a_row += 1
+            self.turn_flushes |= self.in_a_row == 2
         return True
 
     def complete(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import SUB_RECV, SUB_SHIFT, MessageState
+from aiordma._core import EVENT_FRAMES, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
 from aiordma.endpoint.outcome import violation
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE
@@ -25,7 +25,7 @@ from .completing import Completing, QueuePair
 from .message_model import ABORT, CREDIT, DATA, DONE, END, PING, PONG, RENDEZVOUS, Model
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20261123")
-CASES = 600
+CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6
 WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
@@ -47,12 +47,14 @@ class Case:
         receives = window + CONTROLS + self.exchanges
         self.malice = rng.choice((0.0, 0.0, 0.02))
         self.out: list[tuple[Any, ...]] = []
+        self.chained = 0  # sends that were posted with the next
         self.posted = deque(range(receives))
         self.under_way: deque[int] = deque()
         self.slots = ffi.new("uint8_t[]", receives * SLOT)
         self.source = ffi.new("uint8_t[]", (SENDS + CONTROLS) * SLOT)
         self.adapter = QueuePair(self._sent, self._received)
-        loop: Any = SimpleNamespace(is_running=lambda: True)
+        self.turns = 0  # whose end C has asked for
+        loop: Any = SimpleNamespace(is_running=lambda: True, call_soon=self._call_soon)
         state = self.c = MessageState(
             loop, sends=SENDS, receives=receives, send_depth=SENDS,
             arrivals=1 << (receives - 1).bit_length(), controls=CONTROLS,
@@ -63,6 +65,7 @@ class Case:
             self.adapter.address, 0, 0, 0, (start, SLOT, 5, SENDS),
             (address(self.slots), SLOT, 7, receives), (start + SENDS * SLOT, SLOT, 6), 0,
         )  # fmt: skip
+        state.handler = self._resumed
         state.eager_size = SLOT - FRAME_SIZE
         state.receives = receives
         self.completing = Completing(state)
@@ -71,9 +74,15 @@ class Case:
         self.places: deque[int] = deque()  # slots of the messages in the ring
         self.receives = receives
 
+    def _call_soon(self, state: MessageState, events: int) -> None:
+        assert (state, events) == (self.c, 0)
+        self.turns += 1
+
     # The adapter
 
     def _sent(self, wr: Any) -> None:
+        if wr.next:
+            self.chained += 1
         piece = wr.sg_list[0]
         frame = bytes(ffi.buffer(ffi.cast("char *", piece.addr), piece.length))
         slot = wr.wr_id >> SUB_SHIFT
@@ -81,6 +90,8 @@ class Case:
         self.under_way.append(slot)
         kind, flags, credits, imm, argument = FRAME.unpack_from(frame)
         self.out.append(("send", kind, flags, credits, imm, argument, frame[FRAME_SIZE:]))
+        if wr.next:
+            self._sent(wr.next)
 
     def _received(self, wr: Any) -> None:
         while wr:
@@ -128,7 +139,7 @@ class Case:
 
     def step(self) -> None:
         rng, c, model = self.rng, self.c, self.model
-        match rng.randrange(9):
+        match rng.randrange(11):
             case 0 | 1 | 2 if self.posted:
                 self.arrive(self.frame())
             case 3 if self.under_way:
@@ -143,8 +154,7 @@ class Case:
                 model.free(slot)
                 assert c.back(slot) == 0
             case 6:
-                body, imm = rng.randbytes(rng.randrange(40)), rng.choice((None, 0, 77))
-                assert c.send_buffer(body, imm) == (0 if model.send(body, imm) else -1)
+                self.send()
             case 7:
                 kind = rng.choice((PING, CREDIT, END, ABORT, DONE))
                 if kind != DONE or len(model.dones_to_say) < self.exchanges:
@@ -155,6 +165,27 @@ class Case:
             case 8:
                 model.wait()
                 assert c.credit() == 0
+            case 9:
+                assert self.turns == model.turn_flushes
+                self.turns, model.turn_flushes = 0, False
+                model.end_turn()
+                c(0)
+            case 10:  # the drain resumes a task, which answers more than once
+                model.telling = True
+                c(EVENT_FRAMES)
+                model.end_turn()
+
+    def _resumed(self, events: int) -> None:
+        assert events == EVENT_FRAMES
+        for _ in range(self.rng.randrange(4)):
+            self.send()
+            if self.rng.random() < 0.15:
+                self.take()
+
+    def send(self) -> None:
+        body = self.rng.randbytes(self.rng.randrange(40))
+        imm = self.rng.choice((None, 0, 77))
+        assert self.c.send_buffer(body, imm) == (0 if self.model.send(body, imm) else -1)
 
     def take(self) -> None:
         """What the loop does after a drain, and the program with what there is."""
@@ -186,6 +217,7 @@ class Case:
         c, model = self.c, self.model
         assert self.adapter.wrong is None
         assert self.out == model.out
+        assert c.n_unposted == len(model.unposted)
         assert (c.credits, c.n_free, c.n_control_free) == (
             model.credits,
             model.slots,
@@ -223,12 +255,14 @@ def test_c_does_what_the_model_does() -> None:
             exc.add_note(f"case {name}")
             raise
         seen[case.model.violation or "kept"] += 1
+        seen["chained"] += case.chained
         seen.update(f"sent {item[1]}" for item in case.out if item[0] == "send")
     print(seen)
     # A generator that never gets anywhere would show nothing.
     for what in (
         *WORDS,
         "kept",
+        "chained",
         *(f"sent {kind}" for kind in (CREDIT, DATA, DONE, PING, PONG, END)),
     ):
         assert seen[what], (what, seen)

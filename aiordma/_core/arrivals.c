@@ -1,0 +1,130 @@
+/*
+ * Arrivals: the ring of messages that have arrived, as Python sees it: methods of MessageState.
+ *
+ * Owns nothing.  The drain puts messages into the ring (message.c); Parked takes the plain ones out
+ * (wakeup.c), and Python the others, in the thread of the connection's loop.
+ */
+#include "core.h"
+
+/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
+PyObject *aio_arrivals_peek(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    const struct aio_arrival *first;
+    PyObject *imm;
+
+    (void)unused;
+    if (m->head == m->tail)
+        Py_RETURN_NONE;
+    first = &m->arrivals[m->head & m->arrival_mask];
+    imm = aio_imm_object(first);
+    if (!imm)
+        return NULL;
+    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
+                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
+}
+
+PyObject *aio_arrivals_skip(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    if (m->head != m->tail) {
+        m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
+        if ((int32_t)(m->announced - m->head) < 0)
+            m->announced = m->head;
+    }
+    Py_RETURN_NONE;
+}
+
+/* cut(count): drop the large messages but the oldest so many, and all that came behind them. */
+PyObject *aio_arrivals_cut(PyObject *object, PyObject *value)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long count = PyLong_AsUnsignedLong(value);
+    uint32_t end = m->head, kept = 0;
+
+    if (PyErr_Occurred())
+        return NULL;
+    for (; end != m->tail; end++) {
+        if (m->arrivals[end & m->arrival_mask].large && kept++ == count)
+            break;
+    }
+    if (end != m->tail)
+        m->large = (uint32_t)count;
+    m->tail = end;
+    if ((int32_t)(m->announced - end) > 0)
+        m->announced = end;
+    Py_RETURN_NONE;
+}
+
+/*
+ * Each receive that is posted may bring a message, and a large one gives its slot back before the
+ * program has taken it: room for both.
+ */
+static int make_room(struct aio_message_state *m, uint32_t receives)
+{
+    uint32_t before = m->arrival_mask + 1, after = aio_power(receives + m->large);
+    struct aio_arrival *larger;
+
+    if (after <= before)
+        return 0;
+    larger = aio_room_for(after, sizeof(*larger));
+    if (!larger)
+        return -1;
+    for (uint32_t at = m->head; at != m->tail; at++)
+        larger[at & (after - 1)] = m->arrivals[at & (before - 1)];
+    PyMem_Free(m->arrivals);
+    m->arrivals = larger;
+    m->arrival_mask = after - 1;
+    return 0;
+}
+
+/*
+ * next_large(receives): (length, immediate, body) of the oldest announcement that Python has not
+ * seen, and the slot that it lay in; None if there is none.  `receives`: slots that there may be.
+ */
+PyObject *aio_arrivals_next_large(PyObject *object, PyObject *receives)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    unsigned long most = PyLong_AsUnsignedLong(receives);
+    struct aio_arrival *arrival;
+    const uint8_t *frame;
+    PyObject *imm, *result;
+    uint64_t length = 0;
+
+    if (PyErr_Occurred() || make_room(m, (uint32_t)most))
+        return NULL;
+    if ((int32_t)(m->announced - m->head) < 0)
+        m->announced = m->head;
+    while (m->announced != m->tail && m->arrivals[m->announced & m->arrival_mask].large != 1)
+        m->announced++;
+    if (m->announced == m->tail)
+        Py_RETURN_NONE;
+    arrival = &m->arrivals[m->announced & m->arrival_mask];
+    frame = (const uint8_t *)(uintptr_t)(m->recv.addr + (uint64_t)arrival->slot * m->recv.stride);
+    for (int i = 8; i < AIO_FRAME_SIZE; i++)
+        length = length << 8 | frame[i];
+    imm = aio_imm_object(arrival);
+    result =
+        imm ? Py_BuildValue(
+                  "(KNy#I)", (unsigned long long)length, imm, (const char *)frame + AIO_FRAME_SIZE,
+                  (Py_ssize_t)(arrival->length < AIO_HEAD_SIZE ? arrival->length : AIO_HEAD_SIZE),
+                  arrival->slot)
+            : NULL;
+    if (result)
+        arrival->large = 2;
+    return result;
+}
+
+PyObject *aio_arrivals_next_done(PyObject *object, PyObject *unused)
+{
+    struct aio_dones *dones = &((MessageState *)object)->state.dones;
+    const struct aio_done *done;
+
+    (void)unused;
+    if (dones->head == dones->tail)
+        Py_RETURN_NONE;
+    done = &dones->items[dones->head++ & dones->mask];
+    return Py_BuildValue("(KI)", (unsigned long long)done->number, done->flags);
+}
