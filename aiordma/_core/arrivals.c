@@ -6,37 +6,6 @@
  */
 #include "core.h"
 
-/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
-PyObject *aio_arrivals_peek(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    const struct aio_arrival *first;
-    PyObject *imm;
-
-    (void)unused;
-    if (m->head == m->tail)
-        Py_RETURN_NONE;
-    first = &m->arrivals[m->head & m->arrival_mask];
-    imm = aio_imm_object(first);
-    if (!imm)
-        return NULL;
-    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
-                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
-}
-
-PyObject *aio_arrivals_skip(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    if (m->head != m->tail) {
-        m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
-        if ((int32_t)(m->announced - m->head) < 0)
-            m->announced = m->head;
-    }
-    Py_RETURN_NONE;
-}
-
 /* cut(count): drop the large messages but the oldest so many, and all that came behind them. */
 PyObject *aio_arrivals_cut(PyObject *object, PyObject *value)
 {

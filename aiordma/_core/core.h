@@ -204,8 +204,6 @@ PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival);
 void aio_give_credit(struct aio_message_state *m);
 
 /* arrivals.c: methods of MessageState */
-PyObject *aio_arrivals_peek(PyObject *self, PyObject *unused);
-PyObject *aio_arrivals_skip(PyObject *self, PyObject *unused);
 PyObject *aio_arrivals_cut(PyObject *self, PyObject *value);
 PyObject *aio_arrivals_next_large(PyObject *self, PyObject *receives);
 PyObject *aio_arrivals_next_done(PyObject *self, PyObject *unused);

@@ -640,7 +640,38 @@ static PyObject *state_take_freed(PyObject *object, PyObject *unused)
     return taken(m->freed, &m->n_freed);
 }
 
-/* Arrivals: see arrivals.c */
+/* Arrivals: the rest is in arrivals.c */
+
+/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
+static PyObject *state_peek(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+    const struct aio_arrival *first;
+    PyObject *imm;
+
+    (void)unused;
+    if (m->head == m->tail)
+        Py_RETURN_NONE;
+    first = &m->arrivals[m->head & m->arrival_mask];
+    imm = aio_imm_object(first);
+    if (!imm)
+        return NULL;
+    return first->large ? Py_BuildValue("(OIN)", Py_None, 0, imm)
+                        : Py_BuildValue("(IIN)", first->slot, first->length, imm);
+}
+
+static PyObject *state_skip(PyObject *object, PyObject *unused)
+{
+    struct aio_message_state *m = &((MessageState *)object)->state;
+
+    (void)unused;
+    if (m->head != m->tail) {
+        m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
+        if ((int32_t)(m->announced - m->head) < 0)
+            m->announced = m->head;
+    }
+    Py_RETURN_NONE;
+}
 
 static PyObject *state_take_reads(PyObject *object, PyObject *unused)
 {
@@ -755,9 +786,8 @@ static PyMethodDef state_methods[] = {
     {"credit", state_credit, METH_NOARGS,
      "The program waits: send the credits that are due; 0 or an errno."},
     {"message", state_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
-    {"peek", aio_arrivals_peek, METH_NOARGS,
-     "The oldest arrival: slot, length, immediate; or None."},
-    {"skip", aio_arrivals_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
+    {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
+    {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
     {"cut", aio_arrivals_cut, METH_O,
      "Drop the large messages but the oldest so many, and what came behind."},
     {"next_large", aio_arrivals_next_large, METH_O,
