@@ -1,8 +1,8 @@
 /*
  * StreamState: the data and credits of one stream, as Python sees them.  The work is stream.c's.
  *
- * The protocol in rsocket/ keeps its numbers here (rsocket/state.py has the same names), so that
- * each rule of the rare cases is written once, and C and Python find what the other has left.
+ * The protocol in rsocket/ keeps its numbers here, so that each rule of the rare cases is written
+ * once, and C and Python find what the other has left.
  * Python changes them in the thread of the stream's loop, in which the drain changes them, too.
  */
 #include "core.h"
@@ -414,7 +414,7 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The lengths of the messages that wait: a queue, as rsocket/state.py has it. */
+/* The lengths of the messages that wait: a queue. */
 
 static PyObject *state_push_waiting(PyObject *object, PyObject *length)
 {

@@ -6,7 +6,7 @@ rsockets (see `rsocket(7)`), so that the peer may be any program that uses them.
 
 Files:
     wire     the layout of the bytes on the network: private data, words, descriptors
-    flow     the two gates of each direction: buffer space and message credits
+    flow     the two gates of each direction, buffer space and message credits: rules on a state
     ending   the open directions, and the words that close them
     iomap    memory that a side names to its peer, to be written past the stream
     machine  one connection: the next message that may be posted, the meaning of arrived words

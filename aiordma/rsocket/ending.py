@@ -27,21 +27,18 @@ class Ending:
         writable: This side's direction is open.
         eof: The peer has sent SHUTDOWN or DISCONNECT, or the connection is over.
         wants_credit: The peer may still send, and this side still wants to receive.
-        peer_left: The peer has sent DISCONNECT.
         disconnected: The connection is over.
         pending: This side's word that waits to be posted.
     """
 
     __slots__ = (
-        "_completed", "_said", "disconnected", "eof", "peer_left", "pending", "wants_credit",
-        "writable",
+        "_completed", "_said", "disconnected", "eof", "pending", "wants_credit", "writable",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.writable = True
         self.eof = False
         self.wants_credit = True
-        self.peer_left = False
         self.disconnected = False
         self.pending: int | None = None
         self._said: int | None = None  # the SHUTDOWN or DISCONNECT that was posted last
@@ -83,7 +80,6 @@ class Ending:
         KEEPALIVE is ignored, and so is a number that a later version may give a meaning.
         """
         if value == Control.DISCONNECT:
-            self.peer_left = True
             self.finish()
         elif value == Control.SHUTDOWN:
             self.eof = True

@@ -3,9 +3,8 @@
 Theory of operation
     The caller (the *port*) owns the queue pair and the memory.  It posts every `Post` of the
     machine in the order in which the machine returns them, passes each arrived word and each
-    completed post to the machine, and reads the ring where `peek()` points.  The machine decides
-    which message may be sent: data when space, a credit and a work request are there; control
-    messages out of four work requests of their own, so that data never delay credits or the end.
+    completed post to the machine.  Control messages have four work requests of their own, so that
+    data never delay credits or the end.
 
     The peer writes descriptors of its buffers into this side's table, which is ordinary memory that
     may change at any instant.  When a word reports an update of the table, the entry is copied,
@@ -16,9 +15,9 @@ Theory of operation
     If the caller takes completions first, a word may come before the private data; such words wait
     for `meet()`.
 
-    The numbers that data and credits change are in a state, with which C does the frequent cases
-    (`StreamState`).  A few flags of the state say which of them C may do: each method
-    that can change the flags sets them anew (`sync`).
+    The numbers that data and credits change are in a `StreamState`, with which C does the frequent
+    cases: data is written and read there alone.  A few flags of the state say which cases C may do:
+    each method that can change the flags sets them anew (`sync`).
 """
 
 from __future__ import annotations
@@ -26,21 +25,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
+from aiordma.rsocket import flow
 from aiordma.rsocket.ending import Ending
-from aiordma.rsocket.flow import ReceiveFlow, SendFlow
 from aiordma.rsocket.iomap import Iomap
-from aiordma.rsocket.state import State
 from aiordma.rsocket.wire import (
     DESCRIPTOR_SIZE,
     IOMAP_SLOT_SIZE,
-    MAX_CREDITS,
     MAX_VALUE,
     TABLE_LENGTH,
     Descriptor,
     Hello,
     Kind,
-    decode_scaled,
-    encode_scaled,
     pack_word,
     protocol_error,
     unpack_word,
@@ -75,14 +70,14 @@ class Place(NamedTuple):
 
 
 class Post(NamedTuple):
-    """One message to post: an RDMA write with the word, or the word alone.
+    """A message to post: an RDMA write with the word, or the word alone.
 
     Attributes:
         addr: Address in the peer's memory; 0 if there is nothing to write.
         key: Remote key of that memory.
         length: Bytes to write there.
         word: The word that follows the bytes.
-        payload: The bytes of a control message; empty for data, which the caller supplies.
+        payload: The bytes to write.
         wrs: Work requests of the send queue that the message takes.
     """
 
@@ -104,22 +99,17 @@ class Machine:
         ring: Memory that the peer writes data to; the size must be even.
         table: Memory that the peer writes descriptors to, and behind them iomap slots.
         memory: The bytes of the table, writable.
-        credits: Data messages that the peer may have outstanding; the receive queue should
-            hold some more, for control messages.
         send_depth: Work requests of the send queue; four are kept for control messages.
         iwarp: Words travel as messages of their own, after the write.
-        state: Holds the numbers; by default a new `State`.
+        state: Holds the numbers.
 
     Attributes:
         iomap: The mappings of both sides.
-
-    Raises:
-        ValueError: A size that the protocol cannot express.
     """
 
     __slots__ = (
-        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_live", "_max_early",
-        "_memory", "_peer", "_receive", "_ring", "_send", "_state", "iomap",
+        "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_live", "_memory",
+        "_peer", "_ring", "_state", "iomap",
     )  # fmt: skip
 
     def __init__(
@@ -128,47 +118,29 @@ class Machine:
         ring: Place,
         table: Place,
         memory: memoryview,
-        credits: int,
         send_depth: int,
-        iwarp: bool = False,
-        state: State | StreamState | None = None,
+        iwarp: bool,
+        state: StreamState,
     ) -> None:
-        slots, rest = divmod(table.size - _TABLE_SIZE, IOMAP_SLOT_SIZE)
-        if slots < 0 or rest or decode_scaled(encode_scaled(slots)) != slots:
-            msg = f"a table of {table.size} bytes: 32 and 24 for each of 0, 1..128, 256... slots"
-            raise ValueError(msg)
-        if memory.nbytes != table.size or memory.readonly:
-            msg = "memory has to be the whole table, and writable"
-            raise ValueError(msg)
-        if ring.size < 2 or ring.size % 2:
-            msg = f"a ring of {ring.size} bytes has no two equal halves"
-            raise ValueError(msg)
-        if not 1 <= credits <= MAX_CREDITS:
-            msg = f"credits of 1 to {MAX_CREDITS}, not {credits}"
-            raise ValueError(msg)
-        wrs = 2 if iwarp else 1
-        if send_depth < _CONTROL_WRS + wrs:
-            msg = f"a send queue of {send_depth}: {_CONTROL_WRS} are kept for control messages"
-            raise ValueError(msg)
         self._ring = ring
-        self._memory = memory.cast("B")
+        self._memory = memory
         self.iomap = Iomap(self._memory[_TABLE_SIZE:])
         self._iwarp = iwarp
+        slots = (table.size - _TABLE_SIZE) // IOMAP_SLOT_SIZE
         self._hello = Hello(
-            credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
+            state.credits, table.addr, table.key, TABLE_LENGTH, ring.addr, ring.key, ring.size // 2,
             slots, _BIG_ENDIAN,
         ).pack()  # fmt: skip
-        state = self._state = State() if state is None else state
-        self._receive = ReceiveFlow(state, ring.size, credits)
+        self._state = state
+        flow.begin_receiving(state)
         # No space and no credit before the peer's private data.
-        self._send = SendFlow(state, 0, Descriptor(0, 0, 0))
+        flow.begin_sending(state, 0, Descriptor(0, 0, 0))
         self._ending = Ending()
         self._peer: Hello | None = None
         self._early: list[int] = []
-        self._max_early = credits + _EARLY_CONTROL
         state.entry = state.peer_entry = 1
-        state.data_wrs = wrs
-        state.data_limit = send_depth - _CONTROL_WRS - wrs
+        state.data_wrs = 2 if iwarp else 1
+        state.data_limit = send_depth - _CONTROL_WRS - state.data_wrs
         state.data_out = state.control_out = 0
         self._is_open = False
         self._listens = False
@@ -211,8 +183,8 @@ class Machine:
         self._peer = peer
         self.iomap.meet(peer)
         first = Descriptor(peer.buffer_addr, peer.buffer_key, peer.buffer_length)
-        self._send = SendFlow(self._state, peer.credits, first)
         state = self._state
+        flow.begin_sending(state, peer.credits, first)
         state.table_addr, state.table_key = peer.table_addr, peer.table_key
         state.table_length = peer.table_length
         state.swapped = peer.big_endian != _BIG_ENDIAN
@@ -264,7 +236,7 @@ class Machine:
         if ending.disconnected:
             return
         if self._peer is None:
-            if len(self._early) >= self._max_early:
+            if len(self._early) >= self._state.credits + _EARLY_CONTROL:
                 raise protocol_error("it sends and sends before it has answered")
             self._early.append(word)
             return
@@ -274,11 +246,11 @@ class Machine:
         if word <= MAX_VALUE:  # data, the frequent one
             if ending.eof:
                 raise protocol_error("data after its end")
-            self._receive.arrived(word)
+            flow.arrived(self._state, word)
             return
         kind, value = unpack_word(word)
         if kind == Kind.SGL:
-            self._send.allow(value)
+            flow.allow(self._state, value)
             self._take_descriptor()
         elif kind == Kind.CTRL:
             ending.heard(value)
@@ -288,77 +260,13 @@ class Machine:
         else:
             raise protocol_error(f"a word of the reserved kind {kind}")
 
-    def on_sent(self, post: Post) -> None:
-        """Count off a post that has completed, with or without success."""
-        if post.word <= MAX_VALUE:
-            self._state.data_out -= post.wrs
-        else:
-            self._state.control_out -= post.wrs
-            self.completed(post.word)
-
     def completed(self, word: int) -> None:
-        """A message with this word has completed, and its work requests are counted."""
+        """Note that a message with this word has completed; its work requests are counted off."""
         if word > MAX_VALUE:
             self._ending.completed(word)
             self.sync()
 
-    def lost(self) -> None:
-        """Note that the connection is lost; arrived bytes can still be read."""
-        self._ending.finish()
-        self.sync()
-
-    # -- receiving
-
-    @property
-    def readable(self) -> int:
-        """Bytes that have arrived and were not consumed."""
-        return self._state.readable
-
-    def peek(self) -> tuple[int, int]:
-        """Return the place of the next bytes: offset into the ring, and length up to its end."""
-        receive = self._receive
-        length = receive.contiguous()
-        return (self._state.offset, length) if length else (0, 0)
-
-    def consume(self, n: int) -> None:
-        """Free `n` bytes, which the application has taken; their place may be advertised again.
-
-        Raises:
-            ValueError: Fewer bytes have arrived.
-        """
-        self._receive.consume(n)
-
     # -- sending
-
-    @property
-    def room(self) -> int:
-        """Bytes that a message of data may carry now; 0 until the next word or completion."""
-        send = self._send
-        if (
-            not send.allowed
-            or not self._ending.writable
-            or not self._is_open
-            or self._state.data_out > self._state.data_limit
-            or self.iomap.pending
-        ):
-            return 0
-        return send.room
-
-    def write(self, wanted: int) -> Post:
-        """Return a message of data, of `wanted` bytes or as many as there is room for.
-
-        Raises:
-            ValueError: `wanted` is 0, or there is no room.
-        """
-        room = self.room
-        length = wanted if wanted < room else room
-        if length <= 0:
-            msg = f"{wanted} bytes to write, room for {room}"
-            raise ValueError(msg)
-        wrs = self._state.data_wrs
-        self._state.data_out += wrs
-        addr, key = self._send.take(length)
-        return Post(addr, key, length, length, b"", wrs)
 
     def next_control(self) -> Post | None:
         """Return the next control message that may be posted now; to be called until it is None."""
@@ -367,7 +275,7 @@ class Machine:
             return None
         free = _CONTROL_WRS - self._state.control_out
         # iWARP may need two work requests; rsockets waits for two in any case, and so does this.
-        if ending.wants_credit and self._receive.due and free > self._iwarp:
+        if ending.wants_credit and flow.is_due(self._state) and free > self._iwarp:
             return self._update(peer)
         if self._may_publish and free > self._iwarp:
             return self._publish()
@@ -380,7 +288,7 @@ class Machine:
 
     def show_life(self) -> None:
         """Have `next_control` repeat the limit of messages, as a sign of life."""
-        self._receive.repeat()
+        flow.repeat(self._state)
 
     # -- the end; ending.py has its rules
 
@@ -405,35 +313,15 @@ class Machine:
         return self._ending.eof
 
     @property
-    def peer_left(self) -> bool:
-        """Whether the peer has sent DISCONNECT: it reads no more, and posts may fail."""
-        return self._ending.peer_left
-
-    @property
     def disconnected(self) -> bool:
         """Whether the connection is over; words that still arrive are ignored."""
         return self._ending.disconnected
-
-    @property
-    def idle(self) -> bool:
-        """Whether all posts have completed."""
-        return not self._state.data_out and not self._state.control_out
-
-    @property
-    def unsent_control(self) -> bool:
-        """Whether a control message waits for a free work request."""
-        ending = self._ending
-        return self._is_open and (
-            ending.pending is not None
-            or self._may_publish
-            or (ending.wants_credit and self._receive.due)
-        )
 
     # -- inside
 
     def _update(self, peer: Hello) -> Post:
         """Return the update of credits and, if half of the ring is free, of that half."""
-        limit, offset = self._receive.update()
+        limit, offset = flow.update(self._state)
         word = pack_word(Kind.SGL, limit)
         if offset is None:
             self._state.control_out += 1
@@ -459,18 +347,18 @@ class Machine:
         buffer = Descriptor.unpack(bytes(memory[start:end]), _BIG_ENDIAN)
         if not buffer.length:
             return  # cleared by the peer in between, which breaks the rules
-        self._send.add(buffer)
+        flow.add_buffer(self._state, buffer)
         memory[start:end] = _NO_DESCRIPTOR
         self._state.entry = (self._state.entry + 1) % TABLE_LENGTH
 
     @property
     def _may_publish(self) -> bool:
-        return self.iomap.pending and self._send.allowed > 0 and self._ending.writable
+        return self.iomap.pending and self._state.allowed > 0 and self._ending.writable
 
     def _publish(self) -> Post:
         """Return the publication of a mapping, which takes a credit but no space."""
         slot, place, key, payload = self.iomap.next()
-        self._send.take(0)
+        flow.took_credit(self._state)
         self.sync()
         wrs = self._state.data_wrs
         self._state.control_out += wrs
@@ -484,4 +372,4 @@ class Machine:
         if self._ending.eof:
             raise protocol_error("a mapping after its end")
         self.iomap.updated(index)
-        self._receive.skipped()
+        flow.skipped(self._state)

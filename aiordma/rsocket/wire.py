@@ -28,7 +28,6 @@ __all__ = [
     "DESCRIPTOR_SIZE",
     "HELLO_SIZE",
     "IOMAP_SLOT_SIZE",
-    "MAX_CREDITS",
     "MAX_VALUE",
     "TABLE_LENGTH",
     "VERSION",
@@ -66,7 +65,6 @@ _KIND_SHIFT = 29
 MAX_VALUE = (1 << _KIND_SHIFT) - 1
 _MAX_WORD = (1 << 32) - 1
 _ADDRESS_SPACE = 1 << 64
-MAX_CREDITS = 0xFFFF
 
 # The count of iomap slots travels in eight bits: up to 128 as it is, above in units of 256.
 _EXACT = 128

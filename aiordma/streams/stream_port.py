@@ -236,7 +236,6 @@ class StreamPort(AdapterSide):
             ring=Place(ring.addr, ring.rkey, ring.length),
             table=Place(table.addr, table.rkey, table.length),
             memory=table.view,
-            credits=plan.config.recv_depth,
             send_depth=plan.sends - 1,
             iwarp=self.context.is_iwarp,
             state=self.state,

@@ -11,17 +11,14 @@ from pathlib import Path
 
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType
 from aiordma.endpoint.config import DEFAULTS, hello_of
-from aiordma.rsocket.machine import Machine, Place
+from aiordma.rsocket import Hello
 from tests.device.foreign import DEPTHS
 from tests.native_ends import LIMIT_S, End
 
 __all__ = ["Flood", "flooding", "pinned_bytes"]
 
 HELLO = hello_of(DEFAULTS, b"").pack(56)
-_ROOM = memoryview(bytearray(32))
-STREAM_HELLO = Machine(
-    ring=Place(4096, 1, 8192), table=Place(65536, 1, 32), memory=_ROOM, credits=16, send_depth=16
-).hello()
+STREAM_HELLO = Hello(16, 65536, 1, 2, 4096, 1, 4096).pack()
 
 
 class Mute(ConnectionId):

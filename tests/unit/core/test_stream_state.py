@@ -1,7 +1,7 @@
 """The data path of streams in C against the protocol in Python, on random conversations.
 
-Two victims hear the same peer, hostile or not.  One is the protocol of aiordma/rsocket alone.  The
-other has its numbers in a `StreamState` and lets C take every completion that it will; what C does
+Two victims hear the same peer, hostile or not.  One is the protocol in Python alone.  The other has
+its numbers in a `StreamState` and lets C take every completion that it will; what C does
 not take goes to Python, as a port does it.  After each step both say the same, and in the end both
 have posted the same messages.
 """
@@ -25,10 +25,11 @@ from aiordma._core import (
 )
 from aiordma._ffi import ffi, lib, load_error
 from aiordma.errors import ProtocolError
-from aiordma.rsocket import Descriptor, Hello, Machine, Place, Post
+from aiordma.rsocket import Descriptor, Hello, Place, Post
 from aiordma.verbs.enums import SendFlags, WCStatus
 from tests.rsocket_hostile import right_word, word
 
+from ..rsocket.whole import Whole
 from .completing import Completing, QueuePair, fields
 
 if load_error() is not None:
@@ -79,7 +80,7 @@ class InC:
         self.state.largest = 1 << 30
         self.state.held = False
         self.completing = Completing(self.state)
-        self.machine = Machine(
+        self.machine = Whole(
             ring=self.place,
             table=table,
             memory=memoryview(ffi.buffer(self.table)),
@@ -159,7 +160,7 @@ class Case:
         iwarp = bool(rng.randrange(2))
         self.c = InC(rng, credit, depth, iwarp, rng.choice((0, 16, 64)))
         self.memory = bytearray(32)
-        self.py = Machine(
+        self.py = Whole(
             ring=self.c.place,
             table=Place(_address(self.c.table), 0x22, 32),
             memory=memoryview(self.memory),
@@ -235,7 +236,7 @@ class Case:
 
     def say(self) -> None:
         rng, py = self.rng, self.py
-        numbers = py._state
+        numbers = py.numbers
         left = numbers.ring_left if numbers.ring_allowed else 0
         limit = numbers.sequence + numbers.allowed
         if rng.random() < self.malice:
@@ -248,7 +249,7 @@ class Case:
         self.both(lambda side: side.hear(value))
 
     def advertise(self) -> None:
-        rng, numbers = self.rng, self.py._state
+        rng, numbers = self.rng, self.py.numbers
         unfilled = bool(numbers.left) + bool(numbers.spare_left) + any(self.memory)
         if unfilled >= 2 and rng.random() >= self.malice:
             return
@@ -298,12 +299,12 @@ class Case:
         assert c.machine.peek() == py.peek()
         assert c.machine.room == py.room
         for name in NUMBERS:
-            assert getattr(c.state, name) == getattr(py._state, name), name
-        if py._state.waiting_count:
-            assert c.state.first_waiting == py._state.first_waiting
-        if py._state.spare_left:
+            assert getattr(c.state, name) == getattr(py.numbers, name), name
+        if py.numbers.waiting_count:
+            assert c.state.first_waiting == py.numbers.first_waiting
+        if py.numbers.spare_left:
             for name in ("spare_addr", "spare_key"):
-                assert getattr(c.state, name) == getattr(py._state, name), name
+                assert getattr(c.state, name) == getattr(py.numbers, name), name
         for name in ("writable", "eof", "disconnected", "idle", "unsent_control"):
             assert getattr(c.machine, name) == getattr(py, name), name
         assert bytes(c.table) == bytes(self.memory)

@@ -12,9 +12,10 @@ from typing import Any
 
 from aiordma._core import STREAM_RECV, SUB_SHIFT, StreamState
 from aiordma._ffi import ffi
-from aiordma.rsocket import Machine, Place
+from aiordma.rsocket import Place
 
 from ..core.completing import Completing, QueuePair
+from .whole import Whole
 
 __all__ = ["FORMS", "Drained", "new", "of_turn"]
 
@@ -33,10 +34,10 @@ def new(
     credits: int,
     send_depth: int,
     iwarp: bool = False,
-) -> Machine:
+) -> Whole:
     """A machine of the form whose turn it is."""
-    kinds: dict[str, Callable[..., Machine]]
-    kinds = {"plain": Machine, "compiled": _compiled, "drained": Drained}
+    kinds: dict[str, Callable[..., Whole]]
+    kinds = {"plain": Whole, "compiled": _compiled, "drained": Drained}
     return kinds[of_turn](
         ring=ring,
         table=table,
@@ -56,15 +57,15 @@ def _state(ring: Place, table: Any, credit: int, send_depth: int, iwarp: bool) -
     )  # fmt: skip
 
 
-def _compiled(**options: Any) -> Machine:
+def _compiled(**options: Any) -> Whole:
     table = ffi.from_buffer(options["memory"])
     state = _state(
         options["ring"], table, options["credits"], options["send_depth"], options["iwarp"]
     )
-    return Machine(**options, state=state)
+    return Whole(**options, state=state)
 
 
-class Drained(Machine):
+class Drained(Whole):
     """As a port has it: a word completes a receive, and goes to Python if C does not take it.
 
     Attributes:

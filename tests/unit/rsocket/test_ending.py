@@ -35,13 +35,13 @@ ENDS: list[tuple[str, list[int], str]] = [
     # what the peer does
     ("SHUTDOWN", [], EOF),
     ("SHUTDOWN SHUTDOWN", [], EOF),  # shutdown(2) called twice there
-    ("SHUTDOWN DISCONNECT", [], "over left"),
-    ("DISCONNECT", [], "over left"),
-    ("DISCONNECT DISCONNECT SHUTDOWN data KEEPALIVE", [], "over left"),
-    ("DISCONNECT shutdown post disconnect post", [], "over left"),
-    ("shutdown post complete DISCONNECT post", [SHUTDOWN], "over left"),
-    ("shutdown post DISCONNECT complete", [SHUTDOWN], "over left"),
-    ("shutdown DISCONNECT post", [], "over left"),
+    ("SHUTDOWN DISCONNECT", [], OVER),
+    ("DISCONNECT", [], OVER),
+    ("DISCONNECT DISCONNECT SHUTDOWN data KEEPALIVE", [], OVER),
+    ("DISCONNECT shutdown post disconnect post", [], OVER),
+    ("shutdown post complete DISCONNECT post", [SHUTDOWN], OVER),
+    ("shutdown post DISCONNECT complete", [SHUTDOWN], OVER),
+    ("shutdown DISCONNECT post", [], OVER),
     # both at once
     ("shutdown post complete SHUTDOWN", [SHUTDOWN], OVER),
     ("shutdown post SHUTDOWN", [SHUTDOWN], "no write eof"),  # data may be under way before it
@@ -54,10 +54,10 @@ ENDS: list[tuple[str, list[int], str]] = [
     ("disconnect post SHUTDOWN", [DISCONNECT], "no write eof"),
     ("disconnect post SHUTDOWN complete", [DISCONNECT], OVER),
     ("disconnect SHUTDOWN post complete", [DISCONNECT], OVER),
-    ("disconnect post DISCONNECT", [DISCONNECT], "over left"),
-    ("disconnect post DISCONNECT complete", [DISCONNECT], "over left"),
+    ("disconnect post DISCONNECT", [DISCONNECT], OVER),
+    ("disconnect post DISCONNECT complete", [DISCONNECT], OVER),
     ("SHUTDOWN shutdown post SHUTDOWN", [DISCONNECT], "no write eof"),
-    ("SHUTDOWN shutdown post DISCONNECT", [DISCONNECT], "over left"),
+    ("SHUTDOWN shutdown post DISCONNECT", [DISCONNECT], OVER),
     # nobody does
     ("KEEPALIVE", [], OPEN),
     ("lost", [], OVER),
@@ -100,7 +100,6 @@ def test_how_it_ends(steps: str, said: list[int], state: str, before: str) -> No
         calls[step]()
     assert words == said
     assert machine.disconnected == ("over" in state)
-    assert machine.peer_left == ("left" in state)
     assert machine.eof == (machine.disconnected or "eof" in state)
     assert machine.writable == (state in (OPEN, EOF))
     assert (machine.room > 0) == machine.writable

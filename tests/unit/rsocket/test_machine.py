@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aiordma.errors import ProtocolError
-from aiordma.rsocket import Descriptor, Hello, Machine, Place
+from aiordma.rsocket import Descriptor, Hello, Place
 
 from . import forms
 from .joined import Side
@@ -26,37 +26,6 @@ def test_private_data_announces_half_of_the_ring() -> None:
         buffer_length=32,
         iomap_slots=2,
     )
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"ring": Place(0, 0, 63)},
-        {"ring": Place(0, 0, 0)},
-        {"table": Place(0, 0, 31)},
-        {"table": Place(0, 0, 33)},
-        {"table": Place(0, 0, 32 + 24 * 129), "memory": memoryview(bytearray(32 + 24 * 129))},
-        {"memory": memoryview(bytes(32))},
-        {"memory": memoryview(bytearray(56))},
-        {"credits": 0},
-        {"credits": 65536},
-        {"send_depth": 4},
-        {"send_depth": 5, "iwarp": True},
-        {"ring": Place(-1, 0, 64)},
-        {"ring": Place(0, 1 << 32, 64)},
-    ],
-)
-def test_sizes_that_the_protocol_cannot_express(options: dict[str, object]) -> None:
-    good: dict[str, object] = {
-        "ring": Place(0, 0, 64),
-        "table": Place(0, 0, 32),
-        "memory": memoryview(bytearray(32)),
-        "credits": 8,
-        "send_depth": 6,
-    }
-    Machine(**good)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"table|memory|ring|credits|send queue|private data"):
-        Machine(**good | options)  # type: ignore[arg-type]
 
 
 def test_nothing_is_sent_before_the_connection_is_open() -> None:

@@ -35,7 +35,7 @@ def test_the_trace_of_two_sides() -> None:
     b.machine.disconnect()
     run_wire(a, b)
     assert b.control[-1] == DISCONNECT
-    assert a.machine.peer_left
+    assert a.machine.disconnected
     assert b.machine.disconnected
     a.check()
     b.check()

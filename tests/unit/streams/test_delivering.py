@@ -67,8 +67,7 @@ class Stream:
         self.state.bind(self._qp.address, 0, _address(self._words), 0)
         machine = Machine(
             ring=Place(*ring), table=Place(_address(self._table), 0x22, 32),
-            memory=memoryview(ffi.buffer(self._table)), credits=SLOTS, send_depth=10, iwarp=True,
-            state=self.state,
+            memory=memoryview(ffi.buffer(self._table)), send_depth=10, iwarp=True, state=self.state,
         )  # fmt: skip
         machine.meet(PEER.pack())
         machine.begin()
