@@ -18,6 +18,7 @@ from aiohttp import (
     web,
 )
 
+from aiordma.link.transport_socket import address_of
 from aiordma.streams.connecting import create_connection
 from aiordma.streams.server import create_server
 from aiordma.streams.stream_config import StreamConfig
@@ -55,8 +56,8 @@ class RdmaConnector(aiohttp.TCPConnector):
         client_error: type[ClientConnectorError] = ClientConnectorError,
         **kwargs: Any,
     ) -> tuple[asyncio.Transport, ResponseHandler]:
-        host, port = _numeric(addr_infos[0])
-        local = _numeric(self._local_addr_infos[0]) if self._local_addr_infos else None
+        host, port = address_of(addr_infos[0][4])
+        local = address_of(self._local_addr_infos[0][4]) if self._local_addr_infos else None
         try:
             async with asyncio.timeout(timeout.sock_connect):
                 transport, protocol = await create_connection(
@@ -147,10 +148,3 @@ class RdmaSite(web.BaseSite):
         """
         if self._server is not None:
             await self._server.wait_closed()
-
-
-def _numeric(addr_info: Any) -> tuple[str, int]:
-    """Host and port of an entry as `getaddrinfo` has them."""
-    sockaddr = addr_info[4]
-    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
-    return f"{sockaddr[0]}{scope}", sockaddr[1]

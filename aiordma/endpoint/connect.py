@@ -215,7 +215,7 @@ async def _one(
         if not config.raw:
             data = connection._hello(private_data, REQUEST_ROOM)
         parameter = plan_of(config).parameter()
-        course.ask()
+        course.asked = True
         # `dial` has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=data, timeout=None)
         theirs = None

@@ -34,7 +34,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.link.adapter_side import AdapterSide
-from aiordma.link.admission import Ledger, Place, Places, when_gone
+from aiordma.link.admission import Ledger, Place, Places
 from aiordma.link.dialing import shared_channel
 from aiordma.link.limits import ListenerLimits
 from aiordma.link.listening import Shortages, listen_on
@@ -154,7 +154,8 @@ class Request:
                 raise
             undo.pop_all()
         side.at_close(release)
-        side.qp._gone.add_done_callback(when_gone(side.in_loop, self.leave, give_back))
+        side.qp._gone.add_done_callback(lambda _: give_back())  # in any thread
+        side.when_gone(self.leave)
         return side
 
     def turn(self, side: AdapterSide, acted: Callable[[], bool]) -> None:

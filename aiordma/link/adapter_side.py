@@ -279,6 +279,10 @@ class AdapterSide:
         else:
             self._at_close.append(function)
 
+    def when_gone(self, function: Callable[[], None]) -> None:
+        """Have `function` called in the loop's thread when the queue pair is gone."""
+        self.qp._gone.add_done_callback(lambda _: self.in_loop(function))
+
     async def wait_closed(self) -> None:
         """Wait until the adapter holds nothing of this connection any more, for a bounded time.
 

@@ -32,29 +32,7 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.loop import fork
 from aiordma.memory.byte_budget import fair_share
 
-__all__ = ["Ledger", "Place", "Places", "when_gone"]
-
-
-def when_gone(
-    in_loop: Callable[[Callable[[], None]], object],
-    leave: Callable[[], None],
-    give_back: Callable[[], None] | None = None,
-) -> Callable[[object], None]:
-    """Return a callback for the job that ends when a queue pair is gone.
-
-    Args:
-        in_loop: Has a function called in the loop's thread.
-        leave: `Place.leave` of the handshake; called in the loop's thread.
-        give_back: The function that `Ledger.take` has returned; called at once, in the worker
-            thread that has destroyed the queue pair.
-    """
-
-    def gone(_: object) -> None:
-        if give_back is not None:
-            give_back()
-        in_loop(leave)
-
-    return gone
+__all__ = ["Ledger", "Place", "Places"]
 
 
 class Place:

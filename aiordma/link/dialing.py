@@ -85,8 +85,9 @@ async def dial(
     Args:
         host: Name or address.
         port: Its port.
-        attempt: Connects to an address, from a local address or from any (None), and calls
-            `Course.ask` when the request goes out; closes its resources if it fails or is canceled.
+        attempt: Connects to an address, from a local address or from any (None), and sets
+            `Course.asked` when the request goes out; closes its resources if it fails or is
+            canceled.
         local_addr: Local (address, port) to connect from; "" and 0 for any.
         delay: Seconds of head start for an address; None for one attempt at a time.
         limit: Limit of the whole, from `limit_of`.

@@ -69,10 +69,6 @@ class Course:
         """Whether the peer has answered another connect of this loop meanwhile."""
         return self._pace is not None and self._pace.answers > self._answers
 
-    def ask(self) -> None:
-        """Note that the request goes out."""
-        self.asked = True
-
 
 class _Pace:
     """The connects of a loop to one address."""

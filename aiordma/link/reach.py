@@ -16,6 +16,7 @@ from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import DeviceNotFoundError, LibraryMissingError
 from aiordma.link.dialing import shared_channel, warm_up
+from aiordma.link.transport_socket import address_of
 from aiordma.verbs.device import devices
 
 __all__ = ["device_at", "device_towards"]
@@ -79,6 +80,4 @@ def _source(address: Address) -> str | None:
             probe.connect((host, port or 9))
         except OSError:
             return None
-        found = probe.getsockname()
-    scope = f"%{found[3]}" if len(found) == 4 and found[3] else ""
-    return f"{found[0]}{scope}"
+        return address_of(probe.getsockname())[0]

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from aiordma.cm.address import Address
 
-__all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption"]
+__all__ = ["RdmaTransportSocket", "SocketAddress", "SocketOption", "address_of"]
 
 #: As `socket.getsockname()` has it: (host, port), for IPv6 (host, port, flow, scope).
 SocketAddress = tuple[str, int] | tuple[str, int, int, int]
@@ -230,6 +230,12 @@ class RdmaTransportSocket:
             f"<{type(self).__name__} fd=-1, family={self.family!s}, type={self.type!s}, "
             f"proto={self.proto}, laddr={self.getsockname()}{peer}>"
         )
+
+
+def address_of(sockaddr: Any) -> Address:
+    """(host, port) of an address of `getsockname` or `getaddrinfo`; the host with its scope."""
+    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
+    return f"{sockaddr[0]}{scope}", sockaddr[1]
 
 
 def _as_socket(address: Address) -> SocketAddress:

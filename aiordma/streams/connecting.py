@@ -181,7 +181,7 @@ async def _connect(
         transport = RdmaTransport(port, config)
         # iWARP's connection manager wants a read promised.
         parameter = port.plan.parameter(int(port.context.is_iwarp))
-        course.ask()
+        course.asked = True
         # `dial` has a limit for all of it.
         event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=None)
         transport._meet(event.private_data)

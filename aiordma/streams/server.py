@@ -30,7 +30,7 @@ from aiordma.cm.address import Address, check_port
 from aiordma.cm.connection_id import Stage
 from aiordma.errors import ConnectionLostError, DeviceRemovedError, ProtocolError
 from aiordma.link.acceptor import Acceptor, Request
-from aiordma.link.admission import Place, Places, when_gone
+from aiordma.link.admission import Place, Places
 from aiordma.link.dialing import warm_up
 from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.link.listening import choose, require_device, resolve
@@ -88,6 +88,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._config = config
         self._tls = context
         self._tls_timeouts = tls_timeouts
+        # Not a count: Ctrl-C can come between any two steps of the end of a connection.
         self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
         self._aborting = False
         self.limits = limits
@@ -262,7 +263,7 @@ class RdmaServer(asyncio.AbstractServer):
 
         def begin(place: Place) -> None:
             # Free when its memory is, or when the handshake is over.
-            port.qp._gone.add_done_callback(when_gone(port.in_loop, place.leave))
+            port.when_gone(place.leave)
             if secure.done():  # the wait was canceled
                 place.leave()
             else:
@@ -274,11 +275,6 @@ class RdmaServer(asyncio.AbstractServer):
         return place
 
     # Clients
-
-    @property
-    def _active(self) -> int:
-        # Not a count: Ctrl-C can come between any two steps of the end of a connection.
-        return len(self._clients)
 
     def _attach(self, transport: RdmaTransport) -> None:
         self._clients.add(transport)
@@ -384,7 +380,7 @@ class RdmaServer(asyncio.AbstractServer):
         self._wake()
 
     def _wake(self) -> None:
-        if self._acceptor.closed and not self._active:
+        if self._acceptor.closed and not self._clients:
             self._waiters.grant_all(None)
 
     async def wait_closed(self) -> None:
@@ -395,7 +391,7 @@ class RdmaServer(asyncio.AbstractServer):
 
         Cancellation: ends the wait.
         """
-        if not self._acceptor.closed or self._active:
+        if not self._acceptor.closed or self._clients:
             await self._waiters.wait()
         await self._acceptor.wait_closed()
 
@@ -430,7 +426,7 @@ class RdmaServer(asyncio.AbstractServer):
             async with asyncio.timeout(seconds):
                 await self.wait_closed()
         except TimeoutError:
-            _log.warning("%r: %d connections did not end in time", self, self._active)
+            _log.warning("%r: %d connections did not end in time", self, len(self._clients))
 
     def __repr__(self) -> str:
         closed = self._acceptor.closed

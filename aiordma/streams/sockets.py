@@ -11,17 +11,10 @@ import socket
 from typing import Any
 
 from aiordma.cm.address import Address
-from aiordma.link.transport_socket import RdmaTransportSocket, SocketOption
+from aiordma.link.transport_socket import RdmaTransportSocket, SocketOption, address_of
 from aiordma.streams.stream_config import StreamConfig
 
-__all__ = [
-    "address_of",
-    "listening_socket",
-    "obstacle",
-    "only_ipv6",
-    "stream_socket",
-    "take_place",
-]
+__all__ = ["listening_socket", "obstacle", "only_ipv6", "stream_socket", "take_place"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
@@ -39,12 +32,6 @@ def obstacle(sock: Any) -> str | None:
             return None
         raise
     return "is connected already"
-
-
-def address_of(sockaddr: Any) -> Address:
-    """(host, port) of an address of `getsockname` or `getaddrinfo`; the host with its scope."""
-    scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
-    return f"{sockaddr[0]}{scope}", sockaddr[1]
 
 
 def only_ipv6(sock: Any) -> bool:

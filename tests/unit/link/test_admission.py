@@ -412,7 +412,7 @@ class Server:
         self.courses.append(course)
 
         async def attempt() -> str:
-            course.ask()
+            course.asked = True
             return await self.attempt()
 
         async def connect() -> str:
