@@ -153,7 +153,7 @@ class Incoming:
             if self._buffered:
                 length = self._into_buffer(length)
             else:
-                self._call("data_received", self.state.cut(length))
+                self._call("data_received", state.cut(length))
             left -= length
         return False
 
@@ -249,7 +249,7 @@ class Incoming:
         state = self.state
         state.want = min(length, self.half)
         if self.enough():
-            self.state.done()
+            state.done()
             return
         state.waiter = True
         if not state.receiving:  # the end is near: `_soon` reports it
@@ -257,11 +257,9 @@ class Incoming:
         try:
             await self.wakeup
         except BaseException:
-            # The task is canceled: the protocol gets the bytes that have arrived.
-            self._soon()
+            self.canceled()
             raise
-        finally:
-            self.state.done()
+        state.done()
 
     def canceled(self) -> None:
         """The wait was broken off: bytes that have come go to the protocol."""

@@ -49,11 +49,6 @@ class Outgoing:
         self.size = self.late = 0
         self.ended = self.lasts = self.in_vain = False
 
-    @property
-    def progress(self) -> int:
-        """Messages that have completed."""
-        return self._state.progress
-
     def keep(self, data: bytes | bytearray | memoryview, sent: int) -> bool:
         """Keep unsent bytes, copied if `data` can change; return whether there are any."""
         if not sent and type(data) is bytes and len(data) < _SMALL:

@@ -9,7 +9,7 @@ from typing import cast
 from aiordma._core import CHAIN, STREAM_CONTROLS
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.loop.kept import kept
+from aiordma.loop.kept import Kept, kept
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.cq import CompletionQueue
@@ -24,7 +24,6 @@ _PAYLOAD = IOMAP_SLOT_SIZE  # bytes of a control message: a descriptor, or a map
 _MAPPED_WRITES = 16  # under way past the stream, see iomap.py
 _UNANNOUNCED = 16 + CHAIN
 _INLINE = 64
-_MOST = 64
 _LINE = 64  # bytes; the part behind a ring of any size begins with a page
 
 
@@ -78,7 +77,7 @@ class Plan:
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]
         self.silence = min((wait for wait in waits if wait is not None), default=None)
-        self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
+        self._parameters: Kept[tuple[int, int], ConnectionParameter] = Kept()
 
     def parameter(self, depth: int, resources: int = 0) -> ConnectionParameter:
         """The parameter of rsockets: no reads, and retries while a receive is missing.
@@ -86,16 +85,14 @@ class Plan:
         Connections share them; so they are never changed.
         """
         parameter = self._parameters.get((depth, resources))
-        if parameter is None:
-            if len(self._parameters) >= _MOST:  # clients choose the numbers
-                self._parameters.clear()
-            config = self.config
-            parameter = self._parameters[depth, resources] = ConnectionParameter.exact(
+        if parameter is None:  # clients choose the numbers
+            parameter = ConnectionParameter.exact(
                 responder_resources=resources,
                 initiator_depth=depth,
-                retry_count=config.retry_count,
-                rnr_retry_count=config.rnr_retry_count,
+                retry_count=self.config.retry_count,
+                rnr_retry_count=self.config.rnr_retry_count,
             )
+            self._parameters.keep((depth, resources), parameter)
         return parameter
 
 

@@ -24,7 +24,6 @@ from typing import Protocol
 from aiordma._core import STREAM_MESSAGE, STREAM_PROBE, STREAM_RECV, SUB_SHIFT, StreamState
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.cm.description import describe
 from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
@@ -132,29 +131,11 @@ class StreamMemory:
             region.close()
 
 
-class _Probe:
-    """A message without bytes, which the peer's adapter acknowledges behind all earlier requests.
-
-    Attributes:
-        under_way: It is not acknowledged yet.
-        awaited: Acknowledgements until the requests posted before `flush` have arrived.
-    """
-
-    __slots__ = ("awaited", "under_way")
-
-    def __init__(self) -> None:
-        self.under_way = False
-        self.awaited = 0
-
-    def flush(self) -> None:
-        """A probe under way stands for the requests posted before it, and no more."""
-        self.awaited = 2 if self.under_way else 1
-
-
 class StreamPort(AdapterSide):
     """The queue pair of one stream and its resources.
 
-    Made by `open`; `start` begins to receive.
+    Made by `open`; `start` begins to receive.  Its probe is a WRITE of no bytes, which the peer's
+    adapter acknowledges behind all earlier requests; at most one is under way.
 
     Attributes:
         memory: The rings.
@@ -162,7 +143,7 @@ class StreamPort(AdapterSide):
         plan: The values that follow from its configuration.
     """
 
-    __slots__ = ("_probe", "memory", "plan", "state")
+    __slots__ = ("_awaited", "_probing", "memory", "plan", "state")
 
     _owner: StreamOwner | None
 
@@ -180,7 +161,8 @@ class StreamPort(AdapterSide):
         config = plan.config
         self.plan = plan
         self.memory = memory
-        self._probe = _Probe()
+        self._probing = False
+        self._awaited = 0  # acknowledgements until the requests posted before `flush` have arrived
         ring, table, own = memory.ring, memory.table, memory.own
         self.state = StreamState(
             ring=(ring.addr, ring.rkey, ring.length),
@@ -335,28 +317,27 @@ class StreamPort(AdapterSide):
 
     def probe(self) -> None:
         """Post a WRITE of no bytes: the peer's adapter acknowledges it, or the stream fails."""
-        if self.closed or self.failure is not None or self._probe.under_way:
+        if self.closed or self.failure is not None or self._probing:
             return
-        self._probe.under_way = True
+        self._probing = True
         self.posted += 1
-        if code := self.state.probe():
-            self.fail(os_error(code, "ibv_post_send"))
+        self.check(self.state.probe())
 
     def flush(self) -> None:
         """Call the owner, once, when the peer's adapter has everything that was posted.
 
         Not where the connection breaks before.
         """
-        self._probe.flush()
+        # A probe under way stands for the requests posted before it, and no more.
+        self._awaited = 2 if self._probing else 1
         self.probe()
 
     def _probed(self) -> None:
-        probe = self._probe
-        probe.under_way = False
-        if not probe.awaited:
+        self._probing = False
+        if not self._awaited:
             return
-        probe.awaited -= 1
-        if probe.awaited:
+        self._awaited -= 1
+        if self._awaited:
             self.probe()
         elif self._owner is not None:
             self._owner._on_flushed()
@@ -387,7 +368,3 @@ class StreamPort(AdapterSide):
     def _give_back(self) -> list[Resource]:
         self.memory.close()
         return list(self.memory.regions)
-
-    def describe(self) -> dict[str, object]:
-        """Device, port, GID and so on, as `RdmaTransport.get_extra_info` returns them."""
-        return describe(self.cm_id, self.context, self.qp)

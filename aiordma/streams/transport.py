@@ -183,15 +183,11 @@ class RdmaTransport(transports._FlowControlMixin):
         except ProtocolError as exc:
             self._port.fail(exc)
             return
-        if not self._scheduled:
-            self._scheduled = True
-            self._port.completions.after_drain(self._run)
+        self._after_drain()
 
     def _on_sent(self, word: int) -> None:
         self._machine.completed(word)
-        if not self._scheduled:
-            self._scheduled = True
-            self._port.completions.after_drain(self._run)
+        self._after_drain()
 
     def _on_flushed(self) -> None:
         self._end.arrived()
@@ -215,9 +211,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._end.cause is None:
             self._end.cause = cause
         self._gate()
-        if not self._scheduled:
-            self._scheduled = True
-            self._port.completions.after_drain(self._run)
+        self._after_drain()
 
     # From C, at the end of a drain
 
@@ -253,17 +247,18 @@ class RdmaTransport(transports._FlowControlMixin):
 
     # The work
 
-    def _run(self) -> None:
-        self._scheduled = False
-        self._context.run(self._process)
+    def _after_drain(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._port.completions.after_drain(functools.partial(self._context.run, self._run))
 
     def _soon(self) -> None:
         """Process in the loop's next turn: no callback runs inside a call of the program."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._again, context=self._context)
+            self._loop.call_soon(self._run, context=self._context)
 
-    def _again(self) -> None:
+    def _run(self) -> None:
         self._scheduled = False
         self._process()
 
@@ -470,7 +465,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._settle()
         if not self._over:
             self._keepalive.expect_progress(
-                lambda: self._out.progress, self._config.close_timeout_s, self._give_up
+                lambda: self._port.state.progress, self._config.close_timeout_s, self._give_up
             )
             self._soon()
 

@@ -191,7 +191,7 @@ async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
         assert both.server.data == sent
         # One completion stands for many messages: the last ones are not told of yet.  An answer
         # can be here before the completion of what it answers.
-        await until(lambda: both.client.transport._out.progress > rounds * burst - 32)
+        await until(lambda: both.client.transport._port.state.progress > rounds * burst - 32)
 
 
 async def test_water_marks(address: str) -> None:
