@@ -18,13 +18,12 @@ from aiordma.link.refusal import asks_again, names_the_kind, parse_refusal
 from aiordma.loop import fork
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
-from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
-from aiordma.streams.tls import secured
+from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader, RdmaStreamWriter
+from aiordma.streams.tls import check_times, secured
 from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["create_connection", "open_connection"]
 
-_LIMIT = 64 * 1024
 _FAMILIES = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}
 
 
@@ -111,13 +110,11 @@ async def create_connection(
     if not host:
         msg = "host is empty: give the name or the address of the peer"
         raise ValueError(msg)
-    for name, seconds in (
-        ("ssl_handshake_timeout", ssl_handshake_timeout),
-        ("ssl_shutdown_timeout", ssl_shutdown_timeout),
-    ):
-        if seconds is not None and not ssl:
-            msg = f"{name} is only meaningful with ssl"
-            raise ValueError(msg)
+    times = {
+        "ssl_handshake_timeout": ssl_handshake_timeout,
+        "ssl_shutdown_timeout": ssl_shutdown_timeout,
+    }
+    check_times(ssl, times)
     check_seconds("happy_eyeballs_delay", happy_eyeballs_delay, zero=True)
     check_kind("config", config, StreamConfig)
     number = socket.getservbyname(port, "tcp") if isinstance(port, str) else port
@@ -143,18 +140,14 @@ async def create_connection(
     )
     try:
         protocol = protocol_factory()
-        started = transport._loop.create_future()
         if ssl is None or ssl is False:
+            started = transport._loop.create_future()
             transport._start(protocol, started)
             await started
             return transport, protocol
+        context = ssl_module.create_default_context() if ssl is True else ssl
         wrapped = await secured(
-            transport,
-            protocol,
-            ssl_module.create_default_context() if ssl is True else ssl,
-            server_hostname=server_hostname,
-            ssl_handshake_timeout=ssl_handshake_timeout,
-            ssl_shutdown_timeout=ssl_shutdown_timeout,
+            transport, protocol, context, times, server_hostname=server_hostname
         )
     except BaseException:
         if transport._protocol is None:
@@ -173,12 +166,13 @@ async def _connect(
 ) -> RdmaTransport:
     """A transport whose handshake is done, and which has not begun."""
     cm_id, release = await way_to(address, origin, tos=config.tos, limit=course.limit.seconds)
-    port: StreamPort | None = None
-    transport: RdmaTransport | None = None
+    undo: list[Callable[[], object]] = [cm_id.close, release]
     try:
         port = await StreamPort.open(cm_id, config)
         port.at_close(release)
+        undo = [port.close]
         transport = RdmaTransport(port, config)
+        undo = [transport._discard]
         # iWARP's connection manager wants a read promised.
         parameter = port.plan.parameter(int(port.context.is_iwarp))
         course.asked = True
@@ -186,13 +180,8 @@ async def _connect(
         event = await cm_id.connect(parameter, private_data=transport._hello(), timeout=None)
         transport._meet(event.private_data)
     except BaseException as exc:
-        if transport is not None:
-            transport._discard()
-        else:
-            if port is not None:
-                port.close()
-            cm_id.close()
-            release()
+        for function in undo:
+            function()
         if isinstance(exc, ConnectionRejectedError):
             _explain(exc)
         raise
@@ -218,7 +207,7 @@ async def open_connection(
     host: str | None = None,
     port: int | str | None = None,
     *,
-    limit: int = _LIMIT,
+    limit: int = READER_LIMIT,
     **kwds: Any,
 ) -> tuple[RdmaStreamReader, RdmaStreamWriter]:
     """Connect to a stream server; `asyncio.open_connection` over RDMA.

@@ -47,14 +47,13 @@ from aiordma.streams.plan import plan_of
 from aiordma.streams.sockets import listening_socket, only_ipv6, take_place
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
-from aiordma.streams.stream_reader import RdmaStreamReader, RdmaStreamWriter
-from aiordma.streams.tls import secured
+from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader, RdmaStreamWriter
+from aiordma.streams.tls import check_times, secured
 from aiordma.streams.transport import RdmaTransport
 
 __all__ = ["RdmaServer", "create_server", "start_server"]
 
 _log = logging.getLogger("aiordma")
-_LIMIT = 64 * 1024
 
 
 def _still_shaking() -> bool:
@@ -80,14 +79,14 @@ class RdmaServer(asyncio.AbstractServer):
         backlog: int,
         config: StreamConfig,
         context: ssl_module.SSLContext | None,
-        tls_timeouts: dict[str, Any],
+        tls_times: dict[str, float | None],
         limits: ListenerLimits,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._factory = protocol_factory
         self._config = config
         self._tls = context
-        self._tls_timeouts = tls_timeouts
+        self._tls_times = tls_times
         # Not a count: Ctrl-C can come between any two steps of the end of a connection.
         self._clients: weakref.WeakSet[RdmaTransport] = weakref.WeakSet()
         self._aborting = False
@@ -162,15 +161,13 @@ class RdmaServer(asyncio.AbstractServer):
         with PatientLimit(self._config.handshake_timeout_s, "the handshake"):
             request.answered = True
             port = await request.open(functools.partial(StreamPort.open, config=self._config))
+            discard = port.close
             try:
                 transport = RdmaTransport(port, self._config)
-            except BaseException:
-                port.close()
-                raise
-            try:
+                discard = transport._discard
                 await self._answer(transport, request)
             except BaseException:
-                transport._discard()
+                discard()
                 raise
             return transport
 
@@ -237,7 +234,7 @@ class RdmaServer(asyncio.AbstractServer):
         assert self._tls is not None
         place = await self._tls_place(transport, request.source, task.cancel)
         request.leave()
-        await secured(transport, protocol, self._tls, server=self, **self._tls_timeouts)
+        await secured(transport, protocol, self._tls, self._tls_times, server=self)
         place.leave()
 
     async def _tls_begins(self, transport: RdmaTransport) -> Place:
@@ -502,13 +499,11 @@ async def create_server(
     if isinstance(ssl, bool):
         msg = "ssl argument must be an SSLContext or None"
         raise TypeError(msg)
-    for name, seconds in (
-        ("ssl_handshake_timeout", ssl_handshake_timeout),
-        ("ssl_shutdown_timeout", ssl_shutdown_timeout),
-    ):
-        if seconds is not None and ssl is None:
-            msg = f"{name} is only meaningful with ssl"
-            raise ValueError(msg)
+    times = {
+        "ssl_handshake_timeout": ssl_handshake_timeout,
+        "ssl_shutdown_timeout": ssl_shutdown_timeout,
+    }
+    check_times(ssl, times)
     if sock is not None and (host is not None or port is not None):
         msg = "host/port and sock can not be specified at the same time"
         raise ValueError(msg)
@@ -539,15 +534,10 @@ async def create_server(
         if not found:
             msg = f"no address of {host!r} has the family {family}"
             raise ValueError(msg)
-    only_v6 = family == socket.AF_INET6
-    addresses = choose(list(dict.fromkeys(found)), ipv6_only=only_v6)
+    addresses = choose(list(dict.fromkeys(found)), ipv6_only=family == socket.AF_INET6)
     addresses = await require_device(addresses, config.connect_timeout_s)
-    timeouts: dict[str, Any] = {
-        "ssl_handshake_timeout": ssl_handshake_timeout,
-        "ssl_shutdown_timeout": ssl_shutdown_timeout,
-    }
     server = RdmaServer(
-        addresses, protocol_factory, backlog, config, ssl, timeouts, limits or DEFAULT_LIMITS
+        addresses, protocol_factory, backlog, config, ssl, times, limits or DEFAULT_LIMITS
     )
     server._place = sock
     if start_serving:
@@ -564,7 +554,7 @@ async def start_server(
     host: str | Sequence[str] | None = None,
     port: int | str | None = None,
     *,
-    limit: int = _LIMIT,
+    limit: int = READER_LIMIT,
     **kwds: Any,
 ) -> RdmaServer:
     """Serve streams; `asyncio.start_server` over RDMA.

@@ -12,8 +12,10 @@ from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
 from aiordma.streams.transport import RdmaTransport
 
-__all__ = ["RdmaStreamReader", "RdmaStreamWriter"]
+__all__ = ["READER_LIMIT", "RdmaStreamReader", "RdmaStreamWriter"]
 
+#: Bytes that a reader keeps by default before the peer has to wait, as asyncio's.
+READER_LIMIT = 64 * 1024
 _EVERYTHING = 1 << 32
 
 

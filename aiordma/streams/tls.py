@@ -15,21 +15,32 @@ from typing import Any, cast
 from aiordma.errors import ConnectionLostError
 from aiordma.streams.transport import RdmaTransport
 
-__all__ = ["secured", "start_tls"]
+__all__ = ["check_times", "secured", "start_tls"]
 
 # Typeshed describes it as it was in Python 3.10.
 _SSLProtocol = cast("Any", sslproto.SSLProtocol)
+
+
+def check_times(ssl: object, times: dict[str, float | None]) -> None:
+    """Raise if a time limit of TLS is given for a connection without TLS.
+
+    Raises:
+        ValueError: A limit is given.
+    """
+    for name, seconds in times.items():
+        if seconds is not None and not ssl:
+            msg = f"{name} is only meaningful with ssl"
+            raise ValueError(msg)
 
 
 async def secured(
     transport: RdmaTransport,
     protocol: Any,
     context: ssl_module.SSLContext,
+    times: dict[str, float | None],
     *,
     server: Any = None,
     server_hostname: str | None = None,
-    ssl_handshake_timeout: float | None = None,
-    ssl_shutdown_timeout: float | None = None,
 ) -> asyncio.Transport:
     """Begin a transport with TLS from its first byte; the transport for the program.
 
@@ -38,25 +49,23 @@ async def secured(
 
     Cancellation: likewise.
     """
-    loop = transport._loop
-    waiter = loop.create_future()
+    waiter = transport._loop.create_future()
     ssl_protocol = _SSLProtocol(
-        loop, protocol, context, waiter, server is not None, server_hostname,
-        ssl_handshake_timeout=ssl_handshake_timeout, ssl_shutdown_timeout=ssl_shutdown_timeout,
-    )  # fmt: skip
+        transport._loop, protocol, context, waiter, server is not None, server_hostname, **times
+    )
     transport._start(ssl_protocol, None, server)
     wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
     try:
-        await waiter
-        _check_handshake(wrapped)
+        await _handshake(waiter, wrapped)
     except BaseException:
         wrapped.close()
         raise
     return wrapped
 
 
-def _check_handshake(wrapped: asyncio.Transport) -> None:
-    """Raise if the handshake was aborted in the middle, which asyncio takes for success."""
+async def _handshake(waiter: asyncio.Future[None], wrapped: asyncio.Transport) -> None:
+    await waiter
+    # asyncio takes a handshake that was aborted in the middle for success.
     if wrapped.get_extra_info("cipher") is None:
         text = "the connection ended in the middle of the TLS handshake"
         raise ConnectionLostError(errno.ECONNABORTED, text)
@@ -119,8 +128,7 @@ async def start_tls(
             place = await server._tls_begins(transport)
         begun.append(loop.call_soon(ssl_protocol.connection_made, transport))
         begun.append(loop.call_soon(transport.resume_reading))
-        await waiter
-        _check_handshake(wrapped)
+        await _handshake(waiter, wrapped)
     except BaseException:
         transport.close()
         for call in begun:
