@@ -82,9 +82,6 @@ class Request:
 
     Attributes:
         cm_id: The id of the connection that is to be.
-        event: The request.
-        peername: The client's (address, port).
-        sockname: The (address, port) that the client asked for.
         source: Source of the client, as `source_of` returns it.
         greeting: The result of `Server._examine`: the client's wishes in its private data.
         answered: Whether it is being accepted, or was refused.
@@ -191,20 +188,16 @@ class Acceptor:
         OSError: No address can be listened on, or an address is taken; then it listens on none.
 
     Attributes:
-        loop: The loop that it belongs to.
         addresses: Local (address, port) pairs; the port is the same.
-        places: Places of the handshakes.
-        ledger: Counts connections and the bytes that they pin.
-        shortages: The shortages for which clients were refused.
         handshakes: Tasks that are under way.
         refused: Requests that the library refused by itself.
         dropped: Clients that were dropped in the middle of a handshake because others waited.
-        closed: Whether it listens no more.
     """
 
     __slots__ = (
-        "_backlog", "_channel", "_context", "_gone", "_ids", "_release", "_shared", "addresses",
-        "closed", "dropped", "handshakes", "ledger", "loop", "places", "refused", "shortages",
+        "_backlog", "_channel", "_context", "_gone", "_ids", "_kernel_backlog", "_release",
+        "_shared", "addresses", "closed", "dropped", "handshakes", "ledger", "loop", "places",
+        "refused", "shortages",
     )  # fmt: skip
 
     def __init__(
@@ -227,6 +220,7 @@ class Acceptor:
         self.dropped = 0
         self.closed = False
         self._backlog = backlog
+        self._kernel_backlog = max(_KERNEL_BACKLOG, 2 * backlog)
         self._context = context
         self._ids: list[ConnectionId] = []
         self._gone: list[ConnectionId] = []  # closed, perhaps not yet destroyed
@@ -235,16 +229,12 @@ class Acceptor:
         try:
             self._channel = EventChannel()
             sink = functools.partial(self._on_event, server)
-            kernel_backlog = self._kernel_backlog if listen else None
-            self._ids = listen_on(self._channel, addresses, kernel_backlog, sink)
+            now = self._kernel_backlog if listen else None
+            self._ids = listen_on(self._channel, addresses, now, sink)
             self.addresses = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids]
         except BaseException:
             self.close()
             raise
-
-    @property
-    def _kernel_backlog(self) -> int:
-        return max(_KERNEL_BACKLOG, 2 * self._backlog)
 
     def listen(self) -> None:
         """Listen from now on."""

@@ -97,13 +97,12 @@ class ListenerLimits:
     @property
     def pinned_bytes(self) -> int:
         """Bytes that connections of the listener may pin."""
-        return _half_of_memory() if self.max_pinned_bytes is None else self.max_pinned_bytes
+        return self.max_pinned_bytes or _half_of_memory()
 
     @property
     def process_pinned_bytes(self) -> int:
         """Bytes that connections of all listeners may pin."""
-        most = self.max_process_pinned_bytes
-        return _half_of_memory() if most is None else most
+        return self.max_process_pinned_bytes or _half_of_memory()
 
 
 def _half_of_memory() -> int:

@@ -6,6 +6,7 @@ A listener for both families has two ids, and the IPv6 id takes IPv6 clients onl
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 from collections.abc import Callable, Sequence
@@ -165,43 +166,28 @@ def _listen_once(
 ) -> list[ConnectionId]:
     ids: list[ConnectionId] = []
     passed_over: OSError | None = None
-    try:
+    with contextlib.ExitStack() as undo:
         for host, wanted in addresses:
             port = ids[0].source_port if ids else wanted
+            cm_id = ConnectionId(channel)
+            undo.callback(cm_id.close)
             try:
-                ids.append(_listen((host, port), channel, backlog, sink))
+                if ":" in host:
+                    cm_id.set_option(Option.ID_AFONLY, 1)
+                cm_id._sink = sink
+                cm_id.bind_addr((host, port))
+                if backlog is not None:
+                    cm_id.listen(backlog)
             except OSError as exc:
+                cm_id.close()
+                tell_where(exc, host, port)
                 if len(addresses) == 1 or exc.errno not in _PASSED_OVER:
                     raise
                 _log.info("not listening on %s: %s", host, exc)
                 passed_over = passed_over or exc
-        if not ids:
-            assert passed_over is not None
+            else:
+                ids.append(cm_id)
+        if passed_over is not None and not ids:
             raise passed_over
-    except BaseException:
-        for cm_id in ids:
-            cm_id.close()
-        raise
+        undo.pop_all()
     return ids
-
-
-def _listen(
-    address: Address,
-    channel: EventChannel,
-    backlog: int | None,
-    sink: Callable[[ConnectionEvent], bool],
-) -> ConnectionId:
-    cm_id = ConnectionId(channel)
-    try:
-        if ":" in address[0]:
-            cm_id.set_option(Option.ID_AFONLY, 1)
-        cm_id._sink = sink
-        cm_id.bind_addr(address)
-        if backlog is not None:
-            cm_id.listen(backlog)
-    except BaseException as exc:
-        cm_id.close()
-        if isinstance(exc, OSError):
-            tell_where(exc, *address)
-        raise
-    return cm_id

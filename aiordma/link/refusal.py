@@ -43,8 +43,7 @@ class RefusalReason(IntEnum):
     STREAMS = 7
 
 
-_KNOWN = frozenset(RefusalReason)
-_REFUSAL_WORDS = {
+_REFUSAL_WORDS: dict[int, str] = {
     RefusalReason.NOT_AIORDMA: "the listener speaks aiordma's message protocol; "
     "for foreign peers use ConnectionConfig(raw=True) there",
     RefusalReason.VERSION: "no common version of the message protocol",
@@ -105,9 +104,7 @@ def library_words(data: bytes) -> str:
     stripped = data.rstrip(b"\0")
     if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
         return ""
-    reason = stripped[4]
-    words = _REFUSAL_WORDS[RefusalReason(reason)] if reason in _KNOWN else ""
-    return words or f"refused for reason {reason}"
+    return _REFUSAL_WORDS.get(stripped[4], f"refused for reason {stripped[4]}")
 
 
 def names_the_kind(data: bytes) -> bool:
