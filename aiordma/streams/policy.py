@@ -154,40 +154,38 @@ class RdmaLoopMixin(_Loop):
 
         Cancellation: the resources are closed.
         """
-        if sock is not None and host is None and port is None:
-            reason = obstacle(sock)
-            if reason is None:
-                address = address_of(sock.getsockname())
-                way = await self._at(address)
-                if way:
-                    _log.info("listening on %s port %s over RDMA: %s", *address, way)
-                    options = _without_socket_options(options)
-                    return await create_server(protocol_factory, sock=sock, **options)
-                _log.info("listening on %s port %s not over RDMA: %s", *address, self._why_not())
-            else:
-                _tell_own(f"a server by create_server(sock=), which {reason}", sock)
-        elif sock is None and port is not None:
+        ways: dict[Address, str | None] = {}
+        where = host, port
+        if sock is None and port is not None:
             hosts = [host] if host is None or isinstance(host, str) else list(host)
-            ways: dict[Address, str | None] = {}
             for each in hosts:
                 for address in await self._look_up(each or None, port, family, flags=flags):
                     ways[address] = await self._at(address)
-            if any(ways.values()):
-                if not all(ways.values()):
-                    lost = ", ".join(address[0] for address, way in ways.items() if not way)
-                    msg = f"one server is over RDMA or not; not for RDMA: {lost}"
-                    raise ValueError(msg)
-                way = next(iter(ways.values()))
-                _log.info("listening on %s port %s over RDMA: %s", host, port, way)
-                return await create_server(
-                    protocol_factory,
-                    host,
-                    next(iter(ways))[1],
-                    family=family,
-                    flags=flags,
-                    **_without_socket_options(options),
-                )
-            _log.info("listening on %s port %s not over RDMA: %s", host, port, self._why_not())
+        elif sock is not None and host is None and port is None:
+            reason = obstacle(sock)
+            if reason is None:
+                where = address_of(sock.getsockname())
+                ways[where] = await self._at(where)
+            else:
+                _tell_own(f"a server by create_server(sock=), which {reason}", sock)
+        if any(ways.values()):
+            if not all(ways.values()):
+                lost = ", ".join(address[0] for address, way in ways.items() if not way)
+                msg = f"one server is over RDMA or not; not for RDMA: {lost}"
+                raise ValueError(msg)
+            address, way = next(iter(ways.items()))
+            _log.info("listening on %s port %s over RDMA: %s", *where, way)
+            return await create_server(
+                protocol_factory,
+                host,
+                address[1] if sock is None else None,
+                family=family,
+                flags=flags,
+                sock=sock,
+                **_without_socket_options(options),
+            )
+        if ways:
+            _log.info("listening on %s port %s not over RDMA: %s", *where, self._why_not())
         return await super().create_server(
             protocol_factory, host, port, family=family, flags=flags, sock=sock, **options
         )

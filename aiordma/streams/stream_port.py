@@ -17,6 +17,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import functools
 import struct
 from socket import ntohl
 from typing import Protocol
@@ -46,17 +47,6 @@ __all__ = ["StreamMemory", "StreamOwner", "StreamPort"]
 _WORD = struct.Struct("=I")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _WITH_IMM = int(WCFlags.WITH_IMM)
-
-
-async def _registered(
-    pd: ProtectionDomain, size: int, access: Access, *, clear: bool
-) -> MemoryRegion:
-    """Memory of the stream's own, in a thread if that takes long."""
-    if size <= INLINE_BYTES:
-        return MemoryRegion.slab(pd, size, access, clear=clear)
-    return await call_blocking(
-        lambda: MemoryRegion.slab(pd, size, access, clear=clear), undo=MemoryRegion.close
-    )
 
 
 class StreamOwner(Owner, Protocol):
@@ -113,7 +103,12 @@ class StreamMemory:
                 (plan.own, Access.LOCAL_WRITE),
             ):
                 # The peer could claim to have sent bytes that other streams have left in a ring.
-                made.append(await _registered(pd, size, access, clear=access is _THEIRS))
+                clear = access is _THEIRS
+                make = functools.partial(MemoryRegion.slab, pd, size, access, clear=clear)
+                if size <= INLINE_BYTES:
+                    made.append(make())
+                else:
+                    made.append(await call_blocking(make, undo=MemoryRegion.close))
         except BaseException:
             for region in made:
                 region.close()

@@ -315,12 +315,12 @@ class RdmaTransport(transports._FlowControlMixin):
         if machine.disconnected and self._out.size:
             # The peer reads no more, and there are bytes for it.
             if not self._ends_first:
-                self._force(_not_taken())
+                self._force_close(_not_taken())
         elif self._end.said:
             self._finish(None)
         elif self._end.cause is not None and not machine.disconnected and not self._unread():
             if isinstance(self._end.cause, OSError):
-                self._force(lost(self._end.cause))
+                self._force_close(lost(self._end.cause))
             else:
                 self._fatal_error(self._end.cause, "Fatal error on an RDMA stream")
 
@@ -479,7 +479,7 @@ class RdmaTransport(transports._FlowControlMixin):
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "stream")
-        self._force(None)
+        self._force_close(None)
 
     async def wait_closed(self) -> None:
         """Wait until the adapter holds nothing of the connection any more; bounded after the end.
@@ -503,13 +503,10 @@ class RdmaTransport(transports._FlowControlMixin):
                 "transport": self,
                 "protocol": self._protocol,
             })  # fmt: skip
-        self._force(exc)
+        self._force_close(exc)
 
+    # asyncio's TLS calls it, too.
     def _force_close(self, exc: BaseException | None) -> None:
-        """For asyncio's TLS."""
-        self._force(exc)
-
-    def _force(self, exc: BaseException | None) -> None:
         if self._over:
             self._finish(exc)
             return
@@ -522,7 +519,7 @@ class RdmaTransport(transports._FlowControlMixin):
     def _give_up(self, exc: BaseException | None) -> None:
         """The peer does not move any more: there is nothing to wait for, or to be said."""
         self._end.hurry(0)
-        self._force(exc)
+        self._force_close(exc)
 
     def _take_leave(self, *, whole: bool) -> None:
         """Say the end behind the posted bytes, if these are `whole`; else have them arrive."""
