@@ -124,9 +124,7 @@ class Request:
     ) -> Side:
         """Make the AdapterSide of the connection; it is counted until its queue pair is gone.
 
-        Args:
-            make: Allocates the AdapterSide.
-            size: Bytes that it pins; None: as many as each of the listener's.
+        `size` is the bytes that it pins; None: as many as each of the listener's.
 
         Raises:
             OSError: The limits allow no further connection, or this side is short of memory or
@@ -158,9 +156,7 @@ class Request:
     def turn(self, side: AdapterSide, acted: Callable[[], bool]) -> None:
         """The client has to act now; if it does not and others wait, the running task is canceled.
 
-        Args:
-            side: The adapter's side of its connection.
-            acted: Whether the client has acted already.
+        `acted` tells whether the client has acted already.
         """
         task = asyncio.current_task()
         if self.place is not None and task is not None:
@@ -318,13 +314,7 @@ class Acceptor:
         await server._made(connection, request)
 
     def drop(self, side: AdapterSide, end: Callable[[], object], acted: Callable[[], bool]) -> bool:
-        """Others wait for the place of a client that does not get on; for `Place.turn`.
-
-        Args:
-            side: The adapter's side of its connection.
-            end: Ends the handshake.
-            acted: Whether the client has acted already.
-        """
+        """End a handshake, as others wait, unless the client has `acted`; for `Place.turn`."""
         # Its confirmation and its greeting may be here, and this loop late.
         self._shared._catch_up()
         side.completions.sweep()

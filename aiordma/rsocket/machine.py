@@ -283,8 +283,7 @@ class Machine:
         if word is None:
             return None
         self.sync()
-        self._state.control_out += 1
-        return Post(0, 0, 0, word, b"", 1)
+        return self._post(word)
 
     def show_life(self) -> None:
         """Have `next_control` repeat the limit of messages, as a sign of life."""
@@ -324,14 +323,17 @@ class Machine:
         limit, offset = flow.update(self._state)
         word = pack_word(Kind.SGL, limit)
         if offset is None:
-            self._state.control_out += 1
-            return Post(0, 0, 0, word, b"", 1)
-        ring, entry, wrs = self._ring, self._state.peer_entry, self._state.data_wrs
+            return self._post(word)
+        ring, entry = self._ring, self._state.peer_entry
         self._state.peer_entry = (entry + 1) % peer.table_length
-        self._state.control_out += wrs
         half = Descriptor(ring.addr + offset, ring.key, ring.size // 2).pack(peer.big_endian)
-        place = peer.table_addr + entry * DESCRIPTOR_SIZE
-        return Post(place, peer.table_key, DESCRIPTOR_SIZE, word, half, wrs)
+        return self._post(word, half, peer.table_addr + entry * DESCRIPTOR_SIZE, peer.table_key)
+
+    def _post(self, word: int, payload: bytes = b"", addr: int = 0, key: int = 0) -> Post:
+        """Return a control message; its work requests count as posted."""
+        wrs = self._state.data_wrs if payload else 1
+        self._state.control_out += wrs
+        return Post(addr, key, len(payload), word, payload, wrs)
 
     def _take_descriptor(self) -> None:
         """Take the expected entry of this side's table, if it is filled.
@@ -360,9 +362,7 @@ class Machine:
         slot, place, key, payload = self.iomap.next()
         flow.took_credit(self._state)
         self.sync()
-        wrs = self._state.data_wrs
-        self._state.control_out += wrs
-        return Post(place, key, len(payload), pack_word(Kind.IOMAP, slot), payload, wrs)
+        return self._post(pack_word(Kind.IOMAP, slot), payload, place, key)
 
     def _on_iomap(self, index: int) -> None:
         """Take the peer's publication of a mapping.

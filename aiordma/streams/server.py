@@ -56,10 +56,6 @@ __all__ = ["RdmaServer", "create_server", "start_server"]
 _log = logging.getLogger("aiordma")
 
 
-def _still_shaking() -> bool:
-    return False
-
-
 class RdmaServer(asyncio.AbstractServer):
     """A stream server; made by `create_server` and `start_server`.
 
@@ -251,11 +247,11 @@ class RdmaServer(asyncio.AbstractServer):
     ) -> Place:
         port = transport._port
         secure: asyncio.Future[Place] = self._loop.create_future()
-        text = "too many TLS handshakes are under way"
 
         def refuse() -> None:
             if not secure.done():
                 self._acceptor.refused += 1
+                text = "too many TLS handshakes are under way"
                 secure.set_exception(ConnectionLostError(errno.ECONNABORTED, text))
 
         def begin(place: Place) -> None:
@@ -268,7 +264,7 @@ class RdmaServer(asyncio.AbstractServer):
 
         self._tls_places.arrive(source, begin, refuse)
         place = await secure
-        place.turn(functools.partial(self._acceptor.drop, port, end, _still_shaking))
+        place.turn(functools.partial(self._acceptor.drop, port, end, lambda: False))
         return place
 
     # Clients

@@ -106,24 +106,19 @@ class StreamEnd:
         await self._linger()
         return not self._machine.disconnected or self._port.context.is_iwarp
 
-    @property
-    def _is_there(self) -> bool:
-        """Whether nothing is left that could arrive."""
-        gone = self._ending.left or self._port.failure is not None
-        return self._arrived or gone or self._machine.disconnected
-
     async def _linger(self) -> None:
         """Let the posted bytes arrive."""
-        progress = self._port.state.progress
-        while not self._is_there:
-            if self._ending.canceled:
+        port, ending = self._port, self._ending
+        progress = port.state.progress
+        while not (self._arrived or self._machine.disconnected or ending.left or port.failure):
+            if ending.canceled:
                 self.hurry()
             short = self._linger_s
             if short == 0:
                 return
-            if await self._ending.event(self._config.close_timeout_s if short is None else short):
+            if await ending.event(self._config.close_timeout_s if short is None else short):
                 continue
-            moved, progress = progress != self._port.state.progress, self._port.state.progress
+            moved, progress = progress != port.state.progress, port.state.progress
             if short is not None or not moved:
-                _log.info("queue pair %d: what was sent has not arrived", self._port.qp.num)
+                _log.info("queue pair %d: sent bytes have not arrived", port.qp.num)
                 return
