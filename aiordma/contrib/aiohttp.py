@@ -67,12 +67,10 @@ class RdmaConnector(aiohttp.TCPConnector):
             raise ClientConnectorCertificateError(req.connection_key, exc) from exc
         except ssl.SSLError as exc:
             raise ClientConnectorSSLError(req.connection_key, exc) from exc
-        except TimeoutError as exc:
-            # aiohttp makes its own of the one without a number, and tries no further address.
-            if exc.errno is None:
-                raise
-            raise client_error(req.connection_key, exc) from exc
         except OSError as exc:
+            # aiohttp makes its own error of a TimeoutError without a number, and tries no further.
+            if isinstance(exc, TimeoutError) and exc.errno is None:
+                raise
             raise client_error(req.connection_key, exc) from exc
         # The caller checks it too, but asks the socket of a connection that fails for its name.
         fingerprint = self._get_fingerprint(req)

@@ -19,23 +19,16 @@ from aiordma.streams.stream_config import StreamConfig
 
 __all__ = ["RdmaBackend", "RdmaHTTPTransport"]
 
-_Errors = dict[type[Exception], type[Exception]]
-_CONNECTING: _Errors = {
-    TimeoutError: httpcore.ConnectTimeout,
-    OSError: httpcore.ConnectError,
-}
-_READING: _Errors = {TimeoutError: httpcore.ReadTimeout, OSError: httpcore.ReadError}
-_WRITING: _Errors = {TimeoutError: httpcore.WriteTimeout, OSError: httpcore.WriteError}
-
 
 @contextlib.contextmanager
-def _as_httpcore(errors: _Errors) -> Iterator[None]:
-    """Errors as httpcore's callers expect them, by the first class that fits."""
+def _as_httpcore(late: type[Exception], failed: type[Exception]) -> Iterator[None]:
+    """Errors as httpcore's callers expect them."""
     try:
         yield
-    except tuple(errors) as exc:
-        kind = next(kind for cause, kind in errors.items() if isinstance(exc, cause))
-        raise kind(str(exc)) from exc
+    except TimeoutError as exc:
+        raise late(str(exc)) from exc
+    except OSError as exc:
+        raise failed(str(exc)) from exc
 
 
 class _Stream(httpcore.AsyncNetworkStream):
@@ -46,12 +39,12 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._writer = writer
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        with _as_httpcore(_READING):
+        with _as_httpcore(httpcore.ReadTimeout, httpcore.ReadError):
             async with asyncio.timeout(timeout):
                 return await self._reader.read(max_bytes)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
-        with _as_httpcore(_WRITING):
+        with _as_httpcore(httpcore.WriteTimeout, httpcore.WriteError):
             async with asyncio.timeout(timeout):
                 self._writer.write(buffer)
                 await self._writer.drain()
@@ -68,7 +61,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
         try:
-            with _as_httpcore(_CONNECTING):
+            with _as_httpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
                 async with asyncio.timeout(timeout):
                     await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         except BaseException:
@@ -124,7 +117,7 @@ class RdmaBackend(httpcore.AsyncNetworkBackend):
             msg = "socket_options are not possible: an RDMA connection has no socket"
             raise ValueError(msg)
         local = None if local_address is None else (local_address, 0)
-        with _as_httpcore(_CONNECTING):
+        with _as_httpcore(httpcore.ConnectTimeout, httpcore.ConnectError):
             return _Stream(
                 *await open_connection(
                     host, port, local_addr=local, config=self._config, timeout=timeout
