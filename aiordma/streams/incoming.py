@@ -47,14 +47,15 @@ class Incoming:
 
     Attributes:
         half: Bytes that the peer can always send without an advertisement of more room.
+        paused: Whether the program wants no bytes now.
         eof_given: Whether `eof_received` of the protocol was called.
         wakeup: Resumes the task that waits for bytes.
         state: The data and credits of the stream.
     """
 
     __slots__ = (
-        "_buffered", "_end_is_due", "_end_is_next", "_machine", "_paused", "_port", "_protocol",
-        "_stopped", "_stream", "eof_given", "half", "state", "wakeup",
+        "_buffered", "_end_is_due", "_end_is_next", "_machine", "_port", "_protocol", "_stream",
+        "eof_given", "half", "paused", "state", "wakeup",
     )  # fmt: skip
 
     def __init__(self, port: StreamPort, machine: Machine, stream: Receiving) -> None:
@@ -65,8 +66,7 @@ class Incoming:
         self._stream: Receiving | None = stream
         self._protocol: Any = None
         self._buffered = False
-        self._paused = False
-        self._stopped = False
+        self.paused = False
         self.wakeup = self.state.wakeup = Wakeup(port.loop)
         self.eof_given = False
         self._end_is_next = self._end_is_due = False
@@ -77,32 +77,21 @@ class Incoming:
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
         self._choose()
 
-    @property
-    def paused(self) -> bool:
-        """The program wants no bytes now."""
-        return self._paused
-
-    @paused.setter
-    def paused(self, value: bool) -> None:
-        self._paused = value
+    def pause(self, paused: bool) -> None:
+        """Say whether the program wants no bytes now."""
+        self.paused = paused
         self._choose()
 
-    @property
-    def stopped(self) -> bool:
-        """Whether no further bytes are wanted."""
-        return self._stopped
-
-    @stopped.setter
-    def stopped(self, value: bool) -> None:
-        self._stopped = value
+    def stop(self) -> None:
+        """Give the program no further bytes."""
+        self.state.stopped = True
         self._choose()
 
     def _choose(self) -> None:
         state, protocol = self.state, self._protocol
         plain = protocol is not None and not self._buffered
         state.protocol = protocol if plain else None
-        state.plain = plain and not (self._paused or self._stopped)
-        state.stopped = self._stopped
+        state.plain = plain and not (self.paused or state.stopped)
         if not self.waiting:
             state.done()
 
@@ -136,7 +125,7 @@ class Incoming:
 
     def _deliver(self) -> bool:
         state, left = self.state, _BUDGET
-        while not (self._paused or self._stopped):
+        while not (self.paused or state.stopped):
             length = state.readable
             if not length:
                 if not self._machine.eof or self.eof_given:
@@ -174,7 +163,7 @@ class Incoming:
         except BaseException as exc:
             self._fatal(exc, "Fatal error: protocol.get_buffer() call failed.")
             return 0
-        if self._stopped:
+        if self.state.stopped:
             return 0
         try:
             length = self._read(buffer, min(length, size))
@@ -217,7 +206,7 @@ class Incoming:
 
     def take(self, buffer: memoryview) -> int:
         """Copy arrived bytes straight into `buffer`; return how many."""
-        if self._stopped or not self.state.readable or not len(buffer):
+        if self.state.stopped or not self.state.readable or not len(buffer):
             return 0
         count = self._read(buffer, len(buffer))
         if self.state.readable:
@@ -227,7 +216,7 @@ class Incoming:
     def enough(self) -> bool:
         """Whether the task that waits has to be woken."""
         state = self.state
-        readable = 0 if self._stopped else state.readable
+        readable = 0 if state.stopped else state.readable
         return bool(
             readable and (readable >= state.want or 2 * state.waiting_count >= state.credits)
         )

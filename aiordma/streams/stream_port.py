@@ -130,7 +130,8 @@ class StreamPort(AdapterSide):
     """The queue pair of one stream and its resources.
 
     Made by `open`; `start` begins to receive.  Its probe is a WRITE of no bytes, which the peer's
-    adapter acknowledges behind all earlier requests; at most one is under way.
+    adapter acknowledges behind all earlier requests.  `posted` counts the probe under way: C counts
+    the other requests.
 
     Attributes:
         memory: The rings.
@@ -138,7 +139,7 @@ class StreamPort(AdapterSide):
         plan: The values that follow from its configuration.
     """
 
-    __slots__ = ("_awaited", "_probing", "memory", "plan", "state")
+    __slots__ = ("_awaited", "memory", "plan", "state")
 
     _owner: StreamOwner | None
 
@@ -156,7 +157,6 @@ class StreamPort(AdapterSide):
         config = plan.config
         self.plan = plan
         self.memory = memory
-        self._probing = False
         self._awaited = 0  # acknowledgements until the requests posted before `flush` have arrived
         ring, table, own = memory.ring, memory.table, memory.own
         self.state = StreamState(
@@ -255,12 +255,12 @@ class StreamPort(AdapterSide):
             self._failed(record)
         elif sub & STREAM_MESSAGE:
             self._completed(sub, record)
-        elif record[1]:
+        else:
             self.posted -= sub == STREAM_PROBE
-            self._failed(record)
-        elif sub == STREAM_PROBE:
-            self.posted -= 1
-            self._probed()
+            if record[1]:
+                self._failed(record)
+            elif sub == STREAM_PROBE:
+                self._probed()
         self._came_back()
 
     @property
@@ -312,9 +312,8 @@ class StreamPort(AdapterSide):
 
     def probe(self) -> None:
         """Post a WRITE of no bytes: the peer's adapter acknowledges it, or the stream fails."""
-        if self.closed or self.failure is not None or self._probing:
+        if self.closed or self.failure is not None or self.posted:
             return
-        self._probing = True
         self.posted += 1
         self.check(self.state.probe())
 
@@ -324,11 +323,10 @@ class StreamPort(AdapterSide):
         Not where the connection breaks before.
         """
         # A probe under way stands for the requests posted before it, and no more.
-        self._awaited = 2 if self._probing else 1
+        self._awaited = 2 if self.posted else 1
         self.probe()
 
     def _probed(self) -> None:
-        self._probing = False
         if not self._awaited:
             return
         self._awaited -= 1

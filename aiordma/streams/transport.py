@@ -351,7 +351,7 @@ class RdmaTransport(transports._FlowControlMixin):
         """
         check_thread(self._loop, "stream")
         if not self._closing:
-            self._in.paused = True
+            self._in.pause(True)
 
     def resume_reading(self) -> None:
         """Undo `pause_reading`.
@@ -361,7 +361,7 @@ class RdmaTransport(transports._FlowControlMixin):
         """
         check_thread(self._loop, "stream")
         if self._in.paused and not self._closing:
-            self._in.paused = False
+            self._in.pause(False)
             self._soon()
 
     # Sending
@@ -457,7 +457,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _close(self) -> None:
         if self._closing:
             return
-        self._closing = self._in.stopped = True
+        self._closing = True
+        self._in.stop()
         self._out.lasts = bool(self._out.size)
         self._gate()
         if self._reading:
@@ -512,7 +513,8 @@ class RdmaTransport(transports._FlowControlMixin):
             return
         waiting = self._out.size
         self._out.clear()
-        self._closing = self._in.stopped = True
+        self._closing = True
+        self._in.stop()
         self._take_leave(whole=not waiting)
         self._finish(exc)
 
@@ -557,7 +559,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _discard(self) -> None:
         """Give everything back: the stream never began, or came too late."""
         if not self._over:
-            self._over = self._closing = self._in.stopped = True
+            self._over = self._closing = True
+            self._in.stop()
             self._keepalive.stop()
             if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
                 self._machine.open()

@@ -256,7 +256,7 @@ def test_it_takes_the_rest_by_itself(stream: Stream) -> None:
 
 def test_it_stops_the_stream(stream: Stream) -> None:
     def evil(_: bytes) -> None:
-        stream.incoming.stopped = True
+        stream.incoming.stop()
 
     protocol = Protocol(evil)
     stream.incoming.set_protocol(protocol)
@@ -268,14 +268,14 @@ def test_it_stops_the_stream(stream: Stream) -> None:
 
 def test_it_pauses_and_goes_on(stream: Stream) -> None:
     def evil(_: bytes) -> None:
-        stream.incoming.paused = True
+        stream.incoming.pause(True)
 
     protocol = Protocol(evil)
     stream.incoming.set_protocol(protocol)
     stream.say(b"one")
     stream.say(b"two")
     assert protocol.got == [b"one"]
-    stream.incoming.paused = False
+    stream.incoming.pause(False)
     stream.incoming.deliver()
     assert protocol.got == [b"one", b"two"]
 
