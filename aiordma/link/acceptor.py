@@ -209,7 +209,12 @@ class Acceptor:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.ledger = Ledger(limits, pinned)
-        self.places = Places.of_handshakes(limits, pinned)
+        self.places = Places(
+            limits.half_open(pinned),
+            limits.max_half_open_per_source,
+            pressed_s=limits.pressed_handshake_timeout_s,
+            patience_s=limits.max_wait_s,
+        )
         self.shortages = Shortages()
         self.handshakes: set[asyncio.Task[None]] = set()
         self.refused = 0

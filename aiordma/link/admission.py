@@ -25,7 +25,6 @@ import asyncio
 import errno
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
-from typing import Self
 
 from aiordma.errors import plain_error
 from aiordma.link.limits import ListenerLimits
@@ -132,16 +131,6 @@ class Places:
         #: Requests that wait, and clients that have a place.
         self.waiting = 0
         self.open = 0
-
-    @classmethod
-    def of_handshakes(cls, limits: ListenerLimits, pinned: int) -> Self:
-        """Places for handshakes of which each pins `pinned` bytes."""
-        return cls(
-            limits.half_open(pinned),
-            limits.max_half_open_per_source,
-            pressed_s=limits.pressed_handshake_timeout_s,
-            patience_s=limits.max_wait_s,
-        )
 
     def arrive(
         self, source: str, begin: Callable[[Place], None], refuse: Callable[[], None]

@@ -56,15 +56,13 @@ async def device_towards(address: Address, local_host: str | None = None) -> str
 def _bound(host: str) -> str | None:
     channel, release = shared_channel()
     try:
-        cm_id = ConnectionId(channel)
-        try:
-            cm_id.bind_addr((host, 0))
-            context = cm_id.context
+        with ConnectionId(channel) as cm_id:
+            try:
+                cm_id.bind_addr((host, 0))
+                context = cm_id.context
+            except OSError:  # no address of this machine, or of an interface without a device
+                return None
             return None if context is None else context.name
-        except OSError:  # not an address of this machine, or of an interface without a device
-            return None
-        finally:
-            cm_id.close()
     finally:
         release()
 

@@ -34,7 +34,7 @@ class Outgoing:
         ended: The program has said that it sends no more.
         lasts: The program has closed the stream, and bytes still wait.
         late: Calls of `write` that came after the end.
-        in_vain: One came although the peer was known to have closed.
+        in_vain: A call of `write` came although the peer was known to have closed.
     """
 
     __slots__ = (

@@ -42,7 +42,7 @@ from aiordma.loop.limit import PatientLimit
 from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.wait_line import WaitLine
-from aiordma.rsocket.wire import HELLO_SIZE, Hello
+from aiordma.rsocket.wire import Hello
 from aiordma.streams.plan import plan_of
 from aiordma.streams.sockets import listening_socket, only_ipv6, take_place
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
@@ -142,8 +142,6 @@ class RdmaServer(asyncio.AbstractServer):
         data = request.event.private_data
         if begins_hello(data):
             return RefusalReason.STREAMS, "it is a client of messages"
-        if len(data) < HELLO_SIZE:
-            return RefusalReason.STREAMS, "its private data is too short"
         try:
             Hello.parse(data)
         except ProtocolError as exc:

@@ -77,7 +77,7 @@ def _not_bytes(data: Any) -> TypeError:
 def _not_taken() -> ConnectionLostError:
     text = "the peer closed the connection before it took everything"
     error = ConnectionLostError(errno.ECONNRESET, text)
-    error.hint = "the peer closed in good order; what was written to it since is lost"
+    error.hint = "the peer closed in good order; bytes that were written to it since are lost"
     return error
 
 
@@ -85,9 +85,9 @@ def _not_taken() -> ConnectionLostError:
 class RdmaTransport(transports._FlowControlMixin):
     """A stream connection; made by `create_connection`, `open_connection` and the servers.
 
-    All of asyncio's `Transport` works, and means what it means there.  `get_extra_info` knows
-    `peername`, `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`,
-    `mtu`, `qpn`, `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
+    All of asyncio's `Transport` works, with the same meaning.  `get_extra_info` knows `peername`,
+    `sockname`, `device`, `port` (of the device), `gid`, `link_layer`, `transport`, `mtu`, `qpn`,
+    `provider`, `backend` and `socket`, which is an `RdmaTransportSocket`.
     """
 
     # Attributes of the base class that its type stub does not have.
