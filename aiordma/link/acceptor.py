@@ -230,8 +230,9 @@ class Acceptor:
         try:
             self._channel = EventChannel()
             sink = functools.partial(self._on_event, server)
-            now = self._kernel_backlog if listen else None
-            self._ids = listen_on(self._channel, addresses, now, sink)
+            self._ids = listen_on(
+                self._channel, addresses, self._kernel_backlog if listen else None, sink
+            )
             self.addresses = [cm_id.source or ("0.0.0.0", 0) for cm_id in self._ids]
         except BaseException:
             self.close()

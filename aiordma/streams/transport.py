@@ -248,6 +248,7 @@ class RdmaTransport(transports._FlowControlMixin):
     # The work
 
     def _after_drain(self) -> None:
+        """Process when the polled completions have been dispatched."""
         if not self._scheduled:
             self._scheduled = True
             self._port.completions.after_drain(functools.partial(self._context.run, self._run))
