@@ -75,7 +75,6 @@ class AdapterSide:
         completions: How they come.
         posted: Work requests whose completion has not arrived.
         failure: First cause of the connection's end, or None.
-        closed: Whether `close` was called.
     """
 
     __slots__ = (

@@ -35,11 +35,7 @@ __all__ = ["Ledger", "Place", "Places"]
 
 
 class Place:
-    """A client's place in the line or among the handshakes; made by `Places.arrive`.
-
-    Attributes:
-        source: Source of the client, as `source_of` returns it.
-    """
+    """A client's place in the line or among the handshakes; made by `Places.arrive`."""
 
     __slots__ = ("_calls", "_drop", "_dropped", "_places", "_since", "source")
 
@@ -61,8 +57,7 @@ class Place:
     def turn(self, drop: Callable[[], bool]) -> None:
         """Begin the time in which the client has to act.
 
-        Args:
-            drop: Ends the handshake; False if the client has acted already.
+        `drop` ends the handshake, or returns False if the client has acted already.
         """
         if self._places is not None:
             self._drop = drop
@@ -288,11 +283,7 @@ class _Tally:
     def why_full(self, limit: str, most: int, source: str, more: int) -> str:
         """The reason why a source cannot have `more`; empty if it can.
 
-        Args:
-            limit: The name of the setting.
-            most: The limit.
-            source: The source.
-            more: Number that the source asks for.
+        `limit` is the name of the setting, `most` its value.
         """
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
@@ -347,9 +338,7 @@ class Ledger:
     def why_full(self, source: str, size: int | None = None) -> str:
         """The reason why a further client of a source cannot be let in; empty if it can.
 
-        Args:
-            source: Source of the client, as `source_of` returns it.
-            size: Bytes that it pins; None: as many as each.
+        `size` is the bytes that it pins; None: as many as each.
         """
         size = self._size if size is None else size
         limits, clients = self._limits, self._clients
@@ -365,10 +354,6 @@ class Ledger:
 
     def take(self, source: str, size: int | None = None) -> Callable[[], None]:
         """Count a connection in; the returned function counts it out, once, in any thread.
-
-        Args:
-            source: As for `why_full`.
-            size: As for `why_full`.
 
         Raises:
             OSError: ENOBUFS, the client cannot be let in.

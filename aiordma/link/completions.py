@@ -30,7 +30,6 @@ class Completions:
         unused: Whether nothing was posted yet, and the queue is of this queue pair alone.
 
     Attributes:
-        cq: The queue.
         id: The wr_id of the entry, without a sub-index; 0 before `begin`.
         in_c: Whether C takes the frequent completions.
         over: Nothing is delivered any more, nor asked of the queue.

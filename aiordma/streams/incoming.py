@@ -50,7 +50,6 @@ class Incoming:
         paused: Whether the program wants no bytes now.
         eof_given: Whether `eof_received` of the protocol was called.
         wakeup: Resumes the task that waits for bytes.
-        state: The data and credits of the stream.
     """
 
     __slots__ = (

@@ -136,7 +136,6 @@ class StreamPort(AdapterSide):
     Attributes:
         memory: The rings.
         state: Data and credits.
-        plan: The values that follow from its configuration.
     """
 
     __slots__ = ("_awaited", "memory", "plan", "state")
