@@ -19,7 +19,6 @@ from typing import Any
 
 from aiordma.datagram.config import DatagramConfig, Key
 from aiordma.datagram.destinations import Destination, Destinations
-from aiordma.datagram.flow import FlowControl
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.port import DatagramPort
 from aiordma.errors import plain_error
@@ -36,17 +35,17 @@ class Outbox:
         port: The endpoint's queue pair.
         groups: The endpoint's multicast groups.
         config: Limits.
-        flow: Counts the bytes that wait.
         error: Called with the cause when datagrams are lost.
-        moved: Called when datagrams have gone to the adapter, or were given up.
+        moved: Called when datagrams wait, have gone to the adapter, or were given up.
 
     Attributes:
         destinations: Destinations of datagrams.
+        size: Bytes that wait, but for those that wait for a source to be found.
     """
 
     __slots__ = (
-        "_error", "_flow", "_line", "_loop", "_moved", "_port", "_room", "_unanswered",
-        "destinations",
+        "_error", "_line", "_loop", "_moved", "_port", "_room", "_unanswered", "destinations",
+        "size",
     )  # fmt: skip
 
     def __init__(
@@ -54,14 +53,13 @@ class Outbox:
         port: DatagramPort,
         groups: Groups,
         config: DatagramConfig,
-        flow: FlowControl,
         error: Callable[[OSError], None],
         moved: Callable[[], None],
     ) -> None:
         self.destinations = Destinations(port, groups, config, self._on_found, self._on_not_found)
         self._loop = asyncio.get_running_loop()
         self._port = port
-        self._flow = flow
+        self.size = 0
         self._room = config.max_buffer_size
         self._error = error
         self._moved = moved
@@ -88,7 +86,7 @@ class Outbox:
         if not self._line and self._post(data, destination):
             return
         size = len(data) + _HEADER
-        waiting = self._flow.size + self._unanswered
+        waiting = self.size + self._unanswered
         unanswered = destination.ah is None and destination.is_source
         if waiting + size > self._room or (
             unanswered and self._unanswered + size > self._room // 2
@@ -103,7 +101,8 @@ class Outbox:
         if unanswered:
             self._unanswered += size
         else:
-            self._flow.add(size)
+            self.size += size
+            self._moved()
 
     def _post(self, data: Any, destination: Destination) -> bool:
         ah = destination.ah
@@ -124,7 +123,7 @@ class Outbox:
                 break
             self._line.popleft()
             destination.queued -= 1
-            self._flow.remove(len(data) + _HEADER)
+            self.size -= len(data) + _HEADER
         self._moved()
 
     def _on_found(self, destination: Destination) -> None:
@@ -133,7 +132,7 @@ class Outbox:
             self._enqueue(data, destination)
             if destination.is_source:
                 self._unanswered -= len(data) + _HEADER
-                self._flow.add(len(data) + _HEADER)
+                self.size += len(data) + _HEADER
         self.flush()
 
     def _on_not_found(self, destination: Destination, exc: OSError) -> None:
@@ -142,7 +141,7 @@ class Outbox:
             if destination.is_source:
                 self._unanswered -= size
             else:
-                self._flow.remove(size)
+                self.size -= size
         self._error(exc)
         self._moved()
 

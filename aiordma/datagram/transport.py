@@ -20,6 +20,7 @@ import logging
 import socket
 import sys
 import warnings
+from asyncio import transports
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,13 +29,13 @@ from aiordma.arguments import check_seconds
 from aiordma.cm.address import Address
 from aiordma.cm.multicast import group_host
 from aiordma.datagram.config import DatagramConfig, Key, key_of
-from aiordma.datagram.flow import FlowControl, tell_protocol
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
 from aiordma.errors import MessageTooLargeError, plain_error, tell_where
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import background, fork
+from aiordma.loop.raised import ENDS_THE_LOOP
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.verbs.ah import GRH
 from aiordma.verbs.wc import WCRecord
@@ -49,7 +50,8 @@ _WHAT = "datagram transport"
 _running_loop = asyncio._get_running_loop  # in C, because each datagram calls it
 
 
-class RdmaDatagramTransport(asyncio.DatagramTransport):
+# As in asyncio, the first base class has `pause_writing` and the water marks.
+class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransport):
     """An endpoint for datagrams; made by `create_datagram_endpoint`.
 
     As with UDP, a datagram arrives whole and sound, or not at all.  It is lost without a word when
@@ -62,18 +64,22 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     """
 
     __slots__ = (
-        "__weakref__", "_closing", "_config", "_copied", "_default", "_ended", "_flow", "_groups",
-        "_info", "_keys", "_loop", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port",
-        "_protocol", "_received", "_scheduled", "_timer",
+        "__weakref__", "_closing", "_config", "_copied", "_default", "_ended", "_groups", "_info",
+        "_keys", "_lost", "_mtu", "_outbox", "_over", "_peername", "_port", "_protocol",
+        "_received", "_scheduled", "_timer",
     )  # fmt: skip
+
+    # Attributes of the base class that its type stub does not have.
+    _loop: asyncio.AbstractEventLoop
+    _maybe_pause_protocol: Callable[[], None]
+    _maybe_resume_protocol: Callable[[], None]
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, port: DatagramPort, config: DatagramConfig
     ) -> None:
         self._info = {**port.describe(), "sockname": port.sockname, "peername": None}
         self._info["socket"] = RdmaTransportSocket(port.sockname, None, socket.SOCK_DGRAM)
-        super().__init__(self._info)
-        self._loop = loop
+        super().__init__(self._info, loop)
         self._port = port
         self._mtu = port.mtu
         self._config = config
@@ -81,8 +87,7 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         self._default: Key | None = None  # where datagrams without an address go
         self._peername: Address | None = None
         self._protocol: Any = None
-        self._flow = FlowControl(loop, self, None)
-        self._outbox = Outbox(port, self._groups, config, self._flow, self._error, self._on_moved)
+        self._outbox = Outbox(port, self._groups, config, self._error, self._on_moved)
         self._received: deque[tuple[int, WCRecord]] = deque()
         self._copied: deque[tuple[bytes, GRH, WCRecord]] = deque()  # out of their slots
         self._scheduled = False
@@ -192,10 +197,12 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
     def _on_sent(self) -> None:
         if self._outbox.waiting:
             self._outbox.flush()
-        else:
+        elif self._closing:
             self._on_moved()
 
     def _on_moved(self) -> None:
+        self._maybe_pause_protocol()
+        self._maybe_resume_protocol()
         if self._closing and self._outbox.empty:
             self._end(None)
 
@@ -254,7 +261,18 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
         return True
 
     def _call(self, name: str, *args: Any) -> None:
-        tell_protocol(self._loop, self, self._protocol, name, *args)
+        """Call a method of the protocol; the loop reports an exception, as for asyncio's own."""
+        try:
+            getattr(self._protocol, name)(*args)
+        except ENDS_THE_LOOP:
+            raise
+        except BaseException as exc:
+            self._loop.call_exception_handler({
+                "message": f"protocol.{name}() failed",
+                "exception": exc,
+                "transport": self,
+                "protocol": self._protocol,
+            })  # fmt: skip
 
     # Groups
 
@@ -315,24 +333,11 @@ class RdmaDatagramTransport(asyncio.DatagramTransport):
 
         Answers to senders whose next hop is not known yet do not count: any host can cause them.
         """
-        return self._flow.size
-
-    def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The water marks (low, high), bytes."""
-        return self._flow.low, self._flow.high
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the water marks for `pause_writing` and `resume_writing`, bytes.
-
-        Raises:
-            ValueError: Not 0 <= low <= high.
-        """
-        self._flow.set_limits(high, low)
+        return self._outbox.size
 
     def set_protocol(self, protocol: Any) -> None:
         """Call another protocol from now on."""
         self._protocol = protocol
-        self._flow.set_protocol(protocol)
 
     def get_protocol(self) -> Any:
         """The protocol that is called."""
