@@ -149,11 +149,19 @@ def from_sockaddr(pointer: Any) -> Address | None:
     return None
 
 
-async def look_up(host: str | None, port: int, *, passive: bool = False) -> list[Address]:
+async def look_up(
+    host: str | None, port: int, *, passive: bool = False, **hints: int
+) -> list[Address]:
     """Numeric addresses for a name, by the loop's resolver; numeric hosts need no resolver.
 
     rdma_getaddrinfo is not used: it blocks, without a bound if ibacm hangs.  Nor has this a bound
     of its own: the caller's deadline ends the wait, in a thread the resolver may go on.
+
+    Args:
+        host: Name or numeric address; None or "" for none.
+        port: Port.
+        passive: Whether the addresses are to listen at.
+        hints: As for `getaddrinfo`; by default those for streams.
 
     Returns:
         Each address once, in the resolver's order; for no host, loopback or (`passive`) wildcards.
@@ -168,10 +176,10 @@ async def look_up(host: str | None, port: int, *, passive: bool = False) -> list
     try:
         ip = _ip(host.partition("%")[0])
     except ValueError:
-        flags = socket.AI_PASSIVE if passive else 0
+        usual = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE if passive else 0}
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            found = await loop.getaddrinfo(host, port, **{**usual, **hints})
         except socket.gaierror as exc:
             code, words = exc.args
             raise HostNotFoundError(code, f"{host}: {words}") from None

@@ -312,7 +312,7 @@ class Destinations:
         local = self._port.cm_id.source_address
         assert local is not None
         asking = ConnectionId(self._port.cm_id.event_channel, PortSpace.UDP)
-        asking._sink = _ignore
+        asking._sink = lambda _: True
         try:
             await asking.resolve_addr(address, (local, 0), timeout=seconds)
             await asking.resolve_route(timeout=seconds)
@@ -462,8 +462,3 @@ def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWa
 def _undo_way(way: _QuickWay) -> None:
     if way[3] is not None:
         way[3].close()
-
-
-def _ignore(event: ConnectionEvent) -> bool:
-    """Drop the events of a connection id that only asks."""
-    return True

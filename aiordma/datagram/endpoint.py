@@ -8,8 +8,8 @@ import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from aiordma.arguments import check_kind
-from aiordma.cm.address import Address
+from aiordma.arguments import check_kind, whole
+from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import PortSpace
 from aiordma.cm.multicast import group_host
@@ -153,29 +153,22 @@ async def _numeric(
         msg = f"{name} is a tuple (host, port), not {address!r}"
         raise TypeError(msg)
     host, port = address[:2]
-    if not isinstance(port, int) or isinstance(port, bool):
-        msg = f"the port of {name} is an int, not {port!r}"
-        raise TypeError(msg)
-    if not 0 <= port <= 0xFFFF:
-        msg = f"the port of {name} is not in 0..65535: {port}"
-        raise ValueError(msg)
+    port = whole(f"the port of {name}", port, 0, 0xFFFF)
     check_kind(f"the host of {name}", host, str)
     if not host:
         return "::" if family == socket.AF_INET6 else "0.0.0.0", port
     try:
         version = ipaddress.ip_address(host.partition("%")[0]).version
     except ValueError:
-        loop = asyncio.get_running_loop()
         try:
             with Limit(seconds, f"resolving {name} {host}", "does the name server answer?"):
-                found = await loop.getaddrinfo(
-                    host, port, family=family, type=socket.SOCK_DGRAM, proto=proto, flags=flags
+                kind = socket.SOCK_DGRAM
+                found = await look_up(
+                    host, port, family=family, type=kind, proto=proto, flags=flags
                 )
-        except socket.gaierror as exc:
-            raise HostNotFoundError(exc.errno, f"{name} {host}: {exc.strerror}") from None
-        sockaddr = found[0][4]
-        scope = f"%{sockaddr[3]}" if len(sockaddr) == 4 and sockaddr[3] else ""
-        return f"{sockaddr[0]}{scope}", port
+                return found[0]
+        except HostNotFoundError as exc:
+            raise HostNotFoundError(exc.errno, f"{name} {exc.strerror}") from None
     if family and (family == socket.AF_INET) != (version == 4):
         msg = f"{name} {host} is not of the family {socket.AddressFamily(family).name}"
         raise ValueError(msg)

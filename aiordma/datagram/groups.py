@@ -32,18 +32,16 @@ class Groups:
         """Become a member; a member that only sends becomes a full member at need."""
         with Limit(timeout, f"joining the group {host}", _HINT):
             async with self._one:
-                return await self._join(host, send_only=send_only, timeout=timeout)
-
-    async def _join(self, host: str, *, send_only: bool, timeout: float) -> ConnectionEvent:
-        event, only_sends = self._members.get(host, (None, True))
-        if event is not None:
-            if send_only or not only_sends:
+                cm_id = self._port.cm_id
+                event, only_sends = self._members.get(host, (None, True))
+                if event is not None:
+                    if send_only or not only_sends:
+                        return event
+                    del self._members[host]
+                    await cm_id.leave_multicast(host, timeout=timeout)
+                event = await cm_id.join_multicast(host, send_only=send_only, timeout=timeout)
+                self._members[host] = (event, send_only)
                 return event
-            del self._members[host]
-            await self._port.cm_id.leave_multicast(host, timeout=timeout)
-        event = await self._port.cm_id.join_multicast(host, send_only=send_only, timeout=timeout)
-        self._members[host] = (event, send_only)
-        return event
 
     async def leave(self, host: str, *, timeout: float) -> None:
         """End the membership."""

@@ -42,7 +42,6 @@ from aiordma.errors import NotSupportedError, cm_error, completion_error, os_err
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.dialing import shared_channel
-from aiordma.loop.workers import call_blocking
 from aiordma.verbs.ah import GRH, AddressHandle
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
@@ -58,11 +57,6 @@ __all__ = ["DatagramPort"]
 
 _log = logging.getLogger("aiordma")
 _FLUSH_GRACE_S = 0.5
-
-
-async def _memory(pd: ProtectionDomain, size: int) -> MemoryRegion:
-    """Register memory in a thread: pinning takes time with the size."""
-    return await call_blocking(lambda: MemoryRegion(pd, size), undo=MemoryRegion.close)
 
 
 class DatagramOwner(Owner, Protocol):
@@ -147,9 +141,9 @@ class DatagramPort(AdapterSide):
             undo.callback(pd.close)
             mtu = context.query_port(home.port_num).active_mtu.in_bytes
             room = GRH.SIZE + mtu
-            incoming = await _memory(pd, config.recv_depth * room)
+            incoming = await MemoryRegion.register(pd, config.recv_depth * room)
             undo.callback(incoming.close)
-            outgoing = await _memory(pd, config.send_depth * mtu)
+            outgoing = await MemoryRegion.register(pd, config.send_depth * mtu)
             undo.callback(outgoing.close)
             cq = CompletionQueue(context, config.recv_depth + config.send_depth, channel)
             undo.callback(cq.close)
