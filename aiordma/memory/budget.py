@@ -44,19 +44,30 @@ class Share:
 
     def take(self, slots: int) -> bool:
         """Take slots, or none; always succeeds within the guarantee."""
-        return self._budget._take(self, slots)
+        budget, used = self._budget, self.used + slots
+        more = max(used, self.guaranteed) - self._committed
+        if more and (more > budget.free or self not in budget._members):
+            return False
+        if used > self._fair and self._others_wait:
+            return False
+        self.used = used
+        budget._committed += more
+        return True
 
     def give(self, slots: int) -> None:
         """Give slots back."""
-        self._budget._give(self, slots)
+        before = self._committed
+        self.used -= slots
+        self._budget._freed(before - self._committed)
 
     def want(self, function: Callable[[], None]) -> None:
         """Have `function` called, once and from the loop, when a refused `take` may succeed."""
-        self._budget._want(function, self)
+        self._budget._waiting[function] = self
+        self._budget._crowded[0] = True
 
     def could_spare(self, slots: int) -> bool:
         """Whether others wait, and this member keeps its fair share without these slots."""
-        return self._budget._others_wait(self) and self.used - slots >= self._budget._fair(self)
+        return self._others_wait and self.used - slots >= self._fair
 
     @property
     def crowded(self) -> Any:
@@ -65,7 +76,25 @@ class Share:
 
     def leave(self) -> None:
         """Remove the member and all its slots from the pool.  Idempotent."""
-        self._budget._leave(self)
+        budget = self._budget
+        if self in budget._members:
+            budget._members.discard(self)
+            waiting = {f: share for f, share in budget._waiting.items() if share is not self}
+            budget._waiting = waiting
+            budget._crowded[0] = bool(waiting)
+            budget._freed(self._committed)
+
+    @property
+    def _committed(self) -> int:
+        return max(self.used, self.guaranteed)
+
+    @property
+    def _fair(self) -> int:
+        return max(self.guaranteed, self._budget.total // max(1, len(self._budget)))
+
+    @property
+    def _others_wait(self) -> bool:
+        return any(share is not self for share in self._budget._waiting.values())
 
 
 class SlotBudget:
@@ -120,32 +149,6 @@ class SlotBudget:
         if self._serving is not None:
             self._serving.cancel()
 
-    def _take(self, share: Share, slots: int) -> bool:
-        more = max(share.used + slots, share.guaranteed) - max(share.used, share.guaranteed)
-        if more and (more > self.free or share not in self._members):
-            return False
-        if share.used + slots > self._fair(share) and self._others_wait(share):
-            return False
-        share.used += slots
-        self._committed += more
-        return True
-
-    def _give(self, share: Share, slots: int) -> None:
-        less = max(share.used, share.guaranteed) - max(share.used - slots, share.guaranteed)
-        share.used -= slots
-        self._freed(less)
-
-    def _leave(self, share: Share) -> None:
-        if share in self._members:
-            self._members.discard(share)
-            self._waiting = {f: waiting for f, waiting in self._waiting.items() if waiting != share}
-            self._crowded[0] = bool(self._waiting)
-            self._freed(max(share.used, share.guaranteed))
-
-    def _want(self, function: Callable[[], None], share: Share) -> None:
-        self._waiting[function] = share
-        self._crowded[0] = True
-
     def _freed(self, slots: int) -> None:
         self._committed -= slots
         if self._waiting and self._serving is None and not self._loop.is_closed():
@@ -159,9 +162,3 @@ class SlotBudget:
             if self._waiting.pop(function, None) is not None:
                 self._crowded[0] = bool(self._waiting)
                 function()
-
-    def _fair(self, share: Share) -> int:
-        return max(share.guaranteed, self.total // max(1, len(self)))
-
-    def _others_wait(self, share: Share) -> bool:
-        return any(waiting is not share for waiting in self._waiting.values())
