@@ -394,7 +394,7 @@ class Fetcher:
         while self._waiting:
             fetch = self._waiting[0]
             ahead = self._held + fetch.room <= self._config.receive_buffer_size
-            if not (ahead and self._link.buffers.account.try_ahead(fetch.room)):
+            if not (ahead and self._link.buffers.account.try_take(AHEAD, fetch.room)):
                 if not self._receiver.is_next(fetch.large):
                     return  # and never again, once the connection is over
                 if not (wanted or self._receiver.is_awaited):
@@ -427,7 +427,7 @@ class Fetcher:
         self._link.buffers.pin(region)
         copy = self._link.buffers.in_the_open
         await self._read(fetch, region)
-        copy = copy or not self._link.buffers.account.try_hold(fetch.room)
+        copy = copy or not self._link.buffers.account.try_take(HELD, fetch.room)
         view, checksum = await _settled(
             region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
         )

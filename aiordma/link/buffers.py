@@ -14,7 +14,7 @@ import errno
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import ResourceClosedError
 from aiordma.link.source import source_of
-from aiordma.memory.byte_budget import PROCESS_BUDGET, Account, Reserve
+from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -75,19 +75,18 @@ class Buffers:
         if self._incoming is None:
             # iWARP writes the answer of a read as if the peer wrote it.
             lands = _LANDS_ON_IWARP if self.in_the_open else Access.LOCAL_WRITE
-            self._incoming = self._new_pool(lands, self._sizes[0], self.account)
+            self._incoming = self._new_pool(lands, self._sizes[0])
         return self._incoming
 
     @property
     def outgoing(self) -> BufferPool:
         """Buffers that the peer reads; made at first use."""
         if self._outgoing is None:
-            reserve = Reserve(self.account)
-            self._outgoing = self._new_pool(Access.REMOTE_READ, self._sizes[1], reserve)
+            self._outgoing = self._new_pool(Access.REMOTE_READ, self._sizes[1], reserve=True)
         return self._outgoing
 
-    def _new_pool(self, access: Access, keep: int, account: Account | Reserve) -> BufferPool:
-        pool = BufferPool(self._pd, keep, access, account)
+    def _new_pool(self, access: Access, keep: int, *, reserve: bool = False) -> BufferPool:
+        pool = BufferPool(self._pd, keep, access, self.account, reserve=reserve)
         if self._closed:
             pool.close()
         return pool
@@ -126,4 +125,5 @@ class Buffers:
                 pool.close()
         if self._account is not None:
             # Its memory stays pinned until the queue pair is gone.
-            qp._gone.add_done_callback(self._account.closer())
+            self._account.end()
+            qp._gone.add_done_callback(self._account.close)

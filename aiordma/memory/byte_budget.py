@@ -33,7 +33,6 @@ import asyncio
 import contextlib
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
 from typing import Self
 
 from aiordma.loop import fork
@@ -46,7 +45,6 @@ __all__ = [
     "SMALL",
     "Account",
     "ByteBudget",
-    "Reserve",
     "fair_share",
     "set_large_message_budget",
 ]
@@ -138,28 +136,19 @@ class ByteBudget:
         """Bytes of the second half that are held."""
         return self._held[SMALL] + self._held[LARGE]
 
-    def try_ahead(self, size: int, source: str) -> bool:
-        """Take a share of AHEAD, if it has room; return whether it had."""
-        return self._try(size, source, 2)
+    def try_take(self, part: int, size: int, source: str, *, keep: bool = False) -> bool:
+        """Take a share of AHEAD or HELD, if it has room; return whether it had.
 
-    def try_keep(self, size: int, source: str) -> bool:
-        """Take a share of AHEAD for a buffer that stays registered, up to half of AHEAD."""
-        return self._try(size, source, 4)
-
-    def _try(self, size: int, source: str, divisor: int) -> bool:
+        Args:
+            part: AHEAD; or HELD, of which a source may take all: others then get copies.
+            size: Bytes.
+            source: The source that they count for.
+            keep: For a buffer that stays registered, to which half of AHEAD is open.
+        """
         with _lock:
-            for budget in self._chain:
-                if not budget._has(AHEAD, size, source, budget.total // divisor):
-                    return False
-            self._count(AHEAD, size, source)
-        return True
-
-    def try_hold(self, size: int, source: str) -> bool:
-        """Take a share of HELD, if it has room; a source may take all: others then get copies."""
-        with _lock:
-            if any(budget._held[HELD] + size > budget.total for budget in self._chain):
+            if not all(budget._has(part, size, source, keep=keep) for budget in self._chain):
                 return False
-            self._count(HELD, size, source)
+            self._count(part, size, source)
         return True
 
     async def take(self, size: int, source: str) -> int:
@@ -284,20 +273,21 @@ class ByteBudget:
 
     def _size_of(self, part: int) -> int:
         half = self.total - self.total // 2
-        if part == AHEAD:
-            return self.total // 2
-        return half // 4 if part == SMALL else half - half // 4
+        return (self.total // 2, half // 4, half - half // 4, self.total)[part]
 
-    def _has(self, part: int, size: int, source: str, total: int | None = None) -> bool:
-        """Whether AHEAD or SMALL has room for a source; its first share may exceed `fair_share`."""
+    def _has(self, part: int, size: int, source: str, *, keep: bool = False) -> bool:
+        """Whether a part but LARGE has room for a source.
+
+        The first share of a source in AHEAD or SMALL may exceed `fair_share`.
+        """
         if part == SMALL and size > _SMALL_BYTES:
             return False
-        total = self._size_of(part) if total is None else total
+        total = self.total // 4 if keep else self._size_of(part)
         held = self._held[part]
         if held + size > total:
             return False
         own = self._own[part].get(source)
-        return own is None or own + size <= fair_share(total, held, own)
+        return part == HELD or own is None or own + size <= fair_share(total, held, own)
 
     def _has_large(self, size: int) -> bool:
         return not self._held[LARGE] or self._held[LARGE] + size <= self._size_of(LARGE)
@@ -332,35 +322,23 @@ class Account:
         self._held = [0] * _PARTS
         self._closed = False
 
-    def try_ahead(self, size: int) -> bool:
-        """As `ByteBudget.try_ahead`."""
-        return self._got(
-            size, taken=not self._closed and self._budget.try_ahead(size, self._source)
-        )
-
-    def try_keep(self, size: int) -> bool:
-        """As `ByteBudget.try_keep`."""
-        return self._got(size, taken=not self._closed and self._budget.try_keep(size, self._source))
-
-    def try_hold(self, size: int) -> bool:
-        """As `ByteBudget.try_hold`."""
-        taken = not self._closed and self._budget.try_hold(size, self._source)
-        return self._got(size, HELD, taken=taken)
-
-    def _got(self, size: int, part: int = AHEAD, *, taken: bool) -> bool:
-        self._held[part] += size * taken
-        return taken
+    def try_take(self, part: int, size: int, *, keep: bool = False) -> bool:
+        """As `ByteBudget.try_take`."""
+        if self._closed or not self._budget.try_take(part, size, self._source, keep=keep):
+            return False
+        self._held[part] += size
+        return True
 
     async def take(self, size: int) -> int:
         """As `ByteBudget.take`."""
         part = await self._budget.take(size, self._source)
         self._held[part] += size
         if self._closed:
-            self._give_all()
+            self.close()
         return part
 
     def give(self, size: int, part: int = AHEAD) -> None:
-        """Give a share of a part back."""
+        """Give a share of a part back; after `end` only `close` does."""
         if self._closed:
             return
         self._held[part] -= size
@@ -370,55 +348,16 @@ class Account:
         """Whether another source waits for bytes of the budget."""
         return not self._closed and self._budget.presses(self._source)
 
-    def close(self) -> None:
-        """Give everything back.  Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._give_all()
+    def end(self) -> None:
+        """Refuse further shares; those that the connection has are held until `close`."""
+        self._closed = True
 
-    def closer(self) -> Callable[[object], None]:
-        """Refuse further shares; the returned function gives all shares back, in any thread."""
-        closed, self._closed = self._closed, True
-
-        def gone(_: object) -> None:
-            if not closed:
-                self._give_all()
-
-        return gone
-
-    def _give_all(self) -> None:
+    def close(self, _: object = None) -> None:
+        """Refuse further shares, and give all back, in any thread.  Idempotent."""
+        self._closed = True
         held, self._held = tuple(self._held), [0] * _PARTS
         if any(held):
             self._budget.give(held, self._source)
-
-
-class Reserve:
-    """The bytes of an account that a pool holds for the buffers that it keeps.
-
-    The bytes stay counted while such a buffer is in use.  So a message that finds the buffer of an
-    earlier message asks no budget.
-
-    Args:
-        account: Account of the connection.
-    """
-
-    __slots__ = ("_account", "_spare")
-
-    def __init__(self, account: Account) -> None:
-        self._account = account
-        self._spare = 0  # bytes counted for buffers that are in use, or were dropped
-
-    def try_keep(self, size: int) -> bool:
-        """As `Account.try_keep`, for the bytes that are not counted already."""
-        missing = size - self._spare
-        if missing > 0 and not self._account.try_keep(missing):
-            return False
-        self._spare = max(-missing, 0)
-        return True
-
-    def give(self, size: int) -> None:
-        """Note that a kept buffer is in use again."""
-        self._spare += size
 
 
 PROCESS_BUDGET = ByteBudget(_PROCESS_BYTES)

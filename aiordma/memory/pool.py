@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
+from aiordma.memory.byte_budget import AHEAD, Account
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -18,16 +17,6 @@ def room_of(size: int) -> int:
     return max(_SMALLEST, 1 << (size - 1).bit_length())
 
 
-class Keeper(Protocol):
-    """An account in which a pool counts the buffers that it keeps."""
-
-    def try_keep(self, size: int) -> bool:
-        """Count a buffer that is kept from now on, if there is room for it."""
-
-    def give(self, size: int) -> None:
-        """Note that a kept buffer is in use again."""
-
-
 class BufferPool:
     """Registered buffers in powers of two.
 
@@ -40,15 +29,31 @@ class BufferPool:
         keep: Bytes of released buffers to keep.
         access: Rights; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
         account: Released buffers are kept only while the account has room for them.
+        reserve: Whether the bytes of a kept buffer stay counted while it is in use again.  A
+            message that finds the buffer of an earlier message then asks no budget; otherwise the
+            message has a share of its own.
     """
 
-    __slots__ = ("_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd")
+    __slots__ = (
+        "_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd", "_reserve",
+        "_spare",
+    )  # fmt: skip
 
-    def __init__(self, pd: ProtectionDomain, keep: int, access: Access, account: Keeper) -> None:
+    def __init__(
+        self,
+        pd: ProtectionDomain,
+        keep: int,
+        access: Access,
+        account: Account,
+        *,
+        reserve: bool = False,
+    ) -> None:
         self._pd = pd
         self._account = account
         self._keep = keep
         self._access = access
+        self._reserve = reserve
+        self._spare = 0  # bytes counted for buffers that are in use, or were dropped
         self._kept = 0
         self._free: dict[int, list[MemoryRegion]] = {}
         self._out: dict[MemoryRegion, None] = {}  # an empty dict is a quarter of an empty set
@@ -67,7 +72,10 @@ class BufferPool:
         if shelf:
             self._kept -= room
             region = shelf.pop()
-            self._account.give(room)
+            if self._reserve:
+                self._spare += room
+            else:
+                self._account.give(room)
         else:
             region = await MemoryRegion.register(self._pd, room, self._access)
         self._out[region] = None
@@ -83,7 +91,13 @@ class BufferPool:
         self._free.setdefault(region.length, []).append(region)
 
     def _may_keep(self, size: int) -> bool:
-        return self._kept + size <= self._keep and self._account.try_keep(size)
+        missing = size - self._spare
+        fits = self._kept + size <= self._keep and (
+            missing <= 0 or self._account.try_take(AHEAD, missing, keep=True)
+        )
+        if fits:
+            self._spare = max(-missing, 0)
+        return fits
 
     def drop(self, region: MemoryRegion) -> None:
         """Deregister a region instead of taking it back."""

@@ -13,7 +13,7 @@ from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
-from aiordma.memory.byte_budget import HELD, Account, ByteBudget
+from aiordma.memory.byte_budget import AHEAD, HELD, Account, ByteBudget
 from tests.inside import exposer_of, receiver_of
 
 from ..conftest import Run, settle
@@ -337,7 +337,7 @@ def test_g01_the_messages_of_others_wait_for_one_that_hangs_and_no_longer(run: R
 
     async def main() -> None:
         budget = ByteBudget(2 * ROOM)  # one at a time
-        assert budget.try_ahead(ROOM, "ahead")
+        assert budget.try_take(AHEAD, ROOM, "ahead")
         patient = dataclasses.replace(CONFIG, receive_buffer_size=1)
         config = dataclasses.replace(patient, fetch_timeout_s=0.02)
         wires = [await opened(config, config) for _ in range(9)]
@@ -413,7 +413,7 @@ def test_g01_a_slow_fetch_ends_while_another_source_waits(
     async def main() -> None:
         monkeypatch.setattr(large, "_LOOK_S", 0.01)
         budget = ByteBudget(2 * ROOM)  # one at a time
-        assert budget.try_ahead(ROOM, "ahead")
+        assert budget.try_take(AHEAD, ROOM, "ahead")
         config = dataclasses.replace(CONFIG, receive_buffer_size=1)
         wires = [await opened(config, config) for _ in range(2)]
         for wire, name in zip(wires, ("attacker", source), strict=True):

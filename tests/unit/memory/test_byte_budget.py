@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from typing import Any, cast
 
 import pytest
 
@@ -14,11 +15,14 @@ from aiordma.memory.byte_budget import (
     SMALL,
     Account,
     ByteBudget,
-    Reserve,
     set_large_message_budget,
 )
+from aiordma.memory.pool import BufferPool, room_of
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import MemoryRegion
 
 from ..conftest import Run, settle
+from .fake_memory import FakeRegion
 
 MIB = 1 << 20
 
@@ -26,27 +30,27 @@ MIB = 1 << 20
 def crowded(total: int = 800 * MIB, parent: ByteBudget | None = None) -> ByteBudget:
     """A budget with nothing free ahead: SMALL has an eighth, LARGE three."""
     budget = ByteBudget(total, parent)
-    assert budget.try_ahead(total // 2, "ahead")
+    assert budget.try_take(AHEAD, total // 2, "ahead")
     return budget
 
 
 def test_g01_the_first_half_is_for_what_nothing_waits_for() -> None:
     budget = ByteBudget(100)
-    assert budget.try_ahead(40, "a")
-    assert not budget.try_ahead(11, "b")
-    assert budget.try_ahead(10, "b")
+    assert budget.try_take(AHEAD, 40, "a")
+    assert not budget.try_take(AHEAD, 11, "b")
+    assert budget.try_take(AHEAD, 10, "b")
     budget.give((40,), "a")
     budget.give((10,), "b")
-    assert budget.try_keep(25, "a")
-    assert not budget.try_keep(1, "b")
-    assert budget.try_ahead(25, "b"), "what stays registered leaves room for what is fetched"
+    assert budget.try_take(AHEAD, 25, "a", keep=True)
+    assert not budget.try_take(AHEAD, 1, "b", keep=True)
+    assert budget.try_take(AHEAD, 25, "b"), "what stays registered leaves room for what is fetched"
 
 
 def test_g01_a_source_leaves_room_ahead_for_others() -> None:
     budget = ByteBudget(1280)
     for source, share in (("a", 480), ("b", 120), ("c", 30)):
         count = 0
-        while budget.try_ahead(1, source):
+        while budget.try_take(AHEAD, 1, source):
             count += 1
         assert count == share
 
@@ -54,10 +58,10 @@ def test_g01_a_source_leaves_room_ahead_for_others() -> None:
 def test_g01_a_share_is_one_of_every_budget() -> None:
     process = ByteBudget(100)
     listeners = ByteBudget(80, process), ByteBudget(80, process)
-    assert listeners[0].try_ahead(40, "a")
-    assert not listeners[0].try_ahead(1, "b")
-    assert listeners[1].try_ahead(10, "b")
-    assert not listeners[1].try_ahead(1, "c"), "the process has no more"
+    assert listeners[0].try_take(AHEAD, 40, "a")
+    assert not listeners[0].try_take(AHEAD, 1, "b")
+    assert listeners[1].try_take(AHEAD, 10, "b")
+    assert not listeners[1].try_take(AHEAD, 1, "c"), "the process has no more"
     assert (process.ahead, [each.ahead for each in listeners]) == (50, [40, 10])
 
 
@@ -109,7 +113,7 @@ def test_g01_a_small_message_of_another_source_gets_on_at_once(run: Run) -> None
 
     async def main() -> None:
         budget = ByteBudget(128 * MIB)
-        while budget.try_ahead(8 * MIB, "a"):
+        while budget.try_take(AHEAD, 8 * MIB, "a"):
             pass
         sizes = [MIB] * 80 + [64 * MIB] * 4
         waiting = [asyncio.create_task(budget.take(size, "a")) for size in sizes]
@@ -303,7 +307,7 @@ def test_g01_an_account_gives_everything_back_once(run: Run) -> None:
     async def main() -> None:
         budget = ByteBudget(800 * MIB)
         account, other = Account(budget, "a"), Account(budget, "b")
-        assert account.try_ahead(400 * MIB)
+        assert account.try_take(AHEAD, 400 * MIB)
         assert await account.take(300 * MIB) == LARGE
         waiting = asyncio.create_task(other.take(300 * MIB))
         await settle()
@@ -314,33 +318,45 @@ def test_g01_an_account_gives_everything_back_once(run: Run) -> None:
         account.give(400 * MIB)
         account.give(300 * MIB, LARGE)
         account.close()
-        assert not account.try_ahead(1)
-        assert not account.try_keep(1)
+        assert not account.try_take(AHEAD, 1)
+        assert not account.try_take(AHEAD, 1, keep=True)
         assert (budget.ahead, budget.wanted) == (300 * MIB, 0)
 
     run(main())
 
 
-def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use() -> None:
-    budget = ByteBudget(1600)  # of which 400 are for what is kept, and 300 for a source
-    account = Account(budget, "a")
-    reserve = Reserve(account)
-    assert reserve.try_keep(100)
-    assert reserve.try_keep(200)
-    assert budget.ahead == 300
-    assert not reserve.try_keep(1)
-    reserve.give(200)
-    assert budget.ahead == 300
-    assert reserve.try_keep(50)
-    assert reserve.try_keep(150)
-    assert not reserve.try_keep(1)
-    reserve.give(50)
-    assert not reserve.try_keep(51), "only 50 of it are there"
-    assert reserve.try_keep(50)
-    assert budget.ahead == 300
-    account.close()
-    assert budget.ahead == 0
-    assert not reserve.try_keep(1)
+def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def register(_: object, size: int, access: object) -> FakeRegion:
+        return FakeRegion(None, size, access)
+
+    async def main() -> None:
+        room = room_of(1)
+        budget = ByteBudget(16 * room)  # of which 4 are for what is kept, and 3 for a source
+        account = Account(budget, "a")
+        pool = BufferPool(cast("Any", None), 1 << 30, Access.REMOTE_READ, account, reserve=True)
+        first, second, third = [await pool.take(n * room) for n in (1, 2, 1)]
+        for region in (first, second, third):
+            pool.give(region)
+        assert (first.closed, second.closed, third.closed) == (False, False, True)
+        assert budget.ahead == 3 * room
+        assert await pool.take(2 * room) is second
+        assert budget.ahead == 3 * room
+        larger = await pool.take(4 * room)
+        pool.give(larger)
+        assert larger.closed, "only 2 are there"
+        pool.give(second)
+        assert not second.closed
+        assert budget.ahead == 3 * room
+        last = await pool.take(4 * room)
+        account.close()
+        assert budget.ahead == 0
+        pool.give(last)
+        assert last.closed
+
+    monkeypatch.setattr(MemoryRegion, "register", register)
+    run(main())
 
 
 def test_g01_more_bytes_are_granted_at_once(run: Run) -> None:
@@ -379,7 +395,7 @@ def test_g01_whatever_is_asked_for_is_served_within_the_bounds(run: Run, seed: i
             for _ in range(10):
                 size = int(2 ** rng.uniform(16, 25.3))
                 part = AHEAD
-                if not (rng.random() < 0.3 and account.try_ahead(size)):
+                if not (rng.random() < 0.3 and account.try_take(AHEAD, size)):
                     taking = asyncio.create_task(account.take(size))
                     if rng.random() < 0.2:
                         await asyncio.sleep(0)
