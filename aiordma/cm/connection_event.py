@@ -33,13 +33,19 @@ class ConnectionEvent:
         responder_resources: Reads and atomics that the peer wants to have under way to this
             side; the numbers come as seen from here, not as the peer gave them.
         initiator_depth: Reads and atomics that the peer serves to this side at a time.
+        flow_control: Whether the peer uses end-to-end flow control.
+        retry_count: The peer's retries.
+        rnr_retry_count: The peer's retries when this side is not ready.
+        qp_num: The peer's queue pair; 0xFFFFFF for a multicast group.
+        qkey: The key that the datagrams to it need; 0 for connections.
         ah_attr: The way to the peer, for an `AddressHandle`: of a datagram service when it is
             ESTABLISHED, of a group after MULTICAST_JOIN; else None.
     """
 
     __slots__ = (
-        "_account", "_numbers", "ah_attr", "channel", "connection_id", "hidden", "initiator_depth",
-        "listen_id", "private_data", "responder_resources", "status", "type",
+        "_account", "ah_attr", "channel", "connection_id", "flow_control", "hidden",
+        "initiator_depth", "listen_id", "private_data", "qkey", "qp_num", "responder_resources",
+        "retry_count", "rnr_retry_count", "status", "type",
     )  # fmt: skip
 
     def __init__(
@@ -59,38 +65,15 @@ class ConnectionEvent:
         self.listen_id = listen_id
         self.private_data = private_data
         # Before a connection is asked for there is nothing that two ends could have agreed on.
-        self._numbers = numbers or _NOTHING
-        self.responder_resources, self.initiator_depth, *_ = self._numbers
+        (
+            self.responder_resources, self.initiator_depth, self.flow_control, self.retry_count,
+            self.rnr_retry_count, self.qp_num, self.qkey,
+        ) = numbers or _NOTHING  # fmt: skip
         self.ah_attr: AHAttributes | None = None
         # Answers a step that goes on by itself, so that no reader of the channel gets it.
         self.hidden = False
         # The id that counts this event as unacknowledged, once `get_event` has returned it.
         self._account: ConnectionId | None = None
-
-    @property
-    def flow_control(self) -> int:
-        """Whether the peer uses end-to-end flow control."""
-        return self._numbers[2]
-
-    @property
-    def retry_count(self) -> int:
-        """The peer's retries."""
-        return self._numbers[3]
-
-    @property
-    def rnr_retry_count(self) -> int:
-        """The peer's retries when this side is not ready."""
-        return self._numbers[4]
-
-    @property
-    def qp_num(self) -> int:
-        """The peer's queue pair; 0xFFFFFF for a multicast group."""
-        return self._numbers[5]
-
-    @property
-    def qkey(self) -> int:
-        """The key that the datagrams to it need; 0 for connections."""
-        return self._numbers[6]
 
     def ack(self) -> None:
         """Acknowledge the event, exactly once (`rdma_ack_cm_event(3)`).

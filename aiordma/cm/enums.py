@@ -5,12 +5,10 @@ from __future__ import annotations
 from aiordma.verbs.enums import OpenIntEnum, OpenIntFlag
 
 __all__ = [
-    "AddrInfoFlags",
     "EventType",
     "JoinFlags",
     "JoinMask",
     "Option",
-    "OptionLevel",
     "PortSpace",
 ]
 
@@ -50,15 +48,8 @@ class EventType(OpenIntEnum):
     INTERNAL = 19
 
 
-class OptionLevel(OpenIntEnum):
-    """First number of `rdma_set_option`."""
-
-    ID = 0
-    IB = 1
-
-
 class Option(OpenIntEnum):
-    """Second number of `rdma_set_option` at `OptionLevel.ID`.
+    """Second number of `rdma_set_option`, after RDMA_OPTION_ID.
 
     The value is a uint8_t for `ID_TOS` and `ID_ACK_TIMEOUT`, an int for the others.
     """
@@ -81,12 +72,3 @@ class JoinFlags(OpenIntEnum):
 
     FULLMEMBER = 0
     SENDONLY_FULLMEMBER = 1
-
-
-class AddrInfoFlags(OpenIntFlag):
-    """`rdma_addrinfo.ai_flags`."""
-
-    PASSIVE = 1 << 0
-    NUMERICHOST = 1 << 1
-    NOROUTE = 1 << 2
-    FAMILY = 1 << 3

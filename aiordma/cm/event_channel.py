@@ -28,7 +28,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from aiordma._core import CMEvents
 from aiordma._ffi import ffi, lib
@@ -39,6 +39,7 @@ from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import fork
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import report
+from aiordma.loop.steps import Steps
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.loop.workers import reaper
@@ -100,7 +101,7 @@ class EventChannel(Resource):
         self._events = CMEvents(int(ffi.cast("uintptr_t", handle)))
         self._ids: WeakTable[ConnectionId] = WeakTable()
         # Made with the first iterator: to go through an empty set takes as long as the rest.
-        self._iterators: weakref.WeakSet[_EventIterator] | None = None
+        self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
         self._waiters = WaitLine[None]()
         self._max_unread = max_unread
         self.dropped_events = 0
@@ -354,7 +355,7 @@ class EventChannel(Resource):
         account._unacked -= 1
         self._unacked -= 1
 
-    def __aiter__(self) -> _EventIterator:
+    def __aiter__(self) -> Steps[ConnectionEvent]:
         """The events that wait to be read, and every one from now on; none is to be acknowledged.
 
         Each event is read once, by one iterator or `get_event`.  The events that an iterator has
@@ -362,11 +363,25 @@ class EventChannel(Resource):
         """
         self._require()
         self._attach()
-        iterator = _EventIterator(self)
+        iterator = Steps(self._next)
         if self._iterators is None:
             self._iterators = weakref.WeakSet()
         self._iterators.add(iterator)
         return iterator
+
+    async def _next(self) -> ConnectionEvent:
+        """The next event, for an iterator.  Cancellation: no event is lost."""
+        while not self._kept:
+            if self._over:
+                msg = "the event channel has no more events"
+                raise ResourceClosedError(msg)
+            try:
+                await self._waiters.wait()
+            except Exception:
+                # The channel was closed, or has failed: tasks that wait get the reason.
+                if not self._over:
+                    raise
+        return self._kept.popleft()
 
     # Life
 
@@ -406,30 +421,3 @@ class EventChannel(Resource):
 
     def _destroy(self, handle: Any) -> None:
         lib.rdma_destroy_event_channel(handle)
-
-
-class _EventIterator:
-    """One `async for` over a channel."""
-
-    __slots__ = ("__weakref__", "_channel")
-
-    def __init__(self, channel: EventChannel) -> None:
-        self._channel = channel
-        fork.guard_public(self)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> ConnectionEvent:
-        """The next event; ends when the channel is closed.  Cancellation: no event is lost."""
-        channel = self._channel
-        while not channel._kept:
-            if channel._over:
-                raise StopAsyncIteration
-            try:
-                await channel._waiters.wait()
-            except Exception:
-                # The channel was closed, or has failed: tasks that wait get the reason.
-                if not channel._over:
-                    raise
-        return channel._kept.popleft()
