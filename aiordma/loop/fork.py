@@ -134,7 +134,7 @@ def _stand_in_for(cls: type) -> type:
         if member in _ENDS:
             members[member] = _ending(value)
         elif member == "is_closing":
-            members[member] = property(lambda _: True) if isinstance(value, property) else _yes
+            members[member] = property(_yes) if isinstance(value, property) else _yes
         elif member in _SPECIAL_USES:
             members[member] = refuse
         elif not member.startswith("_") and member not in _KEPT:
@@ -155,10 +155,7 @@ def _ending(method: Any) -> Callable[..., Any]:
 
         return waited
 
-    def done(*_: object, **__: object) -> None:
-        """Do nothing: the object belongs to the parent process."""
-
-    return done
+    return lambda *_, **__: None
 
 
 def _poison_all() -> None:

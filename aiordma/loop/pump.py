@@ -20,10 +20,10 @@ from typing import Any
 from aiordma.loop import fork
 from aiordma.loop.running import running_loop
 
-__all__ = ["FdPump", "weakly"]
+__all__ = ["FdPump"]
 
 
-def weakly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
+def _weakly(function: Callable[..., Any]) -> Callable[[], Callable[..., Any] | None]:
     """Return a reference to `function`; if it is a method, its object is not kept alive."""
     if isinstance(function, types.MethodType):
         return weakref.WeakMethod(function)
@@ -73,7 +73,7 @@ class FdPump:
         else:
             self._owner = lambda: drain
             self._drain = lambda _: drain()
-        self._failed = weakly(failed)
+        self._failed = _weakly(failed)
         self._again: asyncio.Handle | None = None
         self._paused = False
         self._quick = None if quick is None else quick(self._readable)
@@ -91,8 +91,7 @@ class FdPump:
         owner = self._owner()
         if owner is None:
             # The owner is being collected, perhaps in another thread, and its finalizer comes next.
-            if self._loop is not None:
-                self._loop.remove_reader(self._fd)
+            self._loop.remove_reader(self._fd)
             return
         try:
             more = self._drain(owner)

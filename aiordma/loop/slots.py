@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from aiordma._core import INDEX_BITS, SUB_SHIFT
 
-__all__ = ["INDEX_BITS", "SUB_SHIFT", "TAG", "TAG_SHIFT", "SlotTable", "is_tagged", "sub_index"]
+__all__ = ["INDEX_BITS", "SUB_SHIFT", "TAG", "TAG_SHIFT", "SlotTable", "sub_index"]
 
 T = TypeVar("T")
 
@@ -29,11 +29,6 @@ _GENERATION_SHIFT = 40
 _INDEX_MASK = (1 << INDEX_BITS) - 1
 _IDENTITY_MASK = (0xFFFF << _GENERATION_SHIFT) | _INDEX_MASK
 _TAG_BITS = TAG << TAG_SHIFT
-
-
-def is_tagged(wr_id: int) -> bool:
-    """Whether an id was made by a table, or looks as if it were."""
-    return wr_id >> TAG_SHIFT == TAG
 
 
 def sub_index(wr_id: int) -> int:

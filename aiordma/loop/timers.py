@@ -82,7 +82,7 @@ class _Timers:
         self._sweep_at = _FEW
         self._fd = -1
         self._fd = alarm_open()
-        self._pump = FdPump(self._loop, self._fd, self._drain, self._on_failure)
+        self._pump = FdPump(self._loop, self._fd, self._drain, self._report)
         fork.guard(self)
 
     def add(self, delay: float, timer: Timer) -> None:
@@ -117,9 +117,6 @@ class _Timers:
 
     def _report(self, exc: BaseException) -> None:
         report(self._loop, exc, "aiordma: a timer's function failed")
-
-    def _on_failure(self, exc: BaseException) -> None:
-        self._report(exc)
 
     def close(self) -> None:
         """Close the descriptor.  In any thread: the collector ends a forgotten connection there."""

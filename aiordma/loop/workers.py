@@ -36,10 +36,6 @@ __all__ = [
 T = TypeVar("T")
 _log = logging.getLogger("aiordma")
 
-
-#: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
-#: that are left over, and wait a second or more for them.
-_IDLE_S = 0.5
 #: Seconds in which a thread that the kernel has made must have begun to run.
 _START_S = 1.0
 #: Seconds until a thread that has found no memory tries again.
@@ -66,27 +62,18 @@ class WorkerPool:
         keep: If there is no thread and none can be started, a job is not refused but kept: the loop
             tries again for two seconds, and then runs the job itself, since `wait_closed()` has to
             end.  For jobs that release resources.
-        idle_s: Seconds after which a thread that has nothing to do ends.
-        retry_s: Seconds until the loop tries again to start a thread.
-        retries: Tries after which it does the job itself.
     """
 
-    def __init__(
-        self,
-        name: str,
-        limit: int,
-        *,
-        keep: bool = False,
-        idle_s: float = _IDLE_S,
-        retry_s: float = 0.1,
-        retries: int = 20,
-    ) -> None:
+    #: Seconds after which a thread that has nothing to do ends: tests of programs look for threads
+    #: that are left over, and wait a second or more for them.
+    idle_s = 0.5
+    #: Seconds until the loop tries again to start a thread, and tries until it does a job itself.
+    retry_s, most_retries = 0.1, 20
+
+    def __init__(self, name: str, limit: int, *, keep: bool = False) -> None:
         self._name = name
         self._limit = limit
         self._keep = keep
-        self._idle_s = idle_s
-        self._retry_s = retry_s
-        self._most_retries = retries
         self._reset()
 
     def _reset(self) -> None:
@@ -157,7 +144,7 @@ class WorkerPool:
             self._run_kept()
         elif self._retrying is not loop:  # another loop may have ended, and tries no more
             self._retrying = loop
-            loop.call_later(self._retry_s, self._retry)
+            loop.call_later(self.retry_s, self._retry)
 
     def _retry(self) -> None:
         self._retrying = None
@@ -171,9 +158,9 @@ class WorkerPool:
             with self._lock:
                 self._threads -= 1
             self._retries += 1
-            if self._retries == self._most_retries:
+            if self._retries == self.most_retries:
                 _log.warning("%s: the event loop does what a thread would: %s", self._name, exc)
-            if self._retries >= self._most_retries:
+            if self._retries >= self.most_retries:
                 self._run_one()
             self._retry_later()
         else:
@@ -208,7 +195,7 @@ class WorkerPool:
     def _work_on(self) -> bool:
         """Run the next job; False if none has come for `idle_s`, and the thread is to end."""
         try:
-            self._do_next(self._idle_s)
+            self._do_next(self.idle_s)
         except queue.Empty:
             with self._lock:
                 # The thread goes on if a job has come meanwhile that counts on it.

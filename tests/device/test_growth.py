@@ -185,7 +185,7 @@ async def test_memory_mappings_end_with_an_error_that_passes(
 ) -> None:
     # A new thread that finds no memory ends with an exception of the interpreter's, which is
     # printed; the one that destroys what was refused is there before.
-    monkeypatch.setattr(reaper, "_idle_s", 20.0)
+    monkeypatch.setattr(reaper, "idle_s", 20.0)
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         await closed(await pairs(listener, address, 1))
         ends = await pairs(listener, address, 3)  # what all of them share is made

@@ -363,7 +363,9 @@ def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: li
 def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
     run: Run, no_threads: list[bool]
 ) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True, retry_s=0.001, retries=1 << 30)
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    pool.retry_s = 0.001
+    pool.most_retries = 1 << 30
     order: list[int] = []
 
     async def main() -> None:
@@ -404,7 +406,8 @@ def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
     no_threads: list[bool],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pool = WorkerPool("test-reaper", 2, keep=True, retry_s=0.001)
+    pool = WorkerPool("test-reaper", 2, keep=True)
+    pool.retry_s = 0.001
     here: list[int] = []
 
     async def main() -> None:
@@ -419,7 +422,9 @@ def test_g07_without_a_thread_for_long_the_loop_does_it_a_job_a_turn(
 
 
 def test_g07_a_later_loop_tries_again(run: Run, no_threads: list[bool]) -> None:
-    pool = WorkerPool("test-reaper", 1, keep=True, retry_s=0.001, retries=1 << 30)
+    pool = WorkerPool("test-reaper", 1, keep=True)
+    pool.retry_s = 0.001
+    pool.most_retries = 1 << 30
 
     async def first() -> None:
         pool.submit(lambda: None)
@@ -450,7 +455,8 @@ def test_g07_a_call_that_got_no_thread_was_not_made(run: Run, no_threads: list[b
 
 
 def test_h07_threads_with_nothing_to_do_end() -> None:
-    pool = WorkerPool("test-idle", 3, idle_s=0.01)
+    pool = WorkerPool("test-idle", 3)
+    pool.idle_s = 0.01
 
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "test-idle"]
@@ -495,7 +501,8 @@ def test_g07_a_thread_outlives_memory_that_it_cannot_have(
 @pytest.mark.parametrize("first", range(48))
 def test_g07_a_job_is_done_and_counted_off_whatever_memory_is_refused(first: int) -> None:
     """One allocation of the thread that runs the jobs, whichever it is."""
-    pool = WorkerPool("test-short", 1, idle_s=LIMIT_S)
+    pool = WorkerPool("test-short", 1)
+    pool.idle_s = LIMIT_S
     gate = threading.Lock()
     gate.acquire()
 
@@ -525,7 +532,8 @@ def test_g07_a_job_is_done_and_counted_off_whatever_memory_is_refused(first: int
 
 def test_h07_a_job_that_meets_threads_that_end() -> None:
     """Whichever comes first: every job is run."""
-    pool = WorkerPool("test-meeting", 2, idle_s=1e-6)
+    pool = WorkerPool("test-meeting", 2)
+    pool.idle_s = 1e-6
     for number in range(2000):
         assert pool.submit(lambda number=number: number).result(10) == number  # type: ignore[misc]
     assert pool.drain(10)
