@@ -748,12 +748,7 @@ class ConnectionId(Resource):
             refuse_join(errno.EINVAL, "no queue pair")
         if self._memberships is None:
             self._memberships = Memberships()
-
-        def run(
-            call: Callable[[], None], answers: frozenset[EventType]
-        ) -> Coroutine[Any, Any, ConnectionEvent]:
-            return self._run(call, answers, timeout)
-
+        run = functools.partial(self._run, timeout=timeout)
         receiver = None if send_only else self.qp
         return await self._memberships.join(self, run, host, receiver, timeout)
 
@@ -824,9 +819,6 @@ class ConnectionId(Resource):
                 self.qp.to_error()
             except OSError as exc:
                 _log.debug("queue pair %d to error: %s", self.qp.num, exc)
-
-    def _fail(self, exc: BaseException) -> None:
-        self._step.fail(exc)
 
     def _run(
         self,
@@ -914,7 +906,7 @@ class ConnectionId(Resource):
             self._memberships.detach()
         self._channel._ids.pop(self._token)
         self._sink = None
-        self._fail(ResourceClosedError("the connection id was closed"))
+        self._step.fail(ResourceClosedError("the connection id was closed"))
         self._channel._drop(self)
 
     def _destroy(self, handle: Any) -> None:

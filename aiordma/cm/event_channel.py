@@ -302,7 +302,7 @@ class EventChannel(Resource):
     def _on_failure(self, exc: Exception) -> None:
         self._report(exc)
         for connection_id in self._ids.values():
-            connection_id._fail(exc)
+            connection_id._step.fail(exc)
             # The sink of the id learns that nothing will come any more.
             connection_id._on_event(
                 ConnectionEvent(self, EventType.DEVICE_REMOVAL, 0, connection_id)
@@ -406,7 +406,7 @@ class EventChannel(Resource):
     def _on_close(self) -> None:
         closed = ResourceClosedError("the event channel was closed")
         for connection_id in self._ids.values():
-            connection_id._fail(closed)
+            connection_id._step.fail(closed)
         is_read = self._is_read
         self._fail_readers(closed)
         # Open ids keep the descriptor; a pump without readers would only fill the queue.

@@ -294,12 +294,6 @@ class RegistrationCache:
         self._leaving = [left for left in self._leaving if not left._gone.done]
         self._leaving.append(region)
 
-    def _overlapping(self, start: int, stop: int) -> list[_Entry]:
-        return [
-            entry for entry in self._entries.values()
-            if entry.key[0] < stop and start < entry.key[0] + entry.key[1]
-        ]  # fmt: skip
-
     async def drop(self, buffer: Any) -> int:
         """Deregister a buffer, so that it can be resized, closed or freed.
 
@@ -322,7 +316,10 @@ class RegistrationCache:
             start = int(ffi.cast("uintptr_t", bytes_of(view, Access(0))))
             stop = start + view.nbytes
         while True:
-            found = self._overlapping(start, stop)
+            found = [
+                entry for entry in self._entries.values()
+                if entry.key[0] < stop and start < entry.key[0] + entry.key[1]
+            ]  # fmt: skip
             if any(entry.users for entry in found):
                 msg = "the buffer is in use: give its region back first"
                 raise ResourceBusyError(errno.EBUSY, msg)
