@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
-    """The value as an int; whatever has an `__index__` is one, bool excepted.
+    """The value as an int: an int, or an object with `__index__`, but no bool.
 
     Args:
         name: Of the argument.

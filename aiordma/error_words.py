@@ -145,7 +145,7 @@ CLASS_HINTS = {
 
 # ib_cm_sidr_status: how a datagram service answers a request; reason, hint.
 SERVICE_REASONS = {
-    1: ("no such service", "nobody listens for datagrams on that port"),
+    1: ("no such service", "no program listens for datagrams on that port"),
     2: ("consumer defined", "the peer's program refused the request"),
     3: ("no queue pair", ""),
     4: ("redirected", "the service is elsewhere"),
@@ -201,7 +201,7 @@ REJECT_REASONS: dict[int, tuple[str, str]] = {
     4: ("timeout", "the peer gave up waiting; try again"),
     5: ("unsupported request", ""),
     6: ("invalid communication id", ""),
-    8: ("invalid service id", "nobody listens on that port"),
+    8: ("invalid service id", "no program listens on that port"),
     10: ("stale connection", "the peer still holds an old connection; try again"),
     28: (
         "consumer defined",

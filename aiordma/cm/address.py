@@ -29,10 +29,10 @@ Address = tuple[str, int]
 _IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as any sockaddr
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
-_sockaddrs: Kept[Address, Any] = Kept()  # a client's connections go to few; they are constant
+_sockaddrs: Kept[Address, Any] = Kept()  # a client connects to few addresses
 
 
-@functools.lru_cache(256)  # a server's, and a client's, connections have few
+@functools.lru_cache(256)  # the connections of a process have few addresses
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(host)
 
@@ -40,7 +40,7 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 def to_sockaddr(address: Address) -> Any:
     """A `struct sockaddr_storage` for a numeric IPv4 or IPv6 address.
 
-    An IPv4 address in IPv6 form (`::ffff:10.0.0.1`) becomes IPv4, as which alone RDMA knows it.
+    An IPv4 address in IPv6 form (`::ffff:10.0.0.1`) becomes IPv4, the only form that RDMA knows.
 
     Raises:
         ValueError: The host is not numeric, is link-local and names no interface, or the port is
@@ -129,7 +129,7 @@ def is_local(address: Address) -> bool:
 
 
 def is_loopback(address: Address) -> bool:
-    """Whether a numeric address is one of loopback, which belongs to no RDMA device."""
+    """Whether a numeric address is a loopback address, which belongs to no RDMA device."""
     ip = _ip(address[0].partition("%")[0] or "0.0.0.0")
     return (getattr(ip, "ipv4_mapped", None) or ip).is_loopback
 
@@ -154,8 +154,8 @@ async def look_up(
 ) -> list[Address]:
     """Numeric addresses for a name, by the loop's resolver; numeric hosts need no resolver.
 
-    rdma_getaddrinfo is not used: it blocks, without a bound if ibacm hangs.  Nor has this a bound
-    of its own: the caller's deadline ends the wait, in a thread the resolver may go on.
+    rdma_getaddrinfo is not used: it blocks, without a bound if ibacm hangs.  The loop's resolver
+    has no bound either: the caller's deadline ends the wait; the resolver may go on in a thread.
 
     Args:
         host: Name or numeric address; None or "" for none.

@@ -245,7 +245,7 @@ class ConnectionId(Resource):
         """Set an option of the id (`rdma_set_option(3)`).
 
         Args:
-            option: Which.
+            option: The option.
             value: `ID_TOS`: type of service of the packets, 0 to 255, chosen by the connecting side
                 for both.  `ID_REUSEADDR`: 1 lets other ids that have it bind to the same address
                 and port; never two listeners.  `ID_AFONLY`: 1 has an id on `::` take IPv6 alone.
@@ -328,16 +328,17 @@ class ConnectionId(Resource):
         *,
         limited: bool = False,
     ) -> None:
-        """`resolve_addr` and `resolve_route`, which has as long again, in one step.
+        """`resolve_addr` and `resolve_route` in one step.
 
-        Readers of the channel get no event of the first, unless ibacm runs: then the second can
-        block, and runs in a thread.
+        Readers of the channel get no event of the address.  If ibacm runs, they do: then resolving
+        the route can block, and it is a call of its own in a thread.
 
         Args:
             dst: As `resolve_addr`.
-            src: Likewise.
-            timeout: Likewise, for each.
-            limited: The caller has a limit for this and more, which will do if an event gets lost.
+            src: As `resolve_addr`.
+            timeout: Seconds for the address, and as many again for the route.
+            limited: Whether the caller has a limit of its own, which ends the wait if an event gets
+                lost.
 
         Raises, cancellation: as those.
         """
@@ -469,8 +470,8 @@ class ConnectionId(Resource):
     def _move(self, last: int, policy: QPPolicy) -> None:
         """Take the queue pair from INIT, or to it, as far as `last`.
 
-        Through INIT once more where the rights are the connection manager's to say: they follow
-        the depths that the peer has granted.
+        The queue pair passes INIT once more where the connection manager chooses the rights: they
+        follow the depths that the peer has granted.
         """
         assert self.qp is not None
         ready = last != _INIT and self._access is not None and self._access == policy.access
@@ -630,10 +631,10 @@ class ConnectionId(Resource):
     def notify_established(self) -> None:
         """Report a message that came before ESTABLISHED (`rdma_notify(3)`).
 
-        Without it a lost confirmation would end the connection.  Mostly it is not lost but about to
-        come, and so it is waited for: if the report falls between the arrival of a confirmation and
-        its processing, and a disconnection follows, the kernel goes on repeating its answer, and
-        destroying the id takes 66 seconds.
+        Without the report a lost confirmation would end the connection.  Mostly the confirmation is
+        about to come, and the report waits for it: if the report falls between the arrival of a
+        confirmation and its processing, and a disconnection follows, the kernel goes on repeating
+        its answer, and destroying the id takes 66 seconds.
         """
         if self.stage is Stage.ACCEPTED and self._confirming is None:
             confirm = functools.partial(_confirm, weakref.ref(self))
@@ -669,8 +670,7 @@ class ConnectionId(Resource):
         Posted requests are flushed, and both sides get DISCONNECTED.
 
         Args:
-            timeout: Seconds to wait for the peer's answer; after it the connection counts as
-                ended all the same.
+            timeout: Seconds to wait for the peer's answer; then the connection has ended, too.
 
         Raises:
             OSError: EINVAL if it was never connected; an id that is connecting is left by
@@ -700,7 +700,7 @@ class ConnectionId(Resource):
 
     @property
     def is_datagram(self) -> bool:
-        """Whether its port space is one of datagrams."""
+        """Whether its port space is for datagrams."""
         space = self.port_space
         return space is not PortSpace.TCP and space in (PortSpace.UDP, PortSpace.IPOIB)
 

@@ -33,7 +33,7 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
     number = cm_id.port_num
     names = _of_the_port(context, number).copy()
     gid = cm_id.local_gid
-    # iWARP connects without one
+    # iWARP connects without a GID.
     names["gid"] = context.query_gid(number).gid if gid == _NO_GID else gid
     names["qpn"] = qp.num
     return names

@@ -1,10 +1,10 @@
 """EventChannel: the descriptor on which connection events arrive.
 
 Theory of operation
-    `CMEvents.next` takes one event from the kernel, copies and acknowledges it; where an id
-    is to go on from its address to its route by itself, it starts that instead.  It is then
-    routed by the integer token in the id's context, never by pointer, and dispatched before the
-    next is taken: a handler may close the id that the next event names.
+    `CMEvents.next` takes an event from the kernel, copies and acknowledges it.  If the event has
+    found the address for an id that is to go on by itself, `next` starts to resolve the route.
+    Every other event is routed by the integer token in the id's context, never by pointer, and
+    dispatched before the next is taken: a handler may close the id that the next event names.
 
     An event that answers a pending awaitable of its id completes it.  All other events are kept in
     one line for `get_event` and iterators, which take from it by turns: each event is read
@@ -54,12 +54,12 @@ __all__ = ["EventChannel"]
 _log = logging.getLogger("aiordma")
 # Events that a wake-up may take before other tasks have a turn.  A channel with a listener takes
 # many: where its requests are read more slowly than they come, the kernel refuses some
-# (interop/test_cmtime.py and test_ucmatose.py).  One without holds the loop for a shorter time
-# where many connects are made at once: each event is the next step of one.
+# (interop/test_cmtime.py and test_ucmatose.py).  A channel without a listener takes few, because
+# each event starts the next step of a connect: many of them would hold the loop.
 _BUDGET = 8
 _BUDGET_OF_A_LISTENER = 64
 _MOST_TO_CATCH_UP = 1024
-# Of these a process recovers; the kernel keeps an event for which there is no memory here.
+# A process recovers from these; the kernel keeps an event for which there is no memory here.
 _SHORTAGES = frozenset({errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE})
 _SHORT_PAUSE_S = 0.5
 _KINDS = {int(kind): kind for kind in EventType}
@@ -136,7 +136,7 @@ class EventChannel(Resource):
         return loop
 
     def _expect_requests(self) -> None:
-        """One of its ids is about to listen."""
+        """An id of the channel is about to listen."""
         self._budget = _BUDGET_OF_A_LISTENER
 
     def _kick_soon(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -274,7 +274,7 @@ class EventChannel(Resource):
             )
 
     def _turn_away(self, event: ConnectionEvent) -> None:
-        """The event is never read: a request is refused."""
+        """The event will never be read: refuse its request, if it is a request."""
         if event.type is EventType.CONNECT_REQUEST and event.connection_id is not None:
             event.connection_id.close()
 
@@ -303,7 +303,7 @@ class EventChannel(Resource):
         self._report(exc)
         for connection_id in self._ids.values():
             connection_id._step.fail(exc)
-            # The sink of the id learns that nothing will come any more.
+            # So the sink of the id is told that no further event will come.
             connection_id._on_event(
                 ConnectionEvent(self, EventType.DEVICE_REMOVAL, 0, connection_id)
             )
@@ -356,9 +356,9 @@ class EventChannel(Resource):
         self._unacked -= 1
 
     def __aiter__(self) -> Steps[ConnectionEvent]:
-        """The events that wait to be read, and every one from now on; none is to be acknowledged.
+        """The events that wait to be read, and all later events; they need no acknowledgement.
 
-        Each event is read once, by one iterator or `get_event`.  The events that an iterator has
+        Each event is read once, by an iterator or by `get_event`.  The events that an iterator has
         not read when it is left are for the next.
         """
         self._require()

@@ -5,9 +5,9 @@ Theory of operation
     would attach a queue pair of its own to the group; for aiordma's queue pairs this file does it.
     A send-only member is not attached: it needs the way and nothing else.
 
-    Leaving can block, so a thread does it.  The next join waits for it: only then can no event of
-    the old membership be taken for one of the new.  A join that is canceled or fails is left again;
-    an id that is closed leaves all.
+    Leaving can block, so a thread does it.  The next join waits for it: otherwise an event of the
+    old membership could be taken for an event of the new.  If a join is canceled or fails, the
+    group is left again.  An id that is closed leaves all groups.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from aiordma.verbs.resource import Resource
 __all__ = ["Memberships", "group_host", "refuse_join"]
 
 _log = logging.getLogger("aiordma")
-_ENOTSUPP = 524  # the kernel's own, which no header of the C library has
+_ENOTSUPP = 524  # of the kernel; no header of the C library has it
 _ANSWERS = frozenset({EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR})
 
 
 def group_host(group: str | Address) -> str:
-    """The address of a multicast group, in its one spelling.
+    """The address of a multicast group in its normal form.
 
     Raises:
         ValueError: Not a numeric multicast address.

@@ -62,9 +62,9 @@ class QPPolicy:
         object.__setattr__(self, "_granting", {})
 
     def granting(self, responder_resources: int, initiator_depth: int) -> QPPolicy:
-        """The policy of an end that accepts with these depths.
+        """The policy of an end whose answer grants these depths.
 
-        `responder_resources` and `initiator_depth` are the depths that the answer grants.
+        `responder_resources` bounds the reads of the peer, `initiator_depth` those of this end.
 
         The connection manager proposes the depths of the request.  An end that started more
         reads than it announced would break its connection: the peer serves no more than that.
@@ -89,13 +89,7 @@ def advance(
 ) -> None:
     """Move `qp` through the states `first` to `last` with the connection's attributes.
 
-    Args:
-        id_handle: The C id.
-        qp: Its queue pair.
-        first: A state of queue pairs.
-        last: Likewise.
-        policy: Overrides the connection manager's proposal.
-        requested: Whether the id stands for a request that is not answered yet.
+    `requested` tells whether the id stands for a request that is not answered yet.
 
     Raises:
         ConnectionAbortedError: The client has left: there is nothing to propose for its request.

@@ -2,12 +2,12 @@
 
 Theory of operation
     The address and the route are two calls, each answered by an event.  With `ConnectionId.find` an
-    id goes on from the one to the other by itself: `CMEvents.next` makes the second call when it
-    takes the event of the first, so that the task is resumed once.
+    id goes on by itself: `CMEvents.next` makes the second call when it takes the event of the
+    first, so that the task is resumed once.
 
     The kernel looks again when a neighbor becomes known, and at the end of the time.  Where the
     neighbor answers at once, as over a veth pair, the answer can come before the kernel waits for
-    it, and the look at the end is the only one: so the first tries are short.
+    it, and only the look at the end finds it: so the first tries are short.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def resolve(
     *,
     limited: bool,
 ) -> None:
-    """Resolve an address, and a route with it, in one try or several.
+    """Resolve an address, and a route with it; tries again until the time is up.
 
     Args:
         step: The id's.

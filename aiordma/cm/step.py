@@ -1,8 +1,8 @@
 """Steps of a connection id: the stages that it passes, and the step that is under way.
 
 A step is a C call that returns at once, and an event that reports its end.  An id has at most
-one step under way.  The first event that can end it does so, with success or failure: no wait is
-for ever.
+one step under way.  The first event that can end the step does so, with success or failure: no wait
+is for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiordma.verbs.resource import Resource
 
 __all__ = ["Stage", "Step"]
 
-# Events that concern something else than the step under way and never end it.
+# Events that never end a step, because they do not concern it.
 _ASIDE = frozenset({
     EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE, EventType.CONNECT_REQUEST,
     EventType.MULTICAST_JOIN, EventType.MULTICAST_ERROR,

@@ -48,7 +48,7 @@ class DatagramConfig:
         max_sources: Senders whose addresses are remembered, 1 to 65,536; the sender that is known
             for longest is forgotten first.
         max_unresolved_sources: Senders to be answered whose next hop the kernel does not know and
-            resolves, at a time, 1 to 1,024.  As many again wait; when one more comes, the sender
+            resolves, at a time, 1 to 1,024.  As many again wait; when another comes, the sender
             that has waited longest is given up: its answers are reported to `error_received` as
             ENOBUFS.  Such a sender may have forged its address; the kernel has room for 1,024
             neighbors by default, and keeps each that is silent for 3 s.

@@ -67,26 +67,17 @@ _QuickWay = tuple[AHAttributes, str, NextHop | None, AddressHandle | None]
 
 
 class Destination:
-    """A destination of datagrams.
-
-    Attributes:
-        key: Address that the program or the peer has named.
-        ah: Address handle; None until the destination is found.
-        qpn: Number of the queue pair.
-        qkey: Key of the queue pair.
-        pending: Datagrams that wait for it to be found.
-        queued: Datagrams for it that wait for the adapter.
-    """
+    """A destination of datagrams."""
 
     __slots__ = ("ah", "found_at", "key", "pending", "qkey", "qpn", "queued", "task")
 
     def __init__(self, key: Key) -> None:
         self.key = key
-        self.ah: AddressHandle | None = None
+        self.ah: AddressHandle | None = None  # until the destination is found
         self.qpn = 0
         self.qkey = 0
-        self.pending: deque[bytes] = deque()
-        self.queued = 0
+        self.pending: deque[bytes] = deque()  # datagrams that wait until it is found
+        self.queued = 0  # datagrams that wait for the adapter
         self.found_at = 0.0
         self.task: asyncio.Task[None] | None = None
 
@@ -129,7 +120,7 @@ class Destinations:
         places = min(config.max_unresolved_sources, (config.max_destinations + 1) // 2)
         self._resolving = asyncio.Semaphore(places)
         self._blindly = asyncio.Semaphore(_MOST_BLINDLY)
-        self._line: dict[Destination, None] = {}  # sources that wait for one of these two
+        self._line: dict[Destination, None] = {}  # sources that wait for a place of these
         self._neighbors = Neighbors()
         self._closed = False
         # By queue pair of a peer: the service it answered for, and its first datagram's source.

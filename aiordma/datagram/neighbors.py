@@ -183,7 +183,7 @@ def _have_it_found(hop: NextHop, source: str) -> None:
 
 
 class Neighbors:
-    """Waits until the kernel has resolved neighbors; of one event loop.
+    """Waits until the kernel has resolved neighbors; belongs to an event loop.
 
     The netlink socket is open as long as there is a wait.
     """

@@ -25,7 +25,7 @@ from aiordma.errors import plain_error
 
 __all__ = ["Outbox"]
 
-_HEADER = 8  # bytes that a datagram counts beside its own, so that empty ones count
+_HEADER = 8  # bytes that a datagram counts beside its own, so that empty datagrams count
 
 
 class Outbox:

@@ -73,15 +73,10 @@ class DatagramOwner(Owner, Protocol):
 
 
 class _Broken(NamedTuple):
-    """The queue pair is in the error state.
-
-    Attributes:
-        cause: The reason.
-        timer: Of its new beginning, even if some posts have not completed.
-    """
+    """The queue pair is in the error state."""
 
     cause: OSError
-    timer: asyncio.TimerHandle
+    timer: asyncio.TimerHandle  # restarts the queue pair, even if some posts have not completed
 
 
 class DatagramPort(AdapterSide):

@@ -1,4 +1,4 @@
-"""Credits: a counter that coroutines may wait on, first come first served."""
+"""Credits: a counter that tasks may wait on, first come, first served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Credits"]
 
 
 class Credits:
-    """Counts free places; `acquire` waits for some, in order of arrival.
+    """Counts free places; `acquire` waits for places, in the order of the calls.
 
     asyncio.Semaphore lacks three things: a fast path without a coroutine (`try_acquire`); several
     places at once, without which two tasks that take place after place can wait for each other for
@@ -31,7 +31,7 @@ class Credits:
 
     @property
     def waiting(self) -> int:
-        """Coroutines that wait."""
+        """Tasks that wait."""
         return len(self._line)
 
     def try_acquire(self, count: int = 1) -> bool:

@@ -1,4 +1,4 @@
-"""Objects of which each event loop has one, shared by its users and closed with the last user."""
+"""Objects that an event loop has once, shared by their users and closed with the last user."""
 
 from __future__ import annotations
 

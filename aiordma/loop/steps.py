@@ -1,4 +1,4 @@
-"""Steps: an async iterator that awaits one call again and again."""
+"""Steps: an async iterator that awaits a call again and again."""
 
 from __future__ import annotations
 

@@ -96,8 +96,8 @@ class WaitLine(Generic[T]):
     def fail(self, reason: Callable[[], BaseException]) -> None:
         """Have all tasks that wait raise the exception that `reason` makes.
 
-        A function, not an exception: one object raised many times would collect the traceback,
-        and with it the variables, of every task that ever caught it.
+        A function, not an exception: an object that is raised many times would collect the
+        traceback, and with it the variables, of every task that ever caught it.
         """
         line, self.places = self.places, EMPTY
         for place, _ in line:

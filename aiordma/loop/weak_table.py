@@ -31,7 +31,7 @@ class WeakTable(Generic[T]):
         self._sweep_at = _FEW
 
     def __len__(self) -> int:
-        """Entries, dead ones included."""
+        """Number of entries, those of dead objects included."""
         return len(self._entries)
 
     def __setitem__(self, number: int, thing: T) -> None:

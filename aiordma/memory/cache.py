@@ -1,4 +1,4 @@
-"""RegistrationCache: buffers of callers stay registered, so that using one again costs no syscall.
+"""RegistrationCache: buffers of callers stay registered, so that their next use costs no syscall.
 
 Theory of operation
     An entry is found by address, length and rights.  An address says nothing about the owner of the

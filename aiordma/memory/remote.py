@@ -44,8 +44,9 @@ _ALL_RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE | Access.REMOTE_ATOMIC
 class RemoteRegion:
     """Memory of the peer that its program has opened for one-sided operations.
 
-    It comes from the peer, by `from_bytes`.  It is a value: it can be compared, hashed, copied and
-    kept after the peer has withdrawn the memory; an access then fails with `RemoteAccessError`.
+    It comes from the peer, by `from_bytes`.  A RemoteRegion is a value: it can be compared, hashed,
+    copied and kept after the peer has withdrawn the memory; an access then fails with
+    `RemoteAccessError`.
     A peer in the same protection domain that knows the key has the rights: treat it as a
     password of that connection.
 
