@@ -11,6 +11,7 @@ import struct
 from typing import Any
 
 from aiordma._ffi import ffi
+from aiordma.arguments import whole
 from aiordma.errors import HostNotFoundError, plain_error
 from aiordma.loop.kept import Kept
 
@@ -96,12 +97,7 @@ def check_port(port: int, lowest: int = 0) -> None:
         TypeError: Not an int.
         ValueError: Not in `lowest`..65535.
     """
-    if not isinstance(port, int) or isinstance(port, bool):
-        msg = f"a port is an int, not {port!r}"
-        raise TypeError(msg)
-    if not lowest <= port <= 0xFFFF:
-        msg = f"port {port} is not in {lowest}..65535"
-        raise ValueError(msg)
+    whole("the port", port, lowest, 0xFFFF)
 
 
 def _scope_id(scope: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from aiordma.arguments import check_seconds, payload_of
+from aiordma.arguments import check_kind, check_seconds, payload_of
 from aiordma.verbs.context import DeviceAttributes
 
 __all__ = [
@@ -164,9 +164,7 @@ def check_offer(
     param: ConnectionParameter | None, private_data: bytes, timeout: float | None
 ) -> bytes:
     """Check an offer before anything is changed; return the private data as C takes it."""
-    if param is not None and not isinstance(param, ConnectionParameter):
-        msg = f"not a ConnectionParameter: {param!r}"
-        raise TypeError(msg)
+    check_kind("param", param, ConnectionParameter)
     check_seconds("timeout", timeout, zero=True)
     return payload_of("private data", private_data, _MAX_PRIVATE_DATA)
 

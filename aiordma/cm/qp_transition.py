@@ -10,7 +10,7 @@ proposes, and this file decides which values are applied.
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from aiordma._ffi import lib
@@ -53,10 +53,7 @@ class QPPolicy:
     _granting: dict[tuple[int, int], QPPolicy] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        values = (
-            self.access, self.ack_timeout, self.max_retry_count, self.max_rnr_retry_count,
-            self.min_rnr_timer, self.max_dest_rd_atomic, self.max_rd_atomic,
-        )  # fmt: skip
+        values = [getattr(self, each.name) for each in fields(self) if each.init]
         numbers = tuple(-1 if value is None else int(value) for value in values)
         object.__setattr__(self, "_numbers", numbers)  # as C takes them
         object.__setattr__(self, "_granting", {})

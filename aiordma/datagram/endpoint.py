@@ -128,21 +128,16 @@ def _refuse(
     family: int, proto: int, reuse_port: bool | None, allow_broadcast: bool | None, sock: Any
 ) -> None:
     """Refuse arguments that are possible for sockets only."""
-    if sock is not None:
-        msg = "sock is not possible: an RDMA endpoint has no socket"
-        raise ValueError(msg)
-    if reuse_port:
-        msg = "reuse_port is not possible: an RDMA port belongs to one endpoint"
-        raise ValueError(msg)
-    if allow_broadcast:
-        msg = "allow_broadcast is not possible: RDMA has multicast groups, and no broadcast"
-        raise ValueError(msg)
-    if family not in _FAMILIES:
-        msg = f"family is AF_INET, AF_INET6 or 0, not {family!r}"
-        raise ValueError(msg)
-    if proto not in _PROTOCOLS:
-        msg = f"proto is IPPROTO_UDP or 0, not {proto!r}"
-        raise ValueError(msg)
+    refused = (
+        (sock is not None, "sock is not possible: an RDMA endpoint has no socket"),
+        (reuse_port, "reuse_port is not possible: an RDMA port belongs to one endpoint"),
+        (allow_broadcast, "allow_broadcast is not possible: RDMA has groups, and no broadcast"),
+        (family not in _FAMILIES, f"family is AF_INET, AF_INET6 or 0, not {family!r}"),
+        (proto not in _PROTOCOLS, f"proto is IPPROTO_UDP or 0, not {proto!r}"),
+    )
+    for wrong, msg in refused:
+        if wrong:
+            raise ValueError(msg)
 
 
 async def _numeric(
