@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from aiordma.verbs.enums import OpenIntEnum, OpenIntFlag
+from aiordma.verbs.enums import OpenIntEnum
 
 __all__ = [
     "EventType",
-    "JoinFlags",
-    "JoinMask",
     "Option",
     "PortSpace",
 ]
@@ -58,17 +56,3 @@ class Option(OpenIntEnum):
     ID_REUSEADDR = 1
     ID_AFONLY = 2
     ID_ACK_TIMEOUT = 3
-
-
-class JoinMask(OpenIntFlag):
-    """Which members of `rdma_cm_join_mc_attr_ex` are filled in."""
-
-    ADDRESS = 1 << 0
-    JOIN_FLAGS = 1 << 1
-
-
-class JoinFlags(OpenIntEnum):
-    """How a multicast group is joined (`rdma_cm_mc_join_flags`); a number, not a bit set."""
-
-    FULLMEMBER = 0
-    SENDONLY_FULLMEMBER = 1

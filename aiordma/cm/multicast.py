@@ -24,7 +24,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_minus_one
 from aiordma.cm.address import Address, to_sockaddr
 from aiordma.cm.connection_event import ConnectionEvent
-from aiordma.cm.enums import EventType, JoinFlags, JoinMask
+from aiordma.cm.enums import EventType
 from aiordma.errors import ConnectTimeoutError, ResourceBusyError, cm_error, os_error
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
@@ -115,7 +115,11 @@ class Memberships:
             if event.type == EventType.MULTICAST_ERROR:
                 raise cm_error(event.type.name, event.status)
             if qp is not None:
-                _attach(member, qp, event)
+                assert event.ah_attr is not None
+                if qp.closed:
+                    refuse_join(errno.EINVAL, "the queue pair was closed")
+                qp.attach_mcast(event.ah_attr.dgid, event.ah_attr.dlid)
+                member.qp = qp
             member.way = event.ah_attr
         except BaseException:
             self._joined.pop(host, None)
@@ -184,9 +188,10 @@ class Memberships:
 
 def _join(cm_id: Resource, member: _Membership, *, send_only: bool) -> None:
     attr = ffi.new("struct rdma_cm_join_mc_attr_ex *")
-    attr.comp_mask = JoinMask.ADDRESS | JoinMask.JOIN_FLAGS
+    attr.comp_mask = lib.RDMA_CM_JOIN_MC_ATTR_ADDRESS | lib.RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS
     attr.addr = ffi.cast("struct sockaddr *", member.sockaddr)
-    attr.join_flags = JoinFlags.SENDONLY_FULLMEMBER if send_only else JoinFlags.FULLMEMBER
+    full, sends = lib.RDMA_MC_JOIN_FLAG_FULLMEMBER, lib.RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER
+    attr.join_flags = sends if send_only else full  # a number, not a bit set
     if lib.rdma_join_multicast_ex(cm_id._require(), attr, ffi.NULL):
         code = ffi.errno
         if code == _ENOTSUPP:
@@ -197,14 +202,6 @@ def _join(cm_id: Resource, member: _Membership, *, send_only: bool) -> None:
 def _leave_now(handle: Any, member: _Membership) -> None:
     sockaddr = ffi.cast("struct sockaddr *", member.sockaddr)
     check_minus_one(lib.rdma_leave_multicast(handle, sockaddr), "rdma_leave_multicast")
-
-
-def _attach(member: _Membership, qp: QueuePair, event: ConnectionEvent) -> None:
-    assert event.ah_attr is not None
-    if qp.closed:
-        refuse_join(errno.EINVAL, "the queue pair was closed")
-    qp.attach_mcast(event.ah_attr.dgid, event.ah_attr.dlid)
-    member.qp = qp
 
 
 def _detach(member: _Membership) -> None:

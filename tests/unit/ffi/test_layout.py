@@ -136,8 +136,6 @@ ENUMERATIONS = [
     Numbers(verbs.WCOpcode, "IBV_WC_", "enum ibv_wc_opcode"),
     Numbers(verbs.WCStatus, "IBV_WC_", "enum ibv_wc_status"),
     Numbers(cm.EventType, "RDMA_CM_EVENT_", "enum rdma_cm_event_type"),
-    Numbers(cm.JoinFlags, "RDMA_MC_JOIN_FLAG_", "enum rdma_cm_mc_join_flags"),
-    Numbers(cm.JoinMask, "RDMA_CM_JOIN_MC_ATTR_", "enum rdma_cm_join_mc_attr_mask"),
     Numbers(cm.Option, "RDMA_OPTION_"),
     Numbers(cm.PortSpace, "RDMA_PS_", "enum rdma_port_space"),
 ]
