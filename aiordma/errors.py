@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from typing import TypeVar
 
 from aiordma.device_nodes import NO_PERMISSION, unopened
 from aiordma.error_words import (
@@ -334,7 +335,13 @@ class QueueError(RdmaOSError):
     event: str = ""
 
 
+E = TypeVar("E", bound=RdmaError)
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_CM_CLASSES: dict[str, type[ConnectionFailedError]] = {
+    "ADDR_ERROR": AddressError,
+    "ROUTE_ERROR": RouteError,
+    "MULTICAST_ERROR": MulticastError,
+}
 _WC_CLASSES: dict[str, type[CompletionError]] = {
     "WR_FLUSH_ERR": FlushedError,
     "LOC_LEN_ERR": LocalLengthError,
@@ -365,6 +372,13 @@ def reject_reason(status: int) -> str:
 
 def _with_hint(text: str, hint: str) -> str:
     return f"{text} ({hint})" if hint else text
+
+
+def _hinted(error: E, hint: str) -> E:
+    """Return the error, with this hint in place of that of its class."""
+    if hint:
+        error.hint = hint
+    return error
 
 
 def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
@@ -405,10 +419,7 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
         kind = DeviceNotFoundError
     else:
         kind = _OS_CLASSES[type(OSError(code, ""))]
-    error = kind(code, _with_hint(text, hint))
-    if hint:
-        error.hint = hint
-    return error
+    return _hinted(kind(code, _with_hint(text, hint)), hint)
 
 
 def tell_where(error: OSError, host: str, port: int) -> None:
@@ -482,21 +493,8 @@ def queue_error(event: str, queue: str) -> QueueError:
     """
     hint = EVENT_HINTS.get(event, "")
     error = QueueError(errno.EIO, _with_hint(f"the {queue} failed: {event}", hint))
-    error.event, error.hint = event, hint or error.hint
-    return error
-
-
-def _failed_errno(event: str, status: int) -> tuple[int, str]:
-    """Errno and words for the negative status of an error event."""
-    code = -status if status < 0 else errno.EIO
-    if status == -1:
-        # No EPERM: librdmacm's own -1, whose errno is lost.  With an address it means that it did
-        # not find the device that the kernel had chosen.
-        code = errno.ENODEV if event == "ADDR_ERROR" else errno.EIO
-    return code, _with_hint(
-        f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}",
-        ERRNO_HINTS_ANY.get(code, ""),
-    )
+    error.event = event
+    return _hinted(error, hint)
 
 
 def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
@@ -515,34 +513,27 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
         if status == -errno.ECONNREFUSED:
             hint = REJECT_REASONS[8][1]
         text = _with_hint(f"connection rejected: {reason} (status {status})", hint)
-        error: ConnectionFailedError | ConnectTimeoutError | ConnectionLostError
-        error = ConnectionRejectedError(
+        rejected = ConnectionRejectedError(
             errno.ECONNREFUSED, text, event=event, status=status, private_data=private_data
         )
-        error.hint = hint or error.hint
-        return error
+        return _hinted(rejected, hint)
     if event == "DEVICE_REMOVAL":
         return DeviceRemovedError(errno.ENODEV, "the RDMA device was removed")
     if event in ("DISCONNECTED", "TIMEWAIT_EXIT"):
         lost = ConnectionLostError(errno.ECONNRESET, "the connection was closed by the peer")
-        lost.hint = DISCONNECTED_HINT
-        return lost
-    code, text = _failed_errno(event, status)
+        return _hinted(lost, DISCONNECTED_HINT)
+    code = -status if status < 0 else errno.EIO
+    if status == -1:
+        # No EPERM: librdmacm's own -1, whose errno is lost.  With an address it means that it did
+        # not find the device that the kernel had chosen.
+        code = errno.ENODEV if event == "ADDR_ERROR" else errno.EIO
+    text = f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}"
     if code == errno.ENODEV:
-        code, text, hint = _with_nodes(code, f"{event}: ENODEV: {os.strerror(code)}")
+        code, text, hint = _with_nodes(code, text)
         return plain_error(code, text, hint or ERRNO_HINTS_ANY[errno.ENODEV])
     if code == errno.ETIMEDOUT or event == "UNREACHABLE":
-        hint = "no answer: is the peer up, is the address right, is UDP port 4791 (RoCE) open?"
-        error = ConnectTimeoutError(
-            errno.ETIMEDOUT, _with_hint(f"{event}: no answer", hint), event=event, status=status
-        )
-        error.hint = hint
-        return error
-    classes = {
-        "ADDR_ERROR": AddressError,
-        "ROUTE_ERROR": RouteError,
-        "MULTICAST_ERROR": MulticastError,
-    }
-    error = classes.get(event, ConnectionFailedError)(code, text, event=event, status=status)
-    error.hint = ERRNO_HINTS_ANY.get(code) or error.hint
-    return error
+        text = _with_hint(f"{event}: no answer", ConnectTimeoutError.hint)
+        return ConnectTimeoutError(errno.ETIMEDOUT, text, event=event, status=status)
+    hint = ERRNO_HINTS_ANY.get(code, "")
+    kind = _CM_CLASSES.get(event, ConnectionFailedError)
+    return _hinted(kind(code, _with_hint(text, hint), event=event, status=status), hint)
