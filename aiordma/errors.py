@@ -423,13 +423,7 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
 
 
 def tell_where(error: OSError, host: str, port: int) -> None:
-    """Put the address of a peer or of a listener in front of the text of an `error`.
-
-    Args:
-        error: It is changed in place; its class stays the same.
-        host: Name or address.
-        port: Its port.
-    """
+    """Put `host` and `port` of a peer or of a listener in front of the text of an `error`."""
     tell_what(error, f"{host} port {port}")
 
 

@@ -21,11 +21,6 @@ def describe(cm_id: ConnectionId, context: Context, qp: QueuePair) -> dict[str, 
 
     Asks the adapter; so it is called once, while the three are open, and the result is kept.
 
-    Args:
-        cm_id: Bound to an address of the device, or connected.
-        context: The device.
-        qp: The queue pair that carries the data.
-
     Raises:
         ResourceClosedError: One of the three is closed.
         OSError: The device is gone.

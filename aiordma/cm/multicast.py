@@ -90,14 +90,10 @@ class Memberships:
         qp: QueuePair | None,
         timeout: float,
     ) -> ConnectionEvent:
-        """`ConnectionId.join_multicast`.
+        """`ConnectionId.join_multicast`; without `qp`, of a member that only sends.
 
-        Args:
-            cm_id: The id.
-            run: Makes a call, and awaits its answer, as a step of the id.
-            host: The group.
-            qp: The queue pair that is to receive; None for a member that only sends.
-            timeout: Seconds, for a leave that is under way.
+        `run` makes a call, and awaits its answer, as a step of the id; `timeout` is for a leave
+        that is under way.
         """
         if host in self._joined:
             refuse_join(errno.EADDRINUSE, f"it is a member of {host}")

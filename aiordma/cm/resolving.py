@@ -71,13 +71,8 @@ async def resolve(
 ) -> None:
     """Resolve an address, and a route with it; tries again until the time is up.
 
-    Args:
-        step: The id's.
-        loop: The running loop.
-        call: Asks for the address, with milliseconds for it.
-        timeout: Seconds for the address.
-        route_ms: Milliseconds for the route; 0 if the address alone is asked for.
-        limited: As `ConnectionId.find`.
+    `call` asks for the address, with milliseconds for it; `timeout` is for the address, `route_ms`
+    for the route, 0 if the address alone is asked for; `limited` as for `ConnectionId.find`.
     """
     answers = ROUTE_RESOLVED if route_ms else _ADDR_RESOLVED
     deadline = loop.time() + timeout

@@ -91,9 +91,7 @@ class Destinations:
     """All destinations and sources of one endpoint.
 
     Args:
-        port: The endpoint's queue pair.
-        groups: The endpoint's multicast groups.
-        config: Limits.
+        port, groups, config: The endpoint's.
         found: Called when a destination is found.
         failed: Called when a destination was not found; it is forgotten then.
     """

@@ -32,14 +32,11 @@ class Outbox:
     """The datagrams that wait to be sent, and their destinations.
 
     Args:
-        port: The endpoint's queue pair.
-        groups: The endpoint's multicast groups.
-        config: Limits.
+        port, groups, config: The endpoint's.
         error: Called with the cause when datagrams are lost.
         moved: Called when datagrams wait, have gone to the adapter, or were given up.
 
     Attributes:
-        destinations: Destinations of datagrams.
         size: Bytes that wait, but for those that wait for a source to be found.
     """
 

@@ -16,13 +16,7 @@ __all__ = ["RecvSlots", "SendSlots"]
 
 
 class SendSlots:
-    """Slots to send from: a datagram is copied into a slot, which it has until its completion.
-
-    Args:
-        mr: Memory of all slots.
-        count: Number of slots.
-        size: Bytes of a slot.
-    """
+    """Slots to send from: a datagram is copied into a slot, which it has until its completion."""
 
     __slots__ = ("_bad", "_free", "_pins", "_sge", "_wr", "mr", "size")
 
@@ -90,13 +84,7 @@ class SendSlots:
 
 
 class RecvSlots:
-    """Slots to receive in: each takes the header and the datagram.
-
-    Args:
-        mr: Memory of all slots.
-        count: Number of slots.
-        size: Bytes of a slot, with the header.
-    """
+    """Slots to receive in: each takes `size` bytes, header and datagram."""
 
     __slots__ = ("_back", "_lent", "_numbers", "count", "mr", "size")
 

@@ -27,7 +27,7 @@ class Limit:
     """Ends a block of the running task after so many seconds.
 
     Args:
-        seconds: The time; None for no limit.
+        seconds: The time, for a `PatientLimit` more than 0; None for no limit.
         what: Action of the block, for the text of the error: "joining the group".  Without it the
             error has no text, for a caller that raises an error of its own.
         hint: Advice, for the text of the error.
@@ -104,18 +104,6 @@ class PatientLimit(Limit):
     It expires in twenty equal steps, each with a timer of its own.  A loop that is late, because a
     callback takes long or the machine is busy, is late for one step, and so takes at most one step
     from the block.  Between `hold` and `go_on` no time counts at all.
-
-    Args:
-        seconds: The time, more than 0; None for no limit.
-        what: As for `Limit`.
-        hint: As for `Limit`.
-
-    Attributes:
-        seconds: The time.
-        expired: Whether the time was up first.
-
-    Raises:
-        TimeoutError: As of `Limit`.
     """
 
     __slots__ = ("_due", "_held", "_left", "_loop", "_rest", "_step")

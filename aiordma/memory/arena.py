@@ -17,15 +17,10 @@ class Arena:
         mr: The slab.
         view: All bytes of the slots.
         addr: Address of slot 0.
-        count: Slots.
+        count: Slots in service.
         slot_size: Bytes each.
 
-    Attributes:
-        mr: The slab.
-        count: Slots in service.
-        view: All bytes of the slots.
-        addr: Address of slot 0.
-        lkey: Local key of the slab.
+    The arguments are its attributes, too; `lkey` is the local key of the slab.
     """
 
     #: Whether all slots lie in one registration.
