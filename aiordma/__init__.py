@@ -5,6 +5,7 @@ are the native layer beneath.  Importing works on every machine; `why_unavailabl
 RDMA itself still needs.
 """
 
+from aiordma._core import Message
 from aiordma.datagram.config import DatagramAddress, DatagramConfig
 from aiordma.datagram.endpoint import create_datagram_endpoint
 from aiordma.datagram.transport import RdmaDatagramTransport
@@ -14,7 +15,6 @@ from aiordma.endpoint.connection import Connection, ConnectionStats
 from aiordma.endpoint.events import ConnectionEvents
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.listener import ConnectRequest, Listener, listen
-from aiordma.endpoint.message import Message
 from aiordma.errors import (
     AddressError,
     CompletionError,

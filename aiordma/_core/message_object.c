@@ -571,7 +571,7 @@ static PyType_Slot message_slots[] = {
 };
 
 static PyType_Spec message_spec = {
-    .name = "aiordma.endpoint.message.Message",
+    .name = "aiordma.Message",
     .basicsize = sizeof(Message),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = message_slots,

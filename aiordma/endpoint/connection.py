@@ -28,6 +28,7 @@ from aiordma._core import (
     EVENT_IDLE,
     EVENT_ROOM,
     EVENT_SENT,
+    Message,
 )
 from aiordma.arguments import bytes_of, fitting
 from aiordma.cm.address import Address
@@ -38,7 +39,6 @@ from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import Facts, Link
-from aiordma.endpoint.message import Message
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,

@@ -43,11 +43,10 @@ import weakref
 from collections import deque
 from typing import Any
 
+from aiordma._core import Message, crc32c
 from aiordma._core import copy as copy_bytes
-from aiordma._core import crc32c
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import COPIED_BYTES, Link
-from aiordma.endpoint.message import Message, lent
+from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Large, Receiver
 from aiordma.endpoint.sending import Sender

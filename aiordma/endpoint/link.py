@@ -18,7 +18,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from aiordma._core import SUB_OPERATE, SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
+from aiordma._core import (
+    SUB_OPERATE,
+    SUB_READ,
+    SUB_RECV,
+    SUB_SHIFT,
+    Loan,
+    Message,
+    MessageState,
+)
 from aiordma._ffi import ffi
 from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
@@ -37,7 +45,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "Facts", "Link"]
+__all__ = ["COPIED_BYTES", "Facts", "Link", "lent"]
 
 # Bytes of a short message that the adapter need not fetch; each send request is longer by them.
 _INLINE = 128
@@ -45,6 +53,18 @@ _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 #: Larger messages are read out of the program's own buffer, which is registered for it.
 COPIED_BYTES = 1 << 18
+
+
+def lent(view: memoryview) -> memoryview | Loan:
+    """The object that keeps the bytes of `view` while the adapter reads them, after a send, too.
+
+    A message lends its bytes: the program can release the message, and the memory is free when the
+    last loan has ended.
+    """
+    owner = view.obj
+    if isinstance(owner, Message) and not owner._released:
+        return owner._lend(view)
+    return view
 
 
 def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:

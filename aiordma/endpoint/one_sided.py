@@ -46,8 +46,7 @@ from typing import Any
 from aiordma._core import LARGEST_REQUEST, MessageState, Operation
 from aiordma.arguments import bytes_of, fitting
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.link import Link
-from aiordma.endpoint.message import lent
+from aiordma.endpoint.link import Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import (
     ConnectionLostError,

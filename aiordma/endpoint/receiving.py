@@ -35,10 +35,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from aiordma._core import FRAME_SIZE, MessageState
+from aiordma._core import FRAME_SIZE, Message, MessageState
 from aiordma.endpoint.config import MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.message import Message
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
 from aiordma.memory.arena import Arena

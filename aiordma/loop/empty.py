@@ -1,4 +1,4 @@
-"""Shared stand-ins: an empty deque, an empty frozenset, and a callback that does nothing.
+"""Shared stand-ins: an empty deque and an empty frozenset.
 
 An empty deque takes 760 bytes, and a connection has a dozen lines of tasks, which are almost always
 empty.  Each line begins as `EMPTY`, which all share, and becomes a deque when a task waits:
@@ -9,10 +9,6 @@ empty.  Each line begins as `EMPTY`, which all share, and becomes a deque when a
 
 `EMPTY` has room for nothing: code that forgets the first two lines loses its entry, and no other
 line is harmed.  `NOTHING` is the same for a frozenset: an empty frozenset takes 216 bytes.
-
-`nobody` replaces the callbacks of the parts of an object that has been closed.  Otherwise the parts
-would refer to the object, and its memory would be freed by the collector, not with the last
-reference to it.
 """
 
 from __future__ import annotations
@@ -20,11 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-__all__ = ["EMPTY", "NOTHING", "nobody"]
+__all__ = ["EMPTY", "NOTHING"]
 
 EMPTY: deque[Any] = deque(maxlen=0)
 NOTHING: frozenset[Any] = frozenset()
-
-
-def nobody(*_args: object) -> Any:
-    """Take any arguments, and do nothing."""

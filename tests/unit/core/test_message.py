@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from aiordma.endpoint.message import Message, lent
+from aiordma._core import Message
+from aiordma.endpoint.link import lent
 from tests.inside import exports_of, is_released
 
 

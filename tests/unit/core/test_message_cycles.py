@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import Held
+from aiordma._core import Held, Message
 from aiordma._ffi import ffi
 from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.message import Message
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
 from tests.inside import is_released
 

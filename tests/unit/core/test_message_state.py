@@ -23,12 +23,12 @@ from aiordma._core import (
     SUB_RECV,
     SUB_SHIFT,
     WRONG_CREDIT,
+    Message,
     MessageState,
     Registration,
 )
 from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.verbs.enums import Opcode, WCOpcode, WCStatus
 

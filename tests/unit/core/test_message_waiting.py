@@ -17,10 +17,9 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._core import EVENT_FRAMES
+from aiordma._core import EVENT_FRAMES, Message
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.message import Message
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError, ConnectionLostError
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aiordma._core import Message
 from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
-from aiordma.endpoint.message import Message
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
 from tests.inside import exposer_of
 

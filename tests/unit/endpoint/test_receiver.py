@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma._core import FRAME_HAS_IMM
+from aiordma._core import FRAME_HAS_IMM, Message
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.message import Message
 from aiordma.endpoint.receiving import Large
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.errors import ConnectionEndedError
