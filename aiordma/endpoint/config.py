@@ -30,9 +30,9 @@ __all__ = [
     "plan_of",
 ]
 
-# Receives beyond the data depth, for messages that need no credit.  See docs/wire.md: two CREDIT
-# frames, PING, PONG and END can be under way at a time, and one more is kept for good measure;
-# the rendezvous window's DONE frames come on top.
+# Receives beyond the data depth, for messages that need no credit (docs/wire.md): two CREDIT
+# frames, PING, PONG and END can be under way at a time, and one more is kept in reserve.  For the
+# DONE frames there are as many again as the rendezvous window.
 CONTROL_SLOTS = 6
 CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
 # Guaranteed to a connection of a pool: data messages that the peer may send ahead, send slots.
@@ -194,7 +194,7 @@ class ConnectionConfig:
     @property
     def receives(self) -> int:
         """Receives at most."""
-        # Not by way of control_depth: each connection asks several times.
+        # Without `control_depth`, because each frame for Python asks for it.
         return self.recv_depth + (0 if self.raw else CONTROL_SLOTS + self.rendezvous_window)
 
     @property
@@ -219,7 +219,7 @@ class ConnectionConfig:
         return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window
 
 
-#: For connections without one: one for all of them, so that what follows is worked out once.
+#: For connections without a configuration: a single object, so that it has a single `Plan`.
 DEFAULTS = ConnectionConfig()
 
 
@@ -231,20 +231,18 @@ class Plan:
         policy: Bounds that the queue pairs apply.
         shapes: Slots that a connection has for itself: how many of which size, for receives, sends
             and messages without data.
-        size: Bytes of these.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
             RLIMIT_MEMLOCK; if the connection shares slots, those of its guaranteed slots.
-        quick: Whether they are a connection's own, and registered without a thread.
+        quick: Whether the slots are the connection's own, and registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
-        control: Receives kept for messages without credit.
         silence: Seconds between two looks whether the peer is there, and seconds of silence after
             which it is given up; None for never.
     """
 
     __slots__ = (
-        "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config",
-        "control", "pinned", "policy", "quick", "shapes", "silence", "size",
+        "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config", "pinned",
+        "policy", "quick", "shapes", "silence",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -262,15 +260,13 @@ class Plan:
         if not config.raw:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
-        self.size = sum(count * size for count, size in shapes)
-        slots = self.size
+        slots = sum(count * size for count, size in shapes)
+        self.quick = config.shared_slots is None and slots <= INLINE_BYTES
         if config.shared_slots is not None:
             slots = config.guaranteed * config.slot_size + CONTROL_SLOTS * CONTROL_SIZE
         self.pinned = -(-slots // PAGESIZE) * PAGESIZE
-        self.quick = config.shared_slots is None and self.size <= INLINE_BYTES
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()
-        self.control = config.control_depth
         limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
         interval: float | None = None
         if limit is not None:
@@ -282,7 +278,7 @@ class Plan:
         self._hellos: dict[tuple[int, bool], bytes] = {}
 
     def attributes(self, inline: int) -> QPInitAttr:
-        """Of a queue pair with room for so many inline bytes; its completion queue is not in it."""
+        """The attributes of a queue pair with room for so many inline bytes, without its queues."""
         attr = self._attributes.get(inline)
         if attr is None:
             config = self.config
@@ -297,7 +293,7 @@ class Plan:
     ) -> ConnectionParameter:
         """Depths, at most those given, and retries as the configuration says, 0 included.
 
-        Connections share them; so they are never changed.
+        Connections share the object; so it is never changed.
         """
         config = self.config
         depths = (
@@ -339,7 +335,14 @@ def hello_of(
     *,
     check: bool = False,
 ) -> Hello:
-    """This side's half of the handshake; `window` is what the peer may send at first."""
+    """This side's half of the handshake.
+
+    Args:
+        config: Numbers.
+        private_data: The program's bytes.
+        window: Data messages that the peer may send at first; None: `config.recv_depth`.
+        check: Whether this side checks the large messages that it receives.
+    """
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
         rendezvous_window=config.rendezvous_window,

@@ -1,7 +1,8 @@
 """listen(): a Listener, its requests (ConnectRequest) and its connections.
 
-Handshakes are completed in the background, whether or not `accept()` is waiting: link/acceptor.py.
-`requests()` leaves the answer to the program, which has `handshake_timeout_s` for it.
+Handshakes are completed in the background, whether or not a task waits in `accept()`:
+link/acceptor.py.  `requests()` leaves the answers to the program, which has `handshake_timeout_s`
+for each.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class Listener:
         if self._manual:
             pending = ConnectRequest(self, request)
             self._pending.append(pending)
-            pending._start_timer()
+            pending._limit(self.config.handshake_timeout_s)
             self._waiters.grant(None)
         return self._manual
 
@@ -195,11 +196,6 @@ class Listener:
         self._device_removed = True
         self.close()
 
-    def _forget(self, request: ConnectRequest) -> None:
-        """The request was answered, or its time is up."""
-        if request in self._pending:
-            self._pending.remove(request)
-
     # To the program
 
     async def _wait(self, queue: deque[Any]) -> Any:
@@ -209,7 +205,7 @@ class Listener:
                 raise cm_error(EventType.DEVICE_REMOVAL.name, 0)
             if self._acceptor.closed:
                 raise ResourceClosedError(errno.ECONNABORTED, "the listener is closed")
-            # A loop keeps the task that waits for a socket: mostly nothing else has this one.
+            # A loop refers to a task that waits for a socket.  Mostly nothing refers to this task.
             task = asyncio.current_task()
             registry.keep(task, self._loop)
             try:
@@ -337,15 +333,11 @@ class ConnectRequest:
         """Bytes that the client's program sent along."""
         return self._request.event.private_data if self.hello is None else self.hello.user_data
 
-    def _start_timer(self) -> None:
-        config = self._listener.config
-        self._timer = asyncio.get_running_loop().call_later(
-            config.handshake_timeout_s, self._time_out
+    def _limit(self, seconds: float) -> None:
+        """Refuse the client if the program has not answered after so many seconds."""
+        self._timer = self._listener._loop.call_later(
+            seconds, self._refuse, RefusalReason.TIMEOUT, "it was not answered in time"
         )
-
-    def _time_out(self) -> None:
-        if not self._request.answered:
-            self._refuse(RefusalReason.TIMEOUT, "it was not answered in time")
 
     def _answer(self) -> None:
         if self._request.answered:
@@ -355,13 +347,15 @@ class ConnectRequest:
         self._settle()
 
     def _refuse(self, reason: RefusalReason, why: str) -> None:
-        """Refuse in the library's own name."""
+        """Refuse for a reason of the library, and not of the program."""
         self._settle()
         self._request.refuse(reason, why)
 
     def _settle(self) -> None:
-        """The program need not answer any more."""
-        self._listener._forget(self)
+        """Take the request from those that the program has to answer."""
+        pending = self._listener._pending
+        if self in pending:
+            pending.remove(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -440,10 +434,10 @@ class ConnectRequest:
     async def _confirmed(
         self, parameter: ConnectionParameter, private_data: bytes, spoken: Callable[[], bool]
     ) -> None:
-        """Answer, and wait for the confirmation; or for less, from a client that has spoken.
+        """Answer, and wait for the confirmation, or for a disconnection if the client has `spoken`.
 
-        Such a client may have sent all that it wanted, and be gone already: its disconnection comes
-        in place of the confirmation, and the program gets the connection with its messages.
+        A client may have sent all of its messages, and be gone already: the disconnection comes in
+        place of the confirmation, and the program gets the connection with the messages.
         """
         try:
             await self._request.cm_id.accept(parameter, private_data=private_data, timeout=None)

@@ -27,7 +27,7 @@ class Asked:
         asked = Request(cast("Any", None), cast("Any", cm_id), cast("Any", SimpleNamespace()))
         asked.greeting = None if raw else SimpleNamespace(user_data=b"")
         listener = SimpleNamespace(
-            config=ConnectionConfig(raw=raw), _forget=lambda request: None,
+            config=ConnectionConfig(raw=raw), _pending=[],
             _loop=SimpleNamespace(is_running=lambda: False),
         )  # fmt: skip
         self.request = ConnectRequest(cast("Any", listener), asked)
