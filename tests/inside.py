@@ -79,7 +79,7 @@ def iterators_of(connection: Connection) -> list[ConnectionEvents]:
     """The iterators over its events that there are."""
     hub = connection._events
     assert hub is not None, "none was asked for"
-    return list(hub._iterators or ())
+    return list(hub._iterators)
 
 
 def says_goodbye(connection: Connection) -> bool:

@@ -94,7 +94,7 @@ class ConnectionConfig:
         handshake_timeout_s: Seconds that a listener gives a client to complete the handshake, in
             which the time does not count that its own loop is late; and a request to be answered by
             the program.
-        close_timeout_s: Seconds that what was sent has to arrive: `close()` waits for it, and so do
+        close_timeout_s: Seconds that sent messages have to arrive: `close()` waits for them, as do
             `wait_closed()` after `abort()` and the end of the event loop.
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.
         idle_timeout_s: Seconds of silence after which the connection is given up; also the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
@@ -15,8 +14,8 @@ from aiordma.cm.connection_id import REQUEST_ROOM
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.wire import HELLO_SIZE, Hello
-from aiordma.errors import ConnectionRejectedError, ProtocolError
+from aiordma.endpoint.wire import HELLO_SIZE, Hello, protocol_error
+from aiordma.errors import ConnectionRejectedError
 from aiordma.link.dialing import dial, limit_of, way_to
 from aiordma.link.pacing import Course
 from aiordma.link.refusal import asks_again, library_words, parse_refusal
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 
 class Opening(Coroutine[Any, Any, T], Generic[T]):
-    """A coroutine that can also be used with `async with`, which closes what it has opened.
+    """A coroutine that can also be used with `async with`, which closes the opened object.
 
     As every coroutine it is awaited once, is taken by `asyncio.create_task` and the like, and
     warns if it is forgotten.
@@ -223,7 +222,7 @@ async def _one(
             theirs = Hello.parse(event.private_data)
             if theirs is None:
                 text = "the listener does not speak aiordma's message protocol; use raw=True"
-                raise ProtocolError(errno.EPROTO, text)
+                raise protocol_error(text)
         connection._meet(theirs, event.initiator_depth)
         if theirs is None:
             connection.private_data = event.private_data
@@ -233,9 +232,9 @@ async def _one(
     except BaseException as exc:
         if connection is not None:
             connection.abort()
+        elif link is not None:
+            link.close()
         else:
-            if link is not None:
-                link.close()
             cm_id.close()
             release()
         if isinstance(exc, ConnectionRejectedError):

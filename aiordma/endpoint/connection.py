@@ -1,18 +1,19 @@
 """Connection: messages to and from one peer, and its memory.
 
 Theory of operation
-    `Link` is the adapter, `Sender` and `Receiver` are slots and credits, `LargeMessages` have an
-    `Exposer` and a `Fetcher`, `OneSided` are reads and writes, `Keepalive` is silence.  Each does
-    one thing and knows little of the others.  The calls of the program go to the parts, and the
-    connection divides the events of the link among them.
+    `Link` has the adapter's side, `Sender` and `Receiver` have slots and credits, `LargeMessages`
+    has an `Exposer` and a `Fetcher`, `OneSided` does reads and writes, `Keepalive` notices silence.
+    The calls of the program go to the parts, and the connection divides the events of the link
+    among them.
 
-    The end has one cause and one path.  `_over` notes the cause once and makes every part raise it;
-    `Ending` does the rest.  `close()`, `abort()`, a disconnection and a failed request lead there.
+    The end has one cause and one path.  `close()`, `abort()`, a disconnection and a failed request
+    lead to `_over`, which notes the first cause and has all parts raise it; `Ending` does the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
@@ -38,7 +39,7 @@ from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
 from aiordma.endpoint.large import LargeMessages
 from aiordma.endpoint.lease import Lease, rights_of
-from aiordma.endpoint.link import Facts, Link
+from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import (
     Outcome,
@@ -57,6 +58,7 @@ from aiordma.errors import (
     ConnectionEndedError,
     DeviceRemovedError,
     FlushedError,
+    ForkedError,
     ProtocolError,
     ResourceClosedError,
     cm_error,
@@ -76,6 +78,8 @@ __all__ = ["Connection", "ConnectionStats"]
 
 _log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
+# Events after which the connection goes on.
+_NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
 
 @dataclass(slots=True)
@@ -110,17 +114,19 @@ class Connection:
         self.config = config
         self.private_data = b""
         self._link = link  # not yet started
-        self._facts = Facts(link)
         self._receiver = Receiver(link, config)
         self._state = link.state
         self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
         self._sender = Sender(link, config)
-        self._large = LargeMessages(link, self._sender, self._receiver, config)
+        self._outcome = outcome = Outcome()
+        self._large = LargeMessages(link, self._sender, self._receiver, outcome, config)
         self._keepalive: Keepalive | None = None
         self._established: asyncio.Future[None] | None = None  # by the first frame of the client
-        self._outcome = Outcome()
+        # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
+        self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
+        self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
-        self._goodbye = Goodbye(link, config, self._sender, self._large.exposer, self._ending)
+        self._goodbye = Goodbye(link, config, outcome, self._sender, self._ending)
         # Made at first use: most connections have messages only.
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
@@ -154,14 +160,14 @@ class Connection:
             ValueError: `imm` does not fit.
             MessageTooLargeError: More than the peer takes; nothing was sent.
             ResourceClosedError: The connection was closed by this side.
-            ConnectionLostError: It broke, or the peer closed it; `__cause__` tells how it broke.
+            ConnectionLostError: It broke, for the reason in `__cause__`, or the peer closed it.
             TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
 
         Cancellation: the message was not sent, or, if it was large, may still be received; one of
         more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
-        A `Message` can be released before: its memory goes back when the adapter is done.
+        A `Message` can be released before: its memory is free when the adapter is done.
         """
-        # C refuses in another loop or thread, and then the check says so.
+        # In another loop or thread C does not send, and then `_check_loop` raises.
         if imm is None:
             code = self._state.send(buf)
             if not code:
@@ -175,7 +181,7 @@ class Connection:
         payload = bytes_of("a message", buf)
         try:
             if payload.nbytes > self._state.eager_size:
-                await self._large.send(payload, imm, self._outcome)
+                await self._large.exposer.send(payload, imm)
             elif (code := self._state.send_buffer(payload, imm)) < 0:
                 await self._sender.data(payload, imm)
             elif code:
@@ -186,7 +192,7 @@ class Connection:
             text = f"the peer took nothing for {seconds} s"
             raise plain_error(errno.ETIMEDOUT, text) from exc
         except BaseException:
-            # The exception keeps this frame, and is not to keep the caller's buffer exported.
+            # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
             raise
 
@@ -198,8 +204,8 @@ class Connection:
         Raises:
             ConnectionEndedError: The peer closed in good order; all its messages were received.
             ResourceClosedError: The connection was closed by this side.
-            ConnectionLostError: It broke; `__cause__` tells how.  Messages that had arrived are
-                returned first.
+            ConnectionLostError: It broke, for the reason in `__cause__`.  Messages that had arrived
+                are returned first.
 
         Cancellation: no message is lost.
         """
@@ -249,11 +255,11 @@ class Connection:
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.
         """
-        # C does the plain case; see `send` for threads and loops.
+        # C does the frequent case, in this loop and thread; see `send`.
         operation = self._state.read(remote, into, offset)
         if operation is None:
             self._check_loop()
-            return await self._one_sided.read(remote, into, offset)
+            return await self._one_sided.transfer(Opcode.RDMA_READ, remote, into, offset)
         try:
             return await operation
         except FlushedError as exc:
@@ -269,11 +275,11 @@ class Connection:
             data: A buffer; or a region, or an `SGE`, of memory registered with `register`.
             offset: Where to put the first byte, from the start of `remote`.
             imm: A 32-bit number.  The peer's program receives an empty message with it, after the
-                data have arrived; without it, it learns nothing.
+                data have arrived; without `imm` the program learns nothing.
 
         Returns:
-            Bytes written.  They have reached the peer's adapter; software iWARP says so before the
-            peer has checked the access.
+            Bytes written.  They have reached the peer's adapter; software iWARP reports this before
+            the peer has checked the access.
 
         Raises and cancellation: as `read`; with `imm` also as `send`.  A canceled write may have
         written.
@@ -288,9 +294,10 @@ class Connection:
         else:
             imm = fitting("imm", imm, 32)
         self._check_loop()
+        write = Opcode.RDMA_WRITE
         if imm is None or self.config.raw:
-            return await self._one_sided.write(remote, data, offset, imm)
-        size = await self._one_sided.write(remote, data, offset)
+            return await self._one_sided.transfer(write, remote, data, offset, imm)
+        size = await self._one_sided.transfer(write, remote, data, offset)
         await self.send(b"", imm=imm)
         return size
 
@@ -401,12 +408,12 @@ class Connection:
         await self._sender.flush()
 
     async def close(self) -> None:
-        """Close in good order: sent messages arrive, the peer sees the end, all is given back.
+        """Close in good order: sent messages arrive, the peer sees the end, resources are freed.
 
         Returns within `config.close_timeout_s` plus a few seconds, whatever the peer does.
         Idempotent; a second call waits for the first.  Raises only RuntimeError, in a foreign loop.
 
-        Cancellation: becomes `abort()`; all resources are still given back.
+        Cancellation: becomes `abort()`; all resources are freed in any case.
         """
         self._check_loop()
         outcome = self._outcome
@@ -474,9 +481,8 @@ class Connection:
         """
         self._check_loop()
         if self._events is None:
-            self._events = EventHub()
-            self._link.at_close(self._events.end)
-        return self._events.open(self._link)
+            self._events = EventHub(self._link)
+        return self._events.open()
 
     @property
     def stats(self) -> ConnectionStats:
@@ -492,13 +498,25 @@ class Connection:
         there is no fallback), `large_messages_checked` (whether those that this side receives
         are compared with a checksum of the peer's, see `ConnectionConfig.check_large`).
         """
-        return self._facts.all(checked=self._large.checked).get(name, default)
+        return self._known.get(name, default)
+
+    @property
+    def _known(self) -> dict[str, Any]:
+        """The facts by name, found at the first use, or at the end, while there is a device."""
+        if not self._facts:
+            # A device that is gone has no names, and a forked child has no device.
+            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
+                facts = self._link.describe()
+                facts["peername"], facts["sockname"] = self._ends or self._link.cm_id._ends()
+                facts["large_messages_checked"] = self._large.checked
+                self._facts = facts
+        return self._facts
 
     def __repr__(self) -> str:
         state = "open"
         if self.is_closing:
             state = "closed" if self._ending.done else "closing"
-        known = self._facts.all(checked=self._large.checked)
+        known = self._known
         return f"<Connection {state} peer={known.get('peername')} device={known.get('device')}>"
 
     def __del__(
@@ -532,8 +550,14 @@ class Connection:
         reads: int,
         ends: tuple[Address | None, Address | None] | None = None,
     ) -> None:
-        """The peer's numbers are known, and perhaps where both ends are; messages may be sent."""
-        self._facts.connected(ends)
+        """Take the peer's half of the handshake: messages may be sent from now on.
+
+        Args:
+            hello: The peer's numbers; None of a raw connection.
+            reads: RDMA READs that the peer serves at a time.
+            ends: Addresses of peer and this side, if they are known.
+        """
+        self._ends = ends or ()
         if hello is None:
             self._state.credits = _UNLIMITED
             self._state.eager_size = self.config.slot_size
@@ -541,17 +565,17 @@ class Connection:
         self.private_data = hello.user_data
         self._large.agree(hello, reads)
         eager = min(self.config.slot_size, hello.slot_size) - FRAME_SIZE
-        self._state.eager_size = min(eager, self._large.limit)
+        self._state.eager_size = min(eager, self._large.exposer.limit)
         self._state.credits += hello.recv_depth
         self._sender.room()
 
     def _greet(self) -> None:
-        """The connecting side sends first, as iWARP demands; the other waits for it."""
+        """Send the first message, which iWARP demands of the connecting side."""
         self._sender.control(FrameKind.CREDIT)
         self._watch()
 
     def _watch(self) -> None:
-        """From now on silence is noticed; not before the first message may be sent."""
+        """Begin to notice silence; not before the first message may be sent."""
         if self._keepalive is None and self._outcome.cause is None:
             interval, limit = plan_of(self.config).silence
             name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
@@ -572,7 +596,7 @@ class Connection:
         self._link.fail(cause)
 
     def _await_greeting(self) -> asyncio.Future[None]:
-        """Before accepting: a future for the client's first message."""
+        """A future that ends with the client's first message; made before the answer."""
         self._established = self._link.loop.create_future()
         self._established.add_done_callback(self._greeted)
         return self._established
@@ -580,7 +604,7 @@ class Connection:
     def _greeted(self, future: asyncio.Future[None]) -> None:
         self._established = None
         if not future.cancelled():
-            future.exception()  # seen here in case that no task waits any more
+            future.exception()  # no task may wait any more, and asyncio would log it
 
     def _check_loop(self) -> None:
         if self._link.forked:
@@ -599,7 +623,7 @@ class Connection:
             self._sender.sent()
         if events & EVENT_FAILED:
             self._link.check(self._state.error)
-            # While ABORT is on its way: an answer to a message that is given up is no violation.
+            # No violation while ABORT is on its way: an answer to a message that was given up.
             if (wrong := self._state.wrong)[0] and self._outcome.cause is None:
                 self._link.fail(violation(*wrong))
         if events & EVENT_IDLE:
@@ -607,16 +631,16 @@ class Connection:
         if self._state.unsaid:
             self._sender.attend()
 
-    def _sweep(self) -> None:
-        """Take what the adapter has completed, now: the events of a sweep are told later."""
-        self._link.completions.sweep()
-        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
-
     def _on_frames(self) -> None:
         state, window = self._state, self._receiver.window
-        if self._established is not None and state.said:
-            self._greeted_by_peer()
-        self._link.on_reads()
+        if self._established is not None and state.said:  # by the first frame of the client
+            self._link.cm_id.notify_established()
+            self._watch()
+            if not self._established.done():
+                self._established.set_result(None)
+        if (fetcher := self._large.fetcher) is not None:
+            for number in self._link.take_reads():
+                fetcher.on_read(number)
         for slot in state.take_freed():
             window.back(slot)
         while (large := state.next_large(self.config.receives)) is not None:
@@ -641,42 +665,28 @@ class Connection:
                 _log.warning("connection with %s: %s", self._link.peer_name(), error.args[1])
             self._over(error)
 
-    def _greeted_by_peer(self) -> None:
-        """The first frame of the client has come."""
-        assert self._established is not None
-        self._link.cm_id.notify_established()
-        self._watch()
-        if not self._established.done():
-            self._established.set_result(None)
-
     def _on_sent(self, slot: int) -> None:
         self._sender.on_sent(slot)
 
     def _on_unexplained(self) -> None:
         self._sender.hold()
 
-    def _on_closing(self) -> None:
-        self._facts.keep(checked=self._large.checked)
-
     def _on_ended(self, number: int, record: WCRecord) -> None:
         self._one_sided.operations.on_ended(number, record)
-
-    def _on_read(self, number: int) -> None:
-        if self._large.fetcher is not None:
-            self._large.fetcher.on_read(number)
 
     def _on_cm_event(self, event: ConnectionEvent) -> bool:
         if self._events is not None:
             self._events.publish(event)
-        if event.type == EventType.ESTABLISHED:
+        if event.type in _NO_END:
             return True
-        if event.type in (EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE):
-            return True
-        self._sweep()  # messages from before the disconnection count before it
+        # Messages that arrived before the disconnection count before it; a sweep alone would have
+        # their events acted on later.
+        self._link.completions.sweep()
+        self._on_events(EVENT_FRAMES | EVENT_ROOM | EVENT_SENT | EVENT_FAILED)
         self._ending.peer_left()
         if not self._outcome.closing:
             if event.type == EventType.DISCONNECTED and not self.config.raw:
-                self._gone(vanished_error())  # the peer's adapter would have brought END or ABORT
+                self._gone(vanished_error())  # END or ABORT would have arrived before it
             else:
                 self._gone(cm_error(event.type.name, event.status, event.private_data))
         # True takes the event: the channel, which all connections share, would keep it otherwise.
@@ -690,13 +700,13 @@ class Connection:
         self._gone(failure)
 
     def _gone(self, error: BaseException) -> None:
-        """The adapter has lost the peer; where that has said END before, it was its close."""
+        """End the connection, which the adapter has lost; after END the peer has closed it."""
         if self._receiver.ended and not isinstance(error, (ProtocolError, DeviceRemovedError)):
             error = left_error()
         self._over(error)
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
-        """Tell the peer that there will be no END, if it can be told at once; whether it can."""
+        """Post ABORT if a message can be posted at once; whether it was posted."""
         if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)
@@ -710,20 +720,18 @@ class Connection:
         return True
 
     async def _deliver(self) -> None:
-        """The connection waits for the requests that it has posted; it sends no END or ABORT."""
+        """Wait until posted messages have arrived; the loop ends, and no END or ABORT is sent."""
         await self._goodbye.deliver()
 
     # End
 
-    @property
-    def _alive(self) -> bool:
-        return self._outcome.cause is None
-
     def _end(self) -> None:
+        if self._ends is not None:
+            _ = self._known  # while there is a device to ask
         self._over(closed_error())
 
     def _over(self, cause: BaseException) -> None:
-        """No more messages in either direction; the first cause counts."""
+        """Note the first cause of the end, and have all calls raise it."""
         outcome = self._outcome
         if outcome.cause is not None:
             return
@@ -731,7 +739,7 @@ class Connection:
         self._state.over = True
         if self._established is not None and not self._established.done():
             self._established.set_exception(outcome.failure())
-            self._ending.met = False  # its resources are given back without waiting for it
+            self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
         self._large.exposer.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
@@ -740,19 +748,21 @@ class Connection:
         self._begin_end()
 
     def _begin_end(self) -> None:
-        leave = functools.partial(self._goodbye.leave, self)
+        drained = self._large.exposer.drained
+        leave = functools.partial(self._goodbye.leave, drained, self._end)
         self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
 
     async def _stop_parts(self) -> None:
+        if tasks := self._stop():
+            await asyncio.wait(tasks)
+
+    def _stop(self) -> list[asyncio.Task[None]]:
         if self._keepalive is not None:
             self._keepalive.stop()
-        self._large.stop()
-        await self._large.stopped()
+        return self._large.stop()
 
     def _part(self) -> None:
-        """Everything was given back, and nothing will be told any more."""
+        """Drop the references to this: everything was closed."""
         self._state.handler = None
         self._receiver.part()
-        self._large.stop()
-        if self._keepalive is not None:
-            self._keepalive.stop()
+        self._stop()

@@ -1,7 +1,7 @@
 """The events around a connection, as an async iterator: its own and those of its device.
 
-The device's events are asked for when the first iterator is made, and no longer than the connection
-lives.  Of them a connection gets what concerns its port, its queue pair, or the whole device.
+The connection subscribes to the device's events with its first iterator, until it is closed.  Its
+iterators get the events of its port and its queue pair, and those of the whole device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.endpoint.link import Link
 from aiordma.errors import DeviceRemovedError
 from aiordma.loop import fork
-from aiordma.loop.empty import NOTHING
 from aiordma.loop.running import check_loop, check_thread
 from aiordma.verbs.async_event import AsyncEvent, subscribe
 from aiordma.verbs.enums import AsyncEventType
 
 __all__ = ["ConnectionEvents", "EventHub"]
 
-# About one queue; everything else is about a port or the device.
+# Events of a queue; all others are of a port or of the device.
 _OF_A_QUEUE = frozenset({
     AsyncEventType.CQ_ERR, AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR,
     AsyncEventType.QP_ACCESS_ERR, AsyncEventType.COMM_EST, AsyncEventType.SQ_DRAINED,
@@ -36,38 +35,34 @@ _OF_A_QUEUE = frozenset({
 
 
 class EventHub:
-    """The open iterators of one connection."""
+    """The open iterators of one connection; made with the first."""
 
-    __slots__ = ("_elements", "_ended", "_iterators", "_port", "_unsubscribe")
+    __slots__ = ("_elements", "_ended", "_iterators", "_loop", "_port", "_unsubscribe")
 
-    def __init__(self) -> None:
-        self._port = 0
-        self._elements: frozenset[int] = NOTHING
-        # Made with the first iterator; few programs ask for any.
-        self._iterators: weakref.WeakSet[ConnectionEvents] | None = None
+    def __init__(self, link: Link) -> None:
+        self._iterators: weakref.WeakSet[ConnectionEvents] = weakref.WeakSet()
         self._unsubscribe: Callable[[], None] | None = None
-        self._ended = False
+        self._ended = link.closed
+        # Copies, and not the link: the device's reader holds this object, and would keep a
+        # connection that its program has forgotten.
+        self._loop = link.loop
+        if self._ended:
+            return
+        self._port = link.cm_id.port_num
+        queues = (link.qp, link.qp.send_cq)
+        self._elements = {int(ffi.cast("uintptr_t", queue._handle)) for queue in queues}
+        # Without a device the events of the connection manager are enough.
+        with contextlib.suppress(DeviceRemovedError):
+            self._unsubscribe = subscribe(link.context, self._on_device_event)
+        link.at_close(self.end)
 
-    def open(self, link: Link) -> ConnectionEvents:
-        """A new iterator over what happens from now on; `link` is the adapter's side."""
-        iterator = ConnectionEvents(link.loop)
+    def open(self) -> ConnectionEvents:
+        """A new iterator over the events from now on."""
+        iterator = ConnectionEvents(self._loop)
         if self._ended:
             iterator._end()
-            return iterator
-        if self._unsubscribe is None:
-            # Copies, and not the link: the device's reader holds this object, and a program that
-            # forgets a connection without closing it shall be warned.
-            self._port = link.cm_id.port_num
-            queues = (link.qp, link.qp.send_cq)
-            self._elements = frozenset(
-                int(ffi.cast("uintptr_t", queue._handle)) for queue in queues
-            )
-            # Without a device the connection's own events tell the rest.
-            with contextlib.suppress(DeviceRemovedError):
-                self._unsubscribe = subscribe(link.context, self._on_device_event)
-        if self._iterators is None:
-            self._iterators = weakref.WeakSet()
-        self._iterators.add(iterator)
+        else:
+            self._iterators.add(iterator)
         return iterator
 
     def _on_device_event(self, event: AsyncEvent) -> None:
@@ -79,17 +74,17 @@ class EventHub:
             self.publish(event)
 
     def publish(self, event: ConnectionEvent | AsyncEvent) -> None:
-        """Something has happened."""
-        for iterator in self._iterators or ():
+        """Give an event to each iterator."""
+        for iterator in self._iterators:
             iterator._put(event)
 
     def end(self) -> None:
-        """The connection is closed: nothing more will happen to it."""
+        """End the iterators: the connection is closed."""
         self._ended = True
         if self._unsubscribe is not None:
             self._unsubscribe()
             self._unsubscribe = None
-        for iterator in self._iterators or ():
+        for iterator in self._iterators:
             iterator._end()
 
 

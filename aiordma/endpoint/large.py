@@ -1,4 +1,4 @@
-"""Large messages: the sender exposes its bytes, the receiver reads them and says when it is done.
+"""Large messages: the sender exposes its bytes, the receiver reads them, and answers DONE.
 
 Theory of operation
     The sender has the bytes in memory registered for remote reading, allows reads on the queue
@@ -9,13 +9,13 @@ Theory of operation
 
     An announcement costs the peer 32 bytes.  So nothing is allocated for it before the message is
     next for `recv()`, or messages that are fetched ahead leave room; and in both cases only with a
-    share of the budgets (`memory.byte_budget`).  Once it is being read bytes have to arrive every
-    so often, or the connection is given up: requests behind a read that hangs would wait, too.
-    While another source waits for the memory, it has to arrive at a minimum rate.
+    share of the budgets (`memory.byte_budget`).  From then on bytes have to arrive every so often,
+    or the connection is given up: requests behind a read that hangs would wait, too.  While another
+    source waits for the memory, the message has to arrive at a minimum rate.
 
-    The peer reads the caller's buffer itself, registered for this one message, and no byte is
-    copied on either side.  Of messages up to `_COPIED` bytes it is a copy, in a buffer that stays
-    registered: to register memory and to take that back takes longer than to copy so many bytes.
+    The peer reads the caller's buffer itself, registered for this message alone, and no byte is
+    copied on either side.  A message of up to `_COPIED` bytes is copied into a buffer that stays
+    registered: to register memory and to deregister it takes longer than to copy so many bytes.
     Such a buffer only ever held messages to this peer.
 
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
@@ -26,11 +26,11 @@ Theory of operation
     A message that does not match ends the connection.  To read it again is of no use: after the
     fault the queue pair gets no answer to anything.
 
-    iWARP tells the peer the key of the memory where a read lands, and the peer may use it for as
+    On iWARP the peer gets the key of the memory for the data of a READ, and may write there for as
     long as that is registered: to deregister it, or a queue pair without remote rights, does not
-    reliably end reads under way.  So there the bytes are copied before they are looked at, and
-    the message is the copy.  So it is where the program keeps many messages without a release: the
-    bytes that they pin are bounded.
+    reliably end accesses under way.  So on iWARP the bytes are copied before they are looked at,
+    and the message is the copy.  The message is a copy, too, where the program keeps many messages
+    without a release: the bytes that they pin are bounded.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ import errno
 import functools
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiordma._core import Message, crc32c
 from aiordma._core import copy as copy_bytes
@@ -50,11 +50,10 @@ from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.receiving import Large, Receiver
 from aiordma.endpoint.sending import Sender
-from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello
+from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
 from aiordma.errors import (
     MessageDamagedError,
     MessageTooLargeError,
-    ProtocolError,
     RdmaTimeoutError,
 )
 from aiordma.loop import background
@@ -74,8 +73,8 @@ __all__ = ["Exposer", "Fetcher", "LargeMessages"]
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
-# Looks at the rate, each this many seconds after the one before, before it counts: a loop that is
-# late looks seldom, and takes what has arrived in between.
+# The rate is an average over `_LOOKS` looks, and not a matter of time alone: a loop that is late
+# looks seldom, and then finds all bytes that have arrived in between.
 _LOOK_S = 1.0
 _LOOKS = 3
 
@@ -83,7 +82,7 @@ _LOOKS = 3
 async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
     """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
 
-    In a thread if there are many.  The sum is 0 if `check` is not set.
+    In a thread if there are many.  The CRC32C is 0 without `check`.
     """
 
     def run() -> tuple[memoryview, int]:
@@ -98,57 +97,85 @@ async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memory
     return await call_blocking(run, undo=lambda _: None)
 
 
-class _Exposure:
-    __slots__ = ("copied", "done", "region")
-
-    def __init__(self, region: MemoryRegion, done: asyncio.Future[None], *, copied: bool) -> None:
-        self.region = region
-        self.done = done
-        self.copied = copied
+class _Exposure(NamedTuple):
+    region: MemoryRegion
+    done: asyncio.Future[None]
+    copied: bool
 
 
 class Exposer:
     """The sending side.
 
-    Args:
-        link: The adapter's side.
-        sender: Sends the announcements.
-        window: Exposures that the peer admits at a time.
-
     Attributes:
+        limit: Bytes of the largest message that the peer takes.
         sums: Whether the peer has asked for checksums.
+        window: Exposures that the peer admits at a time.
     """
 
-    __slots__ = ("_drainers", "_exposures", "_link", "_next", "_sender", "sums", "window")
+    __slots__ = (
+        "_config", "_drainers", "_exposures", "_link", "_next", "_outcome", "_sender", "limit",
+        "sums", "window",
+    )  # fmt: skip
 
-    def __init__(self, link: Link, sender: Sender, window: int) -> None:
+    def __init__(
+        self, link: Link, sender: Sender, outcome: Outcome, config: ConnectionConfig
+    ) -> None:
         self._link = link
         self._sender = sender
+        self._outcome = outcome
+        self._config = config
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
         self._drainers = WaitLine[None]()
+        self.limit = config.slot_size if config.raw else 0
         self.sums = False
-        self.window = Credits(window)
+        self.window = Credits(config.rendezvous_window)
 
     def __len__(self) -> int:
         """Exposures that are open."""
         return len(self._exposures)
 
     async def send(self, payload: memoryview, imm: int | None) -> None:
-        """Send a large message; returns when the peer has read all of it.
+        """Send a message that does not fit into a slot; returns when the peer has read all of it.
 
         Raises:
+            MessageTooLargeError: The peer takes no message of this size; nothing was sent.
             OSError: The buffer cannot be registered.
-            ConnectionLostError: The connection ended first.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+            TimeoutError: The peer took nothing for `config.stall_timeout_s`.
 
         Cancellation: the peer may still receive the message; a buffer that was not copied stays
-        exported until it has read it or the connection is gone.
+        exported until the peer has read it or the connection is gone.
         """
+        self._outcome.require_open()
+        size = payload.nbytes
+        if size > self.limit:
+            raise self._too_large(size)
+        with Limit(self._config.stall_timeout_s), self._outcome.explaining():
+            await self._exposed(payload, imm)
+        self._link.state.messages_sent += 1
+        self._link.state.bytes_sent += size
+
+    def _too_large(self, size: int) -> MessageTooLargeError:
+        if self._config.raw:
+            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
+        else:
+            text, hint = "the peer", MessageTooLargeError.hint
+        text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
+        error = MessageTooLargeError(text)
+        error.hint = hint
+        return error
+
+    async def _exposed(self, payload: memoryview, imm: int | None) -> None:
         if not self.window.try_acquire():
             await self.window.acquire()
         copied = payload.nbytes <= _COPIED
         try:
-            region = await (self._copy(payload) if copied else self._register(payload))
+            if copied:
+                region = await self._link.buffers.outgoing.take(payload.nbytes)
+                region.view[: payload.nbytes] = payload
+            else:
+                region = await self._link.register(lent(payload), Access.REMOTE_READ)
         except BaseException:
             self.window.release()
             raise
@@ -156,7 +183,8 @@ class Exposer:
             await self._announced(payload.nbytes, imm, region, copied=copied)
         finally:
             if not copied:
-                # Pinned while the exposure is open, so this waits for DONE or for the queue pair.
+                # The region is deregistered when it is not pinned any more: with DONE, or with the
+                # queue pair.
                 region.close()
         if not copied:
             # The message has arrived; a deregistration that takes long goes on without the caller.
@@ -166,7 +194,7 @@ class Exposer:
     async def _announced(
         self, length: int, imm: int | None, region: MemoryRegion, *, copied: bool
     ) -> None:
-        """Have the peer read a region."""
+        """Announce a region, and wait until the peer has read it."""
         try:
             self._link.buffers.pin(region)
         except BaseException:  # closed meanwhile
@@ -187,7 +215,7 @@ class Exposer:
                 )
             await self._sender.rendezvous(head, imm, length)
         except BaseException:
-            # Never announced.  The peer may know the key of the buffer from another message.
+            # Not announced; but the peer may have the key of the buffer from an earlier message.
             self._withdraw(number, keep=False)
             raise
         try:
@@ -195,8 +223,11 @@ class Exposer:
         finally:
             del done  # its exception has this frame
 
-    def resize(self, window: int) -> None:
-        """The peer admits this many at a time; before the first send."""
+    def agree(self, hello: Hello) -> None:
+        """Take the peer's numbers; before the first send."""
+        self.limit = hello.max_message_kib * 1024
+        self.sums = hello.asks_checksums
+        window = min(self._config.rendezvous_window, hello.rendezvous_window)
         if window != self.window.free:
             self.window = Credits(window)
 
@@ -209,24 +240,11 @@ class Exposer:
         if not self._exposures:
             self._drainers.grant_all(None)
 
-    async def _copy(self, payload: memoryview) -> MemoryRegion:
-        region = await self._link.buffers.outgoing.take(payload.nbytes)
-        region.view[: payload.nbytes] = payload
-        return region
-
-    async def _register(self, payload: memoryview) -> MemoryRegion:
-        pd, memory = self._link.pd, lent(payload)
-        if payload.nbytes <= INLINE_BYTES:
-            return MemoryRegion(pd, memory, Access.REMOTE_READ)
-        return await call_blocking(
-            lambda: MemoryRegion(pd, memory, Access.REMOTE_READ), undo=MemoryRegion.close
-        )
-
     def _withdraw(self, number: int, *, keep: bool = True) -> None:
         exposure = self._exposures.pop(number, None)
         if exposure is None:
-            # The connection broke meanwhile; the link unpins when the queue pair is gone, and its
-            # pool forgets what is out.
+            # The connection broke meanwhile: the link unpins the region when the queue pair is
+            # gone, and its pool is closed.
             return
         self._link.close_access(Access.REMOTE_READ)
         self._link.buffers.unpin(exposure.region)
@@ -237,20 +255,18 @@ class Exposer:
         self._wake_drainers()
 
     def on_done(self, number: int, flags: int) -> None:
-        """The peer has read a message."""
+        """Take the peer's DONE: it has read a message."""
         exposure = self._exposures.get(number)
         if exposure is None or flags:
             why = "not open" if exposure is None else f"flags {flags:#x}"
-            self._link.fail(
-                ProtocolError(errno.EPROTO, f"the peer answered exchange {number}: {why}")
-            )
+            self._link.fail(protocol_error(f"the peer answered exchange {number}: {why}"))
             return
         self._withdraw(number)
         if not exposure.done.done():
             exposure.done.set_result(None)
 
     def fail(self, failure: Any) -> None:
-        """The connection is over."""
+        """Have all calls raise the exception that `failure` makes: the connection is over."""
         self.window.fail(failure)
         for number in list(self._exposures):
             exposure = self._exposures.pop(number)
@@ -276,11 +292,11 @@ class _Share:
 
 
 class _Fetch:
-    """One large message that is being read."""
+    """A large message that is announced, or is being read."""
 
     __slots__ = (
-        "checksum", "imm", "large", "length", "number", "pending", "read", "remote", "room",
-        "share", "wanted",
+        "checksum", "imm", "large", "length", "number", "pending", "read", "remote", "share",
+        "wanted",
     )  # fmt: skip
 
     def __init__(
@@ -291,7 +307,6 @@ class _Fetch:
         number: int,
         checksum: int | None,
     ) -> None:
-        self.room = room_of(length)
         self.large = Large()
         self.length = length
         self.imm = imm
@@ -300,7 +315,7 @@ class _Fetch:
         self.checksum = checksum
         self.pending = 0
         self.wanted = False  # whether `recv()` waited for it when it was begun
-        self.share = _Share(self.room)
+        self.share = _Share(room_of(length))
         self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
@@ -318,8 +333,8 @@ class Fetcher:
 
     __slots__ = (
         "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_held", "_link", "_looks",
-        "_numbers", "_progress", "_reading", "_reads", "_receiver", "_sender", "_slots", "_stopped",
-        "_tasks", "_timer", "_untaken", "_waiting",
+        "_numbers", "_pieces", "_progress", "_reads", "_receiver", "_sender", "_stopped", "_tasks",
+        "_timer", "_untaken", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -338,16 +353,15 @@ class Fetcher:
         self._receiver = receiver
         self._config = config
         self._reads = Credits(depth)
-        self._slots: list[_Fetch | None] = [None] * depth
-        self._numbers = list(range(depth))
-        self._fetches: list[int] = []  # at most the window
+        self._numbers = list(range(depth))  # of READs; free
+        self._pieces: dict[int, _Fetch] = {}  # READs under way
+        self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
-        # Of those before them, which are fetched or being fetched and not taken by the program.  A
-        # message would lead back to this.
+        # Of messages that are being fetched, or fetched and not taken by the program.  Not the
+        # messages themselves, which lead back to this.
         self._untaken: deque[_Share] = deque()
         self._held = 0  # bytes of their buffers
-        self._reading = 0  # pieces that are being read
         self._progress = 0.0  # when a piece was last complete, or the first began
         self._looks = 0  # at the rate, while another source has waited
         self._arrived = 0  # bytes since the first of these
@@ -355,7 +369,7 @@ class Fetcher:
         self._stopped = False
 
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
-        """The peer wants to send a large message."""
+        """Take an announcement of the peer."""
         size = RENDEZVOUS.size + self._checked * CHECKSUM.size
         if len(body) != size or not 0 < length <= self._config.max_message_size:
             self._violation(f"announced a message of {length} bytes")
@@ -381,7 +395,7 @@ class Fetcher:
         self._admit()
 
     def wanted(self) -> None:
-        """The program waits for a message that is not there yet."""
+        """Fetch the first message, with room or without: the program waits for it."""
         self._admit(wanted=True)
 
     def _admit(self, *, wanted: bool = False) -> None:
@@ -392,55 +406,54 @@ class Fetcher:
         """
         while self._waiting:
             fetch = self._waiting[0]
-            ahead = self._held + fetch.room <= self._config.receive_buffer_size
-            if not (ahead and self._link.buffers.account.try_take(AHEAD, fetch.room)):
+            room = fetch.share.room
+            ahead = self._held + room <= self._config.receive_buffer_size
+            if not (ahead and self._link.buffers.account.try_take(AHEAD, room)):
                 if not self._receiver.is_next(fetch.large):
-                    return  # and never again, once the connection is over
+                    return  # nor is any read started after the end of the connection
                 if not (wanted or self._receiver.is_awaited):
                     return
                 fetch.wanted = True
             self._waiting.popleft()
             self._untaken.append(fetch.share)
-            self._held += fetch.room
+            self._held += room
             task = background.start(self._link.loop, functools.partial(self._run, fetch))
             if task is not None:
                 self._tasks.append(task)
                 task.add_done_callback(self._tasks.remove)
 
     def _violation(self, text: str) -> None:
-        self._link.fail(ProtocolError(errno.EPROTO, f"the peer broke the protocol: it {text}"))
+        self._link.fail(protocol_error(f"the peer broke the protocol: it {text}"))
 
     async def _run(self, fetch: _Fetch) -> None:
         try:
             await self._fetch(fetch)
-        except asyncio.CancelledError:
-            raise
         except Exception as exc:
-            # A fetch that dies in silence would leave recv() waiting for its message.
+            # If a fetch ended without a report, recv() would wait for its message for ever.
             self._link.fail(exc)
 
     async def _fetch(self, fetch: _Fetch) -> None:
+        buffers, room = self._link.buffers, fetch.share.room
         if fetch.wanted:
-            fetch.share.part = await self._link.buffers.account.take(fetch.room)
-        region = await self._link.buffers.pool.take(fetch.length)
-        self._link.buffers.pin(region)
-        copy = self._link.buffers.in_the_open
+            fetch.share.part = await buffers.account.take(room)
+        region = await buffers.pool.take(fetch.length)
+        buffers.pin(region)
+        copy = buffers.in_the_open
         await self._read(fetch, region)
-        copy = copy or not self._link.buffers.account.try_take(HELD, fetch.room)
+        copy = copy or not buffers.account.try_take(HELD, room)
         view, checksum = await _settled(
             region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
         )
         if fetch.checksum is not None and fetch.checksum != checksum:
             text = f"a message of {fetch.length} bytes does not match its checksum"
             raise MessageDamagedError(errno.EBADMSG, text)
-        self._link.buffers.unpin(region)
+        buffers.unpin(region)
         self._fetches.remove(fetch.number)
         self._sender.control(FrameKind.DONE, fetch.number)
         if copy:
-            self._link.buffers.pool.give(region)
+            buffers.pool.give(region)
             message = Message(view, fetch.imm)
         else:
-            room = fetch.room
             message = Message(
                 view, fetch.imm, lambda exported: self._region_back(exported, region, room)
             )
@@ -449,34 +462,34 @@ class Fetcher:
 
     async def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:
         """Read a whole message, piece by piece."""
-        # One piece is held back by itself, so that `pending` cannot reach zero in between.
+        # This call counts as a piece, so that `pending` does not reach zero between two posts.
         fetch.pending = 1
         offset = 0
         while offset < fetch.length:
             await self._reads.acquire()
             size = min(_READ_CHUNK, fetch.length - offset)
             number = self._numbers.pop()
-            self._slots[number] = fetch
+            if not self._pieces:
+                self._progress = now()
+            self._pieces[number] = fetch
             fetch.pending += 1
             remote = (fetch.remote[0] + offset, fetch.remote[1])
-            self._begin_piece()
+            if self._timer is None:
+                self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
             self._link.post_read(number, region, offset, size, remote)
             offset += size
         self._piece_done(fetch)
         await fetch.read
-        self._looks = 0  # it held its share for long enough to be read
+        self._looks = 0  # the rate counts anew: this message has used its share of the memory
 
     def on_read(self, number: int) -> None:
-        """One RDMA read has completed."""
-        fetch = self._slots[number]
-        self._slots[number] = None
+        """Take the completion of a READ."""
+        fetch = self._pieces.pop(number)
         self._numbers.append(number)
-        self._reading -= 1
         self._progress = now()
         self._reads.release()
-        if fetch is not None:
-            self._arrived += min(_READ_CHUNK, fetch.length)
-            self._piece_done(fetch)
+        self._arrived += min(_READ_CHUNK, fetch.length)
+        self._piece_done(fetch)
 
     def _piece_done(self, fetch: _Fetch) -> None:
         fetch.pending -= 1
@@ -484,20 +497,13 @@ class Fetcher:
             fetch.read.set_result(None)
 
     def taken(self) -> None:
-        """The program took a large message out of the queue: room to fetch another ahead."""
+        """Note that the program took a large message: there is room to fetch another ahead."""
         share = self._untaken.popleft()
         self._held -= share.room
         self._link.buffers.account.give(share.room, share.part)
         self._admit()
 
     # Progress
-
-    def _begin_piece(self) -> None:
-        if not self._reading:
-            self._progress = now()
-        self._reading += 1
-        if self._timer is None:
-            self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
 
     def _set_timer(self, seconds: float) -> None:
         # Weak: a connection that its program forgets is collected at once.
@@ -506,7 +512,7 @@ class Fetcher:
 
     def _check_progress(self) -> None:
         self._timer = None
-        if not self._reading or self._stopped or self._link.failure is not None:
+        if not self._pieces or self._stopped or self._link.failure is not None:
             self._looks = 0
             return
         seconds = self._config.fetch_timeout_s
@@ -520,13 +526,13 @@ class Fetcher:
             self._set_timer(min(_LOOK_S, left))
 
     def _is_too_slow(self) -> bool:
-        """Whether it takes too long for other sources, which wait for the memory."""
+        """Whether messages arrive below the minimum rate while another source waits for memory."""
         if not self._link.buffers.account.is_pressed():
             self._looks = 0
             return False
         self._looks += 1
         if self._looks > _LOOKS:
-            # A piece may have arrived all but its end.
+            # Of a piece that has not completed, all but the end may have arrived.
             least = _LOOKS * _LOOK_S * self._config.pressed_fetch_rate - _READ_CHUNK
             if self._arrived < max(least, 1):
                 return True
@@ -541,64 +547,57 @@ class Fetcher:
     # End
 
     def _region_back(self, exported: bool, region: MemoryRegion, room: int) -> None:
-        """A large message was released, in whatever thread."""
+        """Free the buffer of a message that was released or collected; in any thread."""
         pool = self._link.buffers.pool
 
-        # Memory that is still exported leaves the pool, and lives as long as the message.
+        # A buffer that is still exported leaves the pool, and lives as long as the export.
         def back() -> None:
             self._link.buffers.account.give(room, HELD)
             (pool.drop if exported else pool.give)(region)
 
         self._link.in_loop(back)
 
-    def stop(self) -> None:
-        """The connection is over: end the reading tasks.  Regions stay pinned by the link."""
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel the tasks that read, and return them.  Regions stay pinned by the link."""
         self._stopped = True
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for task in list(self._tasks):
+        tasks = self._tasks[:]
+        for task in tasks:
             task.cancel()
-
-    async def stopped(self) -> None:
-        """Wait for the tasks to end."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        return tasks
 
 
 class LargeMessages:
-    """The large messages of one connection in both directions, as both sides have agreed on them.
-
-    Args:
-        link: The adapter's side.
-        sender: Sends announcements and DONE.
-        receiver: Gets the messages of the peer.
-        config: Sizes.
+    """The large messages of one connection in both directions, as the handshake allows them.
 
     Attributes:
         exposer: Messages to the peer.
         fetcher: Messages of the peer; None before the first.
-        limit: Bytes of the largest message that the peer takes.
         checked: Whether the peer's large messages have checksums.
     """
 
     __slots__ = (
-        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher",
-        "limit",
+        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher"
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, sender: Sender, receiver: Receiver, config: ConnectionConfig
+        self,
+        link: Link,
+        sender: Sender,
+        receiver: Receiver,
+        outcome: Outcome,
+        config: ConnectionConfig,
     ) -> None:
         self._link = link
         self._sender = sender
         self._receiver = receiver
         self._config = config
-        self._reads = 0  # that the peer serves at a time
+        self._reads = 0  # READs that the peer serves at a time
         self.checked = False
-        self.limit = config.slot_size if config.raw else 0
-        self.exposer = Exposer(link, sender, config.rendezvous_window)
+        self.exposer = Exposer(link, sender, outcome, config)
         self.fetcher: Fetcher | None = None
 
     @property
@@ -608,53 +607,21 @@ class LargeMessages:
         return self._link.context.is_software if asked is None else asked
 
     def agree(self, hello: Hello, reads: int) -> None:
-        """The peer's numbers are known; `reads` is how many RDMA READs it serves at a time."""
-        config = self._config
-        self.limit = hello.max_message_kib * 1024
-        self.exposer.resize(min(config.rendezvous_window, hello.rendezvous_window))
-        self.exposer.sums = hello.asks_checksums
+        """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""
+        self.exposer.agree(hello)
         self.checked = hello.knows_checksums and self.checks
-        self._reads = min(config.initiator_depth, reads)
-
-    async def send(self, payload: memoryview, imm: int | None, outcome: Outcome) -> None:
-        """Send a message that does not fit into a slot; returns when the peer has read all of it.
-
-        Raises:
-            MessageTooLargeError: The peer takes no message of this size; nothing was sent.
-            ConnectionLostError, ResourceClosedError: The connection is over.
-            TimeoutError: The peer took nothing for `config.stall_timeout_s`.
-
-        Cancellation: as `Exposer.send`.
-        """
-        outcome.require_open()
-        size = payload.nbytes
-        if size > self.limit:
-            raise self._too_large(size)
-        with Limit(self._config.stall_timeout_s), outcome.explaining():
-            await self.exposer.send(payload, imm)
-        self._link.state.messages_sent += 1
-        self._link.state.bytes_sent += size
-
-    def _too_large(self, size: int) -> MessageTooLargeError:
-        if self._config.raw:
-            text, hint = "a raw connection", "send it in pieces, or raise slot_size on both sides"
-        else:
-            text, hint = "the peer", MessageTooLargeError.hint
-        text = f"{text} takes messages up to {self.limit} bytes, this has {size} ({hint})"
-        error = MessageTooLargeError(text)
-        error.hint = hint
-        return error
+        self._reads = min(self._config.initiator_depth, reads)
 
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
-        """The peer wants to send a large message."""
+        """Take an announcement of the peer."""
         if not self._reads:
-            # It would never begin, and all that is posted behind it would wait.
+            # A READ would never begin, and the requests behind it would wait.
             text = "the peer announced a large message and serves no RDMA reads"
-            self._link.fail(ProtocolError(errno.EPROTO, text))
+            self._link.fail(protocol_error(text))
             return
         if self._config.check_large and not self.checked:
             text = "the peer's library knows no checksums of large messages, check_large is True"
-            self._link.fail(ProtocolError(errno.EPROTO, text))
+            self._link.fail(protocol_error(text))
             return
         if self.fetcher is None:
             self.fetcher = self._receiver.fetcher = Fetcher(
@@ -663,12 +630,6 @@ class LargeMessages:
             )  # fmt: skip
         self.fetcher.announce(length, body, imm)
 
-    def stop(self) -> None:
-        """The connection is over: nothing is read any more."""
-        if self.fetcher is not None:
-            self.fetcher.stop()
-
-    async def stopped(self) -> None:
-        """Wait for the tasks that read to end."""
-        if self.fetcher is not None:
-            await self.fetcher.stopped()
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Cancel the tasks that read, and return them: the connection is over."""
+        return [] if self.fetcher is None else self.fetcher.stop()

@@ -20,7 +20,6 @@ from typing import Any
 
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.one_sided import register
 from aiordma.endpoint.outcome import Outcome
 from aiordma.errors import NotSupportedError
 from aiordma.loop import background, fork
@@ -97,7 +96,7 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
         self._open: MemoryRegion | None = None
         self._revoking: asyncio.Task[None] | None = None
-        self._waiting = 0  # calls of `revoke` that will raise what went wrong
+        self._waiting = 0  # calls of `revoke` that will raise an error of the deregistration
         fork.guard_public(self)
 
     async def __aenter__(self) -> RemoteRegion:
@@ -109,7 +108,8 @@ class Lease:
         access = self._rights
         if access & _WRITES:
             access |= Access.LOCAL_WRITE  # the device demands it
-        opened = await register(self._link, self._outcome, buffer, access)
+        with self._outcome.explaining():
+            opened = await self._link.register(buffer, access)
         self._open = opened
         self._memory.add(opened)
         self._link.open_access(self._rights)
@@ -119,7 +119,7 @@ class Lease:
         return self.region
 
     def _begin(self) -> None:
-        """Begin to end the lease, once; a cancellation does not stop it."""
+        """Begin to end the lease, once; no cancellation stops the end."""
         opened, self._open = self._open, None
         if opened is None:
             return
@@ -137,7 +137,7 @@ class Lease:
             self._revoking.add_done_callback(self._revoked)
 
     def _revoked(self, task: asyncio.Task[None]) -> None:
-        # Only now: rights that are off refuse what a peer's slow access still needs.
+        # Not before: without the rights the adapter would refuse an access that is under way.
         self._link.close_access(self._rights)
         if not task.cancelled() and (error := task.exception()) and not self._waiting:
             _log.warning("the memory of a lease is still registered: %r", error)

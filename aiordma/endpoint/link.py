@@ -1,14 +1,14 @@
 """Link: the adapter's side of a connection: queue pair, completion queue, slots, and their end.
 
 Theory of operation
-    The sub-index of a wr_id tells the request: 0x8000 + n is receive slot n, 0x5000 + n is
+    The sub-index of a wr_id names the request: 0x8000 + n is receive slot n, 0x5000 + n is
     operation n of the program, 0x4000 + n is RDMA read n of a large message, and n alone send slot
-    n.  The plain completions are taken in C (`MessageState`).  A link delivers the others to its
-    owner, and a failure once; see `link.adapter_side`.
+    n.  C takes the completions of the frequent cases (`MessageState`).  The link takes the others,
+    calls its owner for them, and reports a failure once; see `link.adapter_side`.
 
-    Memory.  Slots lie in arenas that outlive the queue pair by construction (Resource).
-    `endpoint.slots` knows whether slots and completion queue are shared; `link.buffers` has the
-    memory of large messages.
+    Slots lie in arenas that outlive the queue pair by construction (Resource).  `endpoint.slots`
+    decides whether slots and completion queue are shared; `link.buffers` has the memory of large
+    messages.
 """
 
 from __future__ import annotations
@@ -28,29 +28,31 @@ from aiordma._core import (
     MessageState,
 )
 from aiordma._ffi import ffi
-from aiordma.cm.address import Address
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
+from aiordma.endpoint.outcome import closed_error
 from aiordma.endpoint.slots import Slots
-from aiordma.errors import ForkedError, ResourceClosedError, os_error
+from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
-from aiordma.link.completions import Completions
+from aiordma.loop.workers import call_blocking
 from aiordma.memory.elastic import ElasticArena
-from aiordma.verbs.comp_channel import CompletionChannel, shared_completions
+from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["COPIED_BYTES", "Facts", "Link", "lent"]
+__all__ = ["COPIED_BYTES", "Link", "lent"]
 
 # Bytes of a short message that the adapter need not fetch; each send request is longer by them.
 _INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
+# The rights that a peer can have; numbers, because flags of an enumeration take longer.
+_RIGHTS = (int(Access.REMOTE_READ), int(Access.REMOTE_WRITE), int(Access.REMOTE_ATOMIC))
 #: Larger messages are read out of the program's own buffer, which is registered for it.
 COPIED_BYTES = 1 << 18
 
@@ -68,69 +70,35 @@ def lent(view: memoryview) -> memoryview | Loan:
 
 
 def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
-    """The queue pair, with room for inline messages where the adapter has it.
-
-    An adapter does not say how much it takes: a larger value is refused.
-    """
+    """The queue pair, with room for inline messages where the adapter has it."""
     memory = tuple(slots.regions)
     inline = 0 if pd.context.is_iwarp else _INLINE
     try:
-        return cm_id.create_qp(pd, plan.attributes(inline), memory, slots.cq)
+        # An adapter does not say how much it takes, and refuses a larger value.
+        return cm_id.create_qp(pd, plan.attributes(inline), memory, slots.completions.cq)
     except OSError:
         if not inline:
             raise
-    return cm_id.create_qp(pd, plan.attributes(0), memory, slots.cq)
+    return cm_id.create_qp(pd, plan.attributes(0), memory, slots.completions.cq)
 
 
 class LinkOwner(Owner, Protocol):
     """A connection, as its link sees it."""
 
     def _on_sent(self, slot: int) -> None:
-        """The adapter is done with a send slot."""
-
-    def _on_read(self, number: int) -> None:
-        """A READ of a large message has completed."""
+        """The adapter is done with a send slot that C has left to Python."""
 
     def _on_ended(self, number: int, record: WCRecord) -> None:
-        """An operation of the program has ended, and not with success."""
+        """An operation of the program has failed, or completed behind a failure."""
 
     def _on_unexplained(self) -> None:
-        """The posted requests are flushed, and the reason is not known yet; once."""
+        """The posted requests are flushed, and the reason is not known yet; called once."""
 
     def _last_word(self, cause: BaseException) -> bool:
-        """This side has found a failure: tell the peer; whether it is told.  Once."""
+        """Post ABORT to the peer, for a failure that this side has found; whether it was posted.
 
-    def _on_closing(self) -> None:
-        """Everything is still open, and about to be given back; once."""
-
-
-class _Rights:
-    """The peer's rights to memory that is registered for it: how many uses need each.
-
-    Plain numbers: an enumeration of flags takes longer than all else here.
-
-    Attributes:
-        now: Rights that a use needs.
-    """
-
-    __slots__ = ("_users", "now")
-
-    def __init__(self) -> None:
-        self._users: dict[int, int] = {}
-        self.now = 0
-
-    def count(self, rights: Access, step: int) -> bool:
-        """Count `step` uses more; return whether a right has got its first, or lost its last."""
-        before, rest = self.now, int(rights)
-        while rest:
-            right = rest & -rest
-            rest ^= right
-            count = self._users[right] = self._users.get(right, 0) + step
-            if count > 0:
-                self.now |= right
-            else:
-                self.now &= ~right
-        return self.now != before
+        Called once.
+        """
 
 
 class Link(AdapterSide):
@@ -139,9 +107,9 @@ class Link(AdapterSide):
     Made by `open`; `start` begins to receive.
 
     Attributes:
-        state: Messages, credits and operations, as C has them.
-        slots: Where messages of the peer land, and where own messages lie.
-        buffers: Memory beside the slots.
+        state: Messages, credits and operations.
+        slots: Memory of short messages, of the peer and to the peer.
+        buffers: Memory of large messages.
     """
 
     __slots__ = ("_rights", "buffers", "slots", "state")
@@ -152,16 +120,12 @@ class Link(AdapterSide):
         self,
         cm_id: ConnectionId,
         context: Context,
-        channel: CompletionChannel,
         pd: ProtectionDomain,
         slots: Slots,
         qp: QueuePair,
         config: ConnectionConfig,
     ) -> None:
-        # A foreign peer asks for no attention.
-        quiet = not (config.raw or context.is_iwarp)
-        completions = Completions(channel, slots.cq, quiet=quiet, unused=slots.own_cq)
-        super().__init__(cm_id, context, completions, pd, qp)
+        super().__init__(cm_id, context, slots.completions, pd, qp)
         plan = plan_of(config)
         self.slots = slots
         self.state = MessageState(
@@ -177,7 +141,7 @@ class Link(AdapterSide):
         )
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
-        self._rights = _Rights()
+        self._rights: dict[int, int] = {}  # uses of each
         slots.pin_with(self.buffers)
 
     @classmethod
@@ -192,43 +156,39 @@ class Link(AdapterSide):
         context = cm_id.context
         assert context is not None
         plan = plan_of(config)
-        channel, release = shared_completions(context)
-        pd: ProtectionDomain | None = None
-        slots: Slots | None = None
-        try:
+        with contextlib.ExitStack() as undo:
+            channel, release = shared_completions(context)
+            undo.callback(release)
             pd = ProtectionDomain(context)
-            if plan.quick:
-                slots = Slots.own(pd, channel, plan)
-            else:
-                slots = await Slots.open(pd, channel, config)
+            undo.callback(pd.close)
+            slots = await Slots.open(pd, channel, plan)
+            undo.callback(slots.abandon)
             cm_id.policy = plan.policy
             qp = _create_qp(cm_id, pd, slots, plan)
-        except BaseException:
-            if slots is not None:
-                slots.abandon()
-            if pd is not None:
-                pd.close()
-            release()
-            raise
-        link = cls(cm_id, context, channel, pd, slots, qp, config)
+            undo.pop_all()
+        link = cls(cm_id, context, pd, slots, qp, config)
         link.at_close(release)
         return link
 
     def start(self, owner: LinkOwner) -> None:
-        """Tell `owner` from now on, have completions delivered and post all receives."""
+        """Begin to take completions, call `owner` for them, and post all receives."""
         self._owner = owner
         self._begin()
-        self._bind(self.qp.limits.max_inline_data)
+        self._bind()
         self.completions.let_c_take(self.state, self.state)
-        self._post_all()
+        recv = self.slots.recv
+        if recv.whole:
+            self.check(self.state.post_receives(recv.lkey, recv.count), "ibv_post_recv")
+        else:
+            self.post_recv(range(recv.count))
 
-    def _bind(self, inline_size: int) -> None:
+    def _bind(self) -> None:
         recv, send, control = self.slots.recv, self.slots.send, self.slots.control
         self.state.bind(
             int(ffi.cast("uintptr_t", self._qp_handle)),
             self.completions.id,
             _SIGNALED if control is None else _SIGNALED | _SOLICITED,
-            inline_size,
+            self.qp.limits.max_inline_data,
             (send.addr, send.slot_size, send.lkey, send.count),
             (recv.addr, recv.slot_size, recv.lkey, recv.count),
             (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
@@ -261,16 +221,16 @@ class Link(AdapterSide):
         self.posted -= 1
         self.completions.unlisten()
 
-    def on_reads(self) -> None:
-        """READs of large messages have completed, which C has taken."""
-        for number in self.state.take_reads():
+    def take_reads(self) -> list[int]:
+        """The numbers of READs of large messages that have completed, as C has taken them."""
+        numbers = self.state.take_reads()
+        for _ in numbers:
             self._read_ended()
-            if self._owner is not None:
-                self._owner._on_read(number)
+        return numbers
 
     @property
     def under_way(self) -> int:
-        """Work requests that the adapter has not given back."""
+        """Work requests that have not completed."""
         return self.posted + self.state.under_way
 
     def _last_word(self, cause: BaseException) -> bool:
@@ -289,10 +249,10 @@ class Link(AdapterSide):
 
     # Posting
 
-    def check(self, code: int) -> None:
-        """Take the result of a function of C that posts: anything but 0 ends the connection."""
+    def check(self, code: int, call: str = "ibv_post_send") -> None:
+        """End the connection if `code`, the result of a post in C, is not 0."""
         if code:
-            self.fail(os_error(code, "ibv_post_send"))
+            self.fail(os_error(code, call))
 
     def post_read(
         self, number: int, region: MemoryRegion, offset: int, length: int, remote: tuple[int, int]
@@ -303,22 +263,10 @@ class Link(AdapterSide):
         code = self.state.post_read(number, region.addr + offset, length, region.lkey, *remote)
         self.posted += 1
         self.completions.listen()
-        if code:
-            self.fail(os_error(code, "ibv_post_send"))
-
-    def _post_all(self) -> None:
-        """Post every receive slot, at the beginning."""
-        arena = self.slots.recv
-        if self.failure is not None:
-            return
-        if not arena.whole:
-            self.post_recv(range(arena.count))
-            return
-        if code := self.state.post_receives(arena.lkey, arena.count):
-            self.fail(os_error(code, "ibv_post_recv"))
+        self.check(code)
 
     def post_recv(self, slots: Iterable[int]) -> None:
-        """Post receive slots; those that follow one another in one registration, in one chain."""
+        """Post receive slots, in a chain for each row of slots of one registration."""
         arena = self.slots.recv
         chains: Iterable[tuple[int, Iterable[int]]] = ((arena.lkey, slots),)
         if not arena.whole:
@@ -326,57 +274,86 @@ class Link(AdapterSide):
         for key, chain in chains:
             if self.closed or self.failure is not None:
                 return
-            if code := self.state.post_receives(key, list(chain)):
-                self.fail(os_error(code, "ibv_post_recv"))
+            self.check(self.state.post_receives(key, list(chain)), "ibv_post_recv")
 
     def fit(self) -> None:
-        """Tell C which slots of a pool there are: some have come, or gone."""
+        """Set the keys of a pool's slots in the state, after slots have come or left."""
         for receives, arena in ((True, self.slots.recv), (False, self.slots.send)):
             if isinstance(arena, ElasticArena):
                 self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
 
-    # The peer's rights to memory that is registered for it
+    # Memory of the program, and the peer's rights to it
+
+    async def register(self, buffer: Any, access: Access) -> MemoryRegion:
+        """Register memory in the connection's protection domain, in a thread if it takes long.
+
+        Raises:
+            OSError: The memory cannot be registered.
+            ResourceClosedError: The connection is closed, perhaps meanwhile.
+
+        Cancellation: the region is closed.
+        """
+        size = buffer if isinstance(buffer, int) else memoryview(buffer).nbytes
+        if size <= INLINE_BYTES:
+            return MemoryRegion(self.pd, buffer, access)
+        region = await call_blocking(
+            lambda: MemoryRegion(self.pd, buffer, access), undo=MemoryRegion.close
+        )
+        if self.closed:
+            region.close()
+            raise closed_error()
+        return region
+
+    @property
+    def allowed(self) -> int:
+        """The accesses that the queue pair allows the peer."""
+        return sum(right for right, uses in self._rights.items() if uses > 0)
 
     def open_access(self, rights: Access) -> None:
-        """Let the peer use regions registered for it in these ways; counted."""
-        if self._rights.count(rights, 1):
+        """Allow the peer these accesses to regions that are registered for it; counted."""
+        if self._count_uses(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
-        """Undo one `open_access`; a right that no lease needs any more is off again."""
-        changed = self._rights.count(rights, -1)
+        """Undo one `open_access`: a right that no use needs is taken back."""
+        changed = self._count_uses(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()
 
+    def _count_uses(self, rights: Access, step: int) -> bool:
+        before, number = self.allowed, int(rights)
+        for right in _RIGHTS:
+            if number & right:
+                self._rights[right] = self._rights.get(right, 0) + step
+        return self.allowed != before
+
     def _set_access(self) -> None:
         try:
-            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self._rights.now)
+            self.qp.modify(QPAttrMask.ACCESS_FLAGS, qp_access_flags=self.allowed)
         except OSError as exc:
             self.fail(exc)
 
     # End
 
     def end(self) -> None:
-        """No task waits for messages any more: flushed requests are only counted, in C.
+        """Have C count flushed receives without a call of Python: no task waits for messages.
 
-        That is each receive; one by one through Python they would be a fifth of all closing.
+        By way of Python they would take a fifth of the time of a close.
         """
         if not self.closed:
             self.state.flushing = True
 
     async def quiesce(self) -> None:
-        """Wait for all posted requests, for a bounded time, after the error state."""
-        self.completions.listen()  # a flushed request is not solicited
+        """As in AdapterSide; flushed requests are not solicited, so that the link listens."""
+        self.completions.listen()
         await super().quiesce()
 
     def came_back(self) -> None:
-        """The adapter has nothing of the connection any more."""
+        """C has taken the last completion that was awaited."""
         self._came_back()
 
     def close(self) -> None:
-        """Give everything back, in the order that C needs; the C calls run in the reaper."""
-        if not self.closed and self._owner is not None:
-            self._owner._on_closing()
+        """Close all resources, in the order that C needs; worker threads make the C calls."""
         self.state.closed = True
         super().close()
 
@@ -390,40 +367,3 @@ class Link(AdapterSide):
         parts = self.slots.close(self.qp)
         self.buffers.close(self.qp)
         return parts
-
-
-class Facts:
-    """Facts about a connection: asked for at the first use, or when the link closes.
-
-    Args:
-        link: The adapter's side.
-    """
-
-    __slots__ = ("_ends", "_known", "_link")
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._known: dict[str, Any] | None = None
-        #: Addresses of both ends; empty: not asked for yet; None: not connected yet.
-        self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
-
-    def connected(self, ends: tuple[Address | None, Address | None] | None) -> None:
-        """The peer has answered; `ends` are the addresses of peer and this side, if known."""
-        self._ends = ends or ()
-
-    def all(self, *, checked: bool) -> dict[str, Any]:
-        """The facts by name; `checked`, whether large messages of the peer have checksums."""
-        if self._known is None:
-            # A device that is gone has no names, and a forked child has no device.
-            with contextlib.suppress(OSError, ResourceClosedError, ForkedError):
-                known = self._link.describe()
-                ends = self._ends or self._link.cm_id._ends()
-                known["peername"], known["sockname"] = ends
-                known["large_messages_checked"] = checked
-                self._known = known
-        return self._known or {}
-
-    def keep(self, *, checked: bool) -> None:
-        """The link is about to close: ask while there is an answer."""
-        if self._ends is not None:
-            self._known = self.all(checked=checked)

@@ -1,35 +1,34 @@
 """One-sided operations of a connection: READ, WRITE and atomics on memory that the peer has opened.
 
 Theory of operation
-    What is wrong is refused before it is posted, where it costs an exception; an access that the
-    peer's adapter refuses costs both sides the connection.
+    An access that the peer's adapter refuses costs both sides the connection.  So a wrong access is
+    refused here, before it is posted, by an exception.
 
-    The adapter needs registered memory on this side.  If the caller brings it (`register`), no byte
-    is copied.  Otherwise up to 64 KiB go through a buffer of the pool, because a copy is cheaper
-    than a registration, and more is registered for the time of the operation.
+    The adapter needs registered memory on this side.  Memory that the program has registered
+    (`register`) is used as it is.  Of other memory up to 64 KiB are copied through a buffer of the
+    pool, because a copy is cheaper than a registration; more is registered for the operation.
 
-    Registered memory that goes in one request, which is fast, C has checked and posted before this
-    is asked (`_core/operation.c`); transfers that C does not take come here, to be done or refused.
+    C checks and posts the frequent case, registered memory in one request, before Python is asked
+    (`_core/operation.c`).  The transfers that C does not take come here, to be done or refused.
 
-    Long transfers go out in pieces of 1 MiB, a few at a time, so that they do not hold up the
-    messages of the connection, and no adapter's limit of one request matters.
+    Long transfers are posted in pieces of 1 MiB, a few at a time, so that they do not hold up the
+    messages of the connection, and no adapter's limit of a request matters.
 
-    An operation is posted, and its completion taken, in C (`_core/operation.c`, `_core/message.c`);
-    the task that awaits it is resumed by the drain, without a future.  Operations that fail come to
-    Python.
+    C takes the completions, too (`_core/message.c`), and the drain resumes the task that awaits the
+    operation, without a future.  Operations that fail come to Python.
 
-    There are `one_sided_depth` of them.  A task that finds none free waits in line, and gets the
+    There are `one_sided_depth` operations.  A task that finds none free waits in line, and gets the
     number of the next that ends; while there is a line no other task gets a number.
 
     A connection wakes the loop for solicited messages of the peer, and for its own completions only
-    while a task waits for them (`Completions.listen`).  That is asked for with the first operation
-    and given up a while after the last: each change costs a system call.
+    while a task waits for them (`Completions.listen`).  The connection listens from the first
+    operation until a while after the last: each change costs a system call.
 
     An operation that is flushed before the connection's end is known ends with the connection, so
     that its error has the cause, and the program's next call finds the connection lost, too.
 
     Cancelling ends the wait, not the transfer.  The local memory is retained until the completion,
-    or until the queue pair is gone; a buffer under a canceled operation never goes back to the
+    or until the queue pair is gone; a buffer under a canceled operation never returns to the
     pool: it is deregistered, which waits for the completion.
 """
 
@@ -53,25 +52,21 @@ from aiordma.errors import (
     FlushedError,
     NotSupportedError,
     completion_error,
-    os_error,
 )
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
-from aiordma.loop.workers import call_blocking
 from aiordma.memory.cache import RegistrationCache
 from aiordma.memory.remote import RemoteRegion
 from aiordma.verbs.enums import Access, AtomicCap, Opcode, WCStatus
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion, check_memory
+from aiordma.verbs.mr import MemoryRegion, check_memory
 from aiordma.verbs.wc import WCRecord
 from aiordma.verbs.wr import SGE
 
-__all__ = ["OneSided", "Operations", "register"]
+__all__ = ["OneSided", "Operations"]
 
 _COPY = 64 * 1024
-_GROUP = 4
+_GROUP = 4  # requests of a transfer that are posted at a time
 _LOCAL_WRITE = int(Access.LOCAL_WRITE)  # a number: `&` of flags is slow
-_READ = int(Opcode.RDMA_READ)
-_WRITE = int(Opcode.RDMA_WRITE)
 _LINGER_S = 0.5
 _FLUSHED = int(WCStatus.WR_FLUSH_ERR)
 _IWARP_HINT = "iWARP does not say why; an access that the peer's adapter refuses ends like this"
@@ -88,25 +83,14 @@ def _rest(reference: weakref.ref[Operations]) -> None:
 
 
 class Operations:
-    """The requests of one connection, from the post to the end, beside those that C posts alone.
-
-    Args:
-        link: The adapter's side.
-        config: Depth.
-        outcome: Makes the exception for a connection that is over.
-    """
+    """The requests of one connection, from the post to the end, beside those that C posts alone."""
 
     __slots__ = (
         "__weakref__", "_c", "_depth", "_line", "_link", "_outcome", "_resting",
         "_unexplained",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        link: Link,
-        config: ConnectionConfig,
-        outcome: Outcome,
-    ) -> None:
+    def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
         self._c: MessageState = link.state
         self._depth = config.one_sided_depth
@@ -131,12 +115,12 @@ class Operations:
         Args:
             opcode: A number of `Opcode`.
             region: The local memory; it stays registered until the operation has ended.
-            addr: Where it begins in there, an address.
+            addr: Address of the first local byte, inside of `region`.
             size: Bytes; 0 for a WRITE of nothing.
             where: The peer's address.
             rkey: The peer's key.
-            compare_add: Of an atomic; of a WRITE with immediate that.
-            swap: Of an atomic.
+            compare_add: Operand of an atomic; the immediate of a WRITE with immediate.
+            swap: Operand of an atomic.
 
         Raises:
             ConnectionLostError, ResourceClosedError: The connection is over.
@@ -154,8 +138,10 @@ class Operations:
             self._give(number)
         if operation is None:
             region._require()
-            raise self.lost()  # it is over since
-        raise self._refused(operation)
+            raise self.lost()  # the connection has ended since
+        # The adapter took no request: the connection cannot go on.
+        self._link.check(operation)
+        raise self.lost()
 
     async def _number(self) -> int:
         """Wait in line for the number of an operation."""
@@ -171,25 +157,20 @@ class Operations:
             raise
 
     def _give(self, number: int) -> None:
-        """A number is free again."""
+        """Note that a number is free again."""
         self._c.give_number(number)
         self._room()
 
     def _room(self) -> None:
-        """Hand out free numbers to the tasks that wait."""
+        """Grant free numbers to the tasks that wait."""
         c = self._c
         line = self._line
         while line and line.next_size and c.n_operations_free:
             line.grant(c.take_number())
         c.operations_wanted = bool(line)
 
-    def _refused(self, code: int) -> BaseException:
-        """The adapter took no request: the connection cannot go on."""
-        self._link.fail(os_error(code, "ibv_post_send"))
-        return self.lost()
-
     def on_ended(self, number: int, record: WCRecord) -> None:
-        """The completion of an operation that C has left to Python: it failed, or one before it."""
+        """Take a completion that C has left to Python: the operation, or one before it, failed."""
         error = None
         if record[1] == _FLUSHED and not self._outcome.decided:
             self._unexplained.append(number)
@@ -208,18 +189,16 @@ class Operations:
             self._room()
 
     def explained(self) -> None:
-        """The connection is over, and why is known."""
+        """End the flushed operations: the cause of the connection's end is known."""
         flushed, self._unexplained = self._unexplained, []
         for number in flushed:
             self._end(number, completion_error(WCStatus.WR_FLUSH_ERR))
 
     def _drop(self) -> None:
-        """The queue pair is being destroyed: end what the adapter has not flushed.
+        """End the operations that the adapter has not flushed: the queue pair is being destroyed.
 
-        The memory stays registered until it is gone.
+        Their memory stays registered until the queue pair is gone.
         """
-        if self._resting is not None:
-            self._resting.cancel()
         qp = self._link.qp
         self._c.forget_done()
         for number in range(self._depth):
@@ -231,12 +210,14 @@ class Operations:
             self._line = None
             del self._c.room  # which leads here
         if self._resting is not None:
+            self._resting.cancel()
             self._link.completions.expect(answers=False)
 
     def lost(self) -> BaseException:
-        """Not the operation failed, but the connection before it."""
-        failure = self._outcome.reason()
-        if failure is None:
+        """The exception for an operation that failed because the connection had ended."""
+        if self._outcome.decided:
+            failure = self._outcome.failure()
+        else:
             failure = ConnectionLostError(errno.ECONNRESET, "the connection is lost")
         if isinstance(failure, ConnectionLostError) and self._link.context.is_iwarp:
             failure.hint = _IWARP_HINT
@@ -245,7 +226,7 @@ class Operations:
     # Attention
 
     def _attend(self) -> None:
-        """Have the link listen."""
+        """Have the link listen; with the first operation, make room for all."""
         if not self._c.n_operations:
             self._c.allow_operations(self._depth)
             self._link.at_close(self._drop)
@@ -263,7 +244,7 @@ class Operations:
         )
 
     def _rest(self) -> None:
-        """Have it listen no more, if nothing has happened in the meantime."""
+        """Have the link listen no more, if there was no operation since the last call."""
         if self._link.closed:
             return
         if self._c.attended or self._c.operating:
@@ -275,26 +256,6 @@ class Operations:
             self._link.completions.unlisten()
 
 
-async def register(link: Link, outcome: Outcome, buffer: Any, access: Access) -> MemoryRegion:
-    """Register memory in the connection's protection domain, in a thread if it takes long.
-
-    Raises:
-        OSError: It cannot be registered.
-        ResourceClosedError, ConnectionLostError: The connection is over, perhaps meanwhile.
-    """
-    size = buffer if isinstance(buffer, int) else memoryview(buffer).nbytes
-    with outcome.explaining():
-        if size <= INLINE_BYTES:
-            return MemoryRegion(link.pd, buffer, access)
-        region = await call_blocking(
-            lambda: MemoryRegion(link.pd, buffer, access), undo=MemoryRegion.close
-        )
-    if link.closed:
-        region.close()
-        outcome.require_open()
-    return region
-
-
 def _check_remote(remote: Any) -> None:
     if not isinstance(remote, RemoteRegion):
         # Its bytes are not shown: they hold the key.
@@ -304,7 +265,7 @@ def _check_remote(remote: Any) -> None:
 
 
 def _release(local: memoryview | SGE) -> None:
-    """After a failure: the exception keeps frames, and is not to keep the buffer exported."""
+    """Release the buffer after a failure: the exception keeps the frames that refer to it."""
     if isinstance(local, memoryview):
         local.release()
 
@@ -312,24 +273,14 @@ def _release(local: memoryview | SGE) -> None:
 class OneSided:
     """The requester's side.
 
-    Args:
-        link: The adapter's side.
-        config: Sizes.
-        outcome: Makes the exception for a connection that is over.
-
     Attributes:
-        operations: Posts the requests.
+        operations: The requests.
         memory: Regions that the connection closes at its end: the program's, and those of leases.
     """
 
     __slots__ = ("_cache", "_link", "_outcome", "memory", "operations")
 
-    def __init__(
-        self,
-        link: Link,
-        config: ConnectionConfig,
-        outcome: Outcome,
-    ) -> None:
+    def __init__(self, link: Link, config: ConnectionConfig, outcome: Outcome) -> None:
         self._link = link
         self.operations = Operations(link, config, outcome)
         self._outcome = outcome
@@ -340,60 +291,33 @@ class OneSided:
             self._cache = RegistrationCache(link.pd, max_bytes=config.registration_cache_size)
             link.at_close(self._cache.close)
 
-    async def read(self, remote: RemoteRegion, into: Any, offset: int) -> int:
-        """Fill `into`; the number of bytes."""
-        _check_remote(remote)
-        local = self._local(into, writable=True)
-        try:
-            size = len(local)
-            where = remote.check(offset, size, Access.REMOTE_READ)
-            self._outcome.require_open()
-            if not size:
-                return 0
-            if self._link.qp._rules.read_depth == 0:
-                msg = "RDMA_READ is not possible: the connection has initiator_depth 0"
-                raise NotSupportedError(errno.EOPNOTSUPP, msg)
-            if isinstance(local, SGE):
-                await self._transfer(_READ, local.mr, local.offset, size, where, remote.rkey)
-            elif size <= _COPY:
-                async with self._bounce(size) as region:
-                    await self._transfer(_READ, region, 0, size, where, remote.rkey)
-                    local[:] = region.view[:size]
-            else:
-                async with self._registered(local, self._landing()) as region:
-                    await self._transfer(_READ, region, 0, size, where, remote.rkey)
-            return size
-        except BaseException:
-            _release(local)
-            raise
-
-    async def write(
-        self, remote: RemoteRegion, data: Any, offset: int, imm: int | None = None
+    async def transfer(
+        self, opcode: Opcode, remote: RemoteRegion, buffer: Any, offset: int, imm: int | None = None
     ) -> int:
-        """Write `data`, with the adapter's immediate if given; the number of bytes."""
+        """READ into, or WRITE out of, memory of the program; the number of bytes.
+
+        Args:
+            opcode: RDMA_READ or RDMA_WRITE.
+            remote: The peer's memory.
+            buffer: Memory of the program, as `Connection.read` and `write` take it.
+            offset: First byte in `remote`.
+            imm: The adapter's immediate; of a WRITE to a raw peer.
+        """
+        reads = opcode == Opcode.RDMA_READ
         _check_remote(remote)
-        local = self._local(data, writable=False)
+        local = self._local(buffer, writable=reads)
         try:
             size = len(local)
-            where = remote.check(offset, size, Access.REMOTE_WRITE)
+            where = remote.check(offset, size, Access.REMOTE_READ if reads else Access.REMOTE_WRITE)
             self._outcome.require_open()
             if imm is not None and self._link.context.is_iwarp:
                 text = f"{self._link.context.name} is iWARP, which has no immediates"
                 raise NotSupportedError(errno.EOPNOTSUPP, text)
-            if isinstance(local, SGE):
-                await self._transfer(_WRITE, local.mr, local.offset, size, where, remote.rkey, imm)
-            elif not size:
-                if imm is not None:
-                    async with self._bounce(1) as region:
-                        await self._transfer(_WRITE, region, 0, 0, where, remote.rkey, imm)
-            elif size <= _COPY:
-                async with self._bounce(size) as region:
-                    region.view[:size] = local
-                    await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
-            else:
-                # Nothing is ever written here; read access is what every region has.
-                async with self._registered(local, Access(0)) as region:
-                    await self._transfer(_WRITE, region, 0, size, where, remote.rkey, imm)
+            if size and reads:
+                self._require_reads(opcode)
+            if size or imm is not None:
+                async with self._registered(local, reads=reads) as (region, start):
+                    await self._post(opcode, region, start, size, where, remote.rkey, imm)
             return size
         except BaseException:
             _release(local)
@@ -402,7 +326,7 @@ class OneSided:
     async def atomic(
         self, opcode: Opcode, remote: RemoteRegion, offset: int, compare_add: int, swap: int
     ) -> int:
-        """One atomic operation on 8 bytes; their value before it."""
+        """Do an atomic operation on 8 bytes; their value before it."""
         compare_add, swap = fitting("the value", compare_add, 64), fitting("the value", swap, 64)
         _check_remote(remote)
         where = remote.check(offset, 8, Access.REMOTE_ATOMIC)
@@ -411,26 +335,31 @@ class OneSided:
         if context.is_iwarp or context.attributes.atomic_cap == AtomicCap.NONE:
             text = f"{context.name} has no atomic operations"
             raise NotSupportedError(errno.EOPNOTSUPP, text)
+        self._require_reads(opcode)
+        before = bytearray(8)
+        async with self._registered(memoryview(before), reads=True) as (region, start):
+            operation = await self.operations.posted(
+                int(opcode), region, region.addr + start, 8, where, remote.rkey, compare_add, swap
+            )
+            await self._ended(operation)
+        return int.from_bytes(before, "little")
+
+    def _require_reads(self, opcode: Opcode) -> None:
         if self._link.qp._rules.read_depth == 0:
             msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
-        async with self._bounce(8) as region:
-            operation = await self.operations.posted(
-                int(opcode), region, region.addr, 8, where, remote.rkey, compare_add, swap
-            )
-            await self._ended(operation)
-            return int.from_bytes(region.view[:8], "little")
 
     # Local memory
 
     async def register(self, buf: Any, access: Access) -> MemoryRegion:
-        """Register memory of the program; `Connection.register` says how."""
+        """Register memory of the program, as `Connection.register` says."""
         access = Access(fitting("access", access, 31))
         check_memory(buf, access)
         self._outcome.require_open()
         if access & Access.LOCAL_WRITE:
             access |= self._landing()
-        region = await register(self._link, self._outcome, buf, access)
+        with self._outcome.explaining():
+            region = await self._link.register(buf, access)
         self.memory.difference_update([known for known in self.memory if known.closed])
         self.memory.add(region)
         return region
@@ -455,44 +384,57 @@ class OneSided:
         return buffer
 
     def _landing(self) -> Access:
-        """Rights of memory where a read's data lands: on iWARP it comes in as a write."""
+        """Rights of memory for the data of a READ, which on iWARP arrive as a WRITE of the peer."""
         access = Access.LOCAL_WRITE
         return access | Access.REMOTE_WRITE if self._link.context.is_iwarp else access
 
     @contextlib.asynccontextmanager
-    async def _bounce(self, size: int) -> AsyncIterator[MemoryRegion]:
-        pool = self._link.buffers.pool
-        region = await pool.take(size)
-        try:
-            yield region
-        except BaseException:
-            pool.drop(region)  # the adapter may still use it
-            raise
-        pool.give(region)
-
-    @contextlib.asynccontextmanager
-    async def _registered(self, view: memoryview, access: Access) -> AsyncIterator[MemoryRegion]:
-        # The peer learns the key of such memory, and could use it as long as that is registered.
-        writable = bool(access & Access.REMOTE_WRITE)
-        memory = lent(view)
-        # A message is released soon, and a cache would keep its memory.
-        if self._cache is not None and not writable and memory is view:
-            async with self._cache.get(view, access) as cached:
-                yield cached
+    async def _registered(
+        self, local: memoryview | SGE, *, reads: bool
+    ) -> AsyncIterator[tuple[MemoryRegion, int]]:
+        """Registered memory for a transfer of `local`: the region, and the offset in it."""
+        if isinstance(local, SGE):
+            yield local.mr, local.offset
             return
-        region = await register(self._link, self._outcome, memory, access)
+        size = len(local)
+        if size <= _COPY:
+            pool = self._link.buffers.pool
+            region = await pool.take(max(size, 1))
+            try:
+                if not reads:
+                    region.view[:size] = local
+                yield region, 0
+                if reads:
+                    local[:] = region.view[:size]
+            except BaseException:
+                pool.drop(region)  # the adapter may still use it
+                raise
+            pool.give(region)
+            return
+        # No data land in memory that is written from; every region allows local reads.
+        access = self._landing() if reads else Access(0)
+        # The peer learns the key of such memory, and could use it as long as that is registered.
+        exposed = bool(access & Access.REMOTE_WRITE)
+        memory = lent(local)
+        # A message is released soon, and a cache would keep its memory.
+        if self._cache is not None and not exposed and memory is local:
+            async with self._cache.get(local, access) as region:
+                yield region, 0
+            return
+        with self._outcome.explaining():
+            region = await self._link.register(memory, access)
         try:
-            yield region
+            yield region, 0
         finally:
             region.close()
-        if writable:
+        if exposed:
             await region.wait_closed()
 
     # Requests
 
-    async def _transfer(
+    async def _post(
         self,
-        opcode: int,
+        opcode: Opcode,
         region: MemoryRegion,
         start: int,
         size: int,
@@ -500,7 +442,7 @@ class OneSided:
         rkey: int,
         imm: int | None = None,
     ) -> None:
-        """Move a piece of local memory; an immediate goes with the last request."""
+        """Post the requests of a transfer, and wait for all; the last has the immediate."""
         under_way: deque[Operation] = deque()
         posted = self.operations.posted
         done = 0

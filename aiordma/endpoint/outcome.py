@@ -1,7 +1,7 @@
 """Outcome: whether a connection is over, the cause, and the exceptions that its calls then raise.
 
-Every wait of a connection asks this, and not the connection: all parts hold the objects that are
-made for the end, which must not refer to the connection.
+The parts of a connection ask the Outcome, and not the connection, because they outlive it: a part
+that referred to the connection would keep it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiordma._core import (
     WRONG_SHORT,
     WRONG_WRITE,
 )
-from aiordma.endpoint.wire import AbortReason
+from aiordma.endpoint.wire import AbortReason, protocol_error
 from aiordma.errors import (
     CompletionError,
     ConnectionEndedError,
@@ -78,15 +78,22 @@ def ended_error() -> ConnectionEndedError:
     return ConnectionEndedError("the peer closed the connection")
 
 
-def left_error() -> ConnectionLostError:
-    """The same for all calls but recv(): a program that sends expects no end of the stream."""
-    error = ConnectionLostError(errno.ECONNRESET, "the peer closed the connection")
-    error.hint = _LEFT_HINT
+def _lost(text: str, hint: str, *, protocol: bool = False) -> ConnectionLostError:
+    kind, code = ConnectionLostError, errno.ECONNRESET
+    if protocol:
+        kind, code = ProtocolError, errno.EPROTO
+    error = kind(code, text)
+    error.hint = hint
     return error
 
 
+def left_error() -> ConnectionLostError:
+    """The peer has closed in good order, for all calls but recv(): a sender expects no end."""
+    return _lost("the peer closed the connection", _LEFT_HINT)
+
+
 def abort_reason(cause: BaseException) -> AbortReason | None:
-    """The reason for the peer; None if the peer cannot be told, or is the cause itself."""
+    """The reason for an ABORT to the peer; None for a cause that needs or allows no message."""
     if isinstance(cause, ProtocolError):
         return AbortReason.PROTOCOL
     if isinstance(cause, MessageDamagedError):
@@ -99,7 +106,7 @@ def abort_reason(cause: BaseException) -> AbortReason | None:
 
 
 def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
-    """The peer has aborted the connection, and said why.
+    """The peer has aborted the connection, with a reason.
 
     Args:
         reason: An `AbortReason`, or the number of a reason that is not known here.
@@ -108,21 +115,17 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
         reason,  # type: ignore[call-overload]
         (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
     )
-    kind = ProtocolError if reason == AbortReason.PROTOCOL else ConnectionLostError
-    error = kind(errno.EPROTO if kind is ProtocolError else errno.ECONNRESET, text)
-    error.hint = hint
-    return error
+    return _lost(text, hint, protocol=reason == AbortReason.PROTOCOL)
 
 
 def vanished_error() -> ConnectionLostError:
-    """The peer has disconnected, and has said neither END nor why."""
+    """The peer has disconnected, and has sent neither END nor ABORT."""
     text = "the peer disconnected without a word: its process ended, or its adapter failed"
-    error = ConnectionLostError(errno.ECONNRESET, text)
-    error.hint = (
+    hint = (
         "did the peer's process end, by a signal perhaps, or without closing the connection? Was "
         "an access of it refused, as after the end of a lease? See its log and its exit status"
     )
-    return error
+    return _lost(text, hint)
 
 
 def violation(kind: int, first: int, second: int) -> ProtocolError:
@@ -135,15 +138,15 @@ def violation(kind: int, first: int, second: int) -> ProtocolError:
         WRONG_WRITE: "a write with an immediate",
         WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
     }
-    return ProtocolError(errno.EPROTO, f"the peer broke the protocol: {texts[kind]}")
+    return protocol_error(f"the peer broke the protocol: {texts[kind]}")
 
 
 class Outcome:
-    """That of one connection.
+    """The outcome of one connection.
 
     Attributes:
-        closing: The program has closed it; sent messages may still be on their way.
-        cause: Why no more messages come or go, or None while they do.  The first cause counts.
+        closing: Whether the program has closed it; sent messages may still be on their way.
+        cause: The first cause of the end; None while messages are sent and received.
     """
 
     __slots__ = ("cause", "closing")
@@ -169,16 +172,12 @@ class Outcome:
             return again
         return lost_error(cause)
 
-    def reason(self) -> BaseException | None:
-        """The exception for the next call, or None while the connection is open."""
-        return self.failure() if self.decided else None
-
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """For a call that a lost connection may overtake: it finds objects of the adapter closed.
+        """Have a call raise the outcome where it finds an object of the adapter closed.
 
         Raises:
-            ConnectionLostError: That the connection is lost, in place of a ResourceClosedError.
+            ConnectionLostError: The connection is lost; in place of a ResourceClosedError.
         """
         try:
             yield
@@ -188,6 +187,6 @@ class Outcome:
             raise self.failure() from None
 
     def require_open(self) -> None:
-        """Raise it, unless the connection is open."""
+        """Raise `failure()` unless the connection is open."""
         if self.decided:
             raise self.failure()

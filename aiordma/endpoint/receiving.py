@@ -1,38 +1,38 @@
 """Receiver: messages on their way to the program, and tasks that wait for them.
 
 Theory of operation
-    Every message of the peer lands in a slot, and waits in a ring in the order of arrival; both are
-    C's (`MessageState`).  It becomes an object when the program asks for it.  A data slot is given
-    back when the program has released the message; it is posted again, and only then is its credit
-    owed to the peer, so that the peer never sends into nothing.
+    Every message of the peer arrives in a slot, and waits in a ring in the order of arrival; both
+    are C's (`MessageState`).  The message becomes an object when the program asks for it, and its
+    slot is free when the program has released it.  The slot is then posted again, and only after
+    that the peer gets a credit for it: a receive is posted for each credit.
 
     A large message has a place in the ring from its announcement on; the message itself is made
     when it was fetched (`endpoint.large`), and waits here.
 
-    A program may keep messages as long as it likes: once it holds half of the window, further
-    messages are copied on delivery and their slots go back at once.  Messages that it has not
-    taken stay where they are, and the peer feels that it is slow.
+    A program may keep messages as long as it likes.  Once it holds half of the window, further
+    messages are copied on delivery, and their slots are free at once.  Messages that the program
+    has not taken stay in their slots, so that a slow program slows its peer down.
 
     No message is ever bound to a task that waits, so that a canceled `recv()` loses nothing.  The
     first task that waits is resumed by the drain that brought the message (`Parked`); others stand
     in line behind it, and as many are resumed at once as there are messages for.
 
-    Credits, and when the peer is told of them, are the protocol's (`_core/message.c`).  `Window` is
-    the policy of a connection that shares slots with others: the window grows when the peer has
-    used up its credits, and shrinks when connections of the pool wait for slots and this connection
-    has more than its share.
+    Credits, and the frames that carry them to the peer, are the protocol's (`_core/message.c`).
+    `Window` is the policy of a connection that shares slots with others: the window grows when the
+    peer has used up its credits, and shrinks when connections of the pool wait for slots and this
+    connection has more than its share.
 
     A slot may leave, instead of being posted again, only if the adapter still has a receive for
     each credit without it.  That is always the case for the slot of a data message: with the
-    message a credit has gone, too.  The window shrinks by credits that are not given back, never by
-    taking any away.
+    message a credit has gone, too.  The window shrinks by credits that are not given to the peer
+    again, never by a credit that the peer has.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aiordma._core import FRAME_SIZE, Message, MessageState
@@ -46,11 +46,7 @@ __all__ = ["Large", "Receiver", "Window"]
 
 
 class Window:
-    """The receive slots of one connection.
-
-    Args:
-        link: Has them.
-    """
+    """The receive slots of one connection."""
 
     __slots__ = ("_link", "_recv", "_state")
 
@@ -65,7 +61,7 @@ class Window:
         return self._recv.count - self._state.control
 
     def back(self, slot: int) -> None:
-        """A slot is free, and C has left it: to the adapter again, or out of service."""
+        """Post a free slot that C has left to Python, or return it to the pool."""
         state = self._state
         if self._recv.leaving(slot) and state.posted >= state.unused + state.control:
             self._recv.hand_in(slot)
@@ -74,7 +70,7 @@ class Window:
             self._post((slot,))
 
     def adapt(self) -> None:
-        """A message was released: fit the window to the needs of the peer and of the others.
+        """Fit the window to the needs of the peer and of the pool; a message was released.
 
         Messages that the program keeps take at most half of the window.
         """
@@ -82,7 +78,7 @@ class Window:
         if not state.unused:
             self._grow()
         elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * state.held):
-            # Then all slots are posted, or hold messages: none is to be handed in yet.
+            # Then all slots are posted, or hold messages, and `shrink` finds none that is free.
             self._post(state.take_unposted())
             arena.shrink()
             self._fit()
@@ -105,22 +101,18 @@ class Window:
         self._post(slots)
 
     def _fit(self) -> None:
-        """The number of slots has changed."""
+        """Set the new number of slots, and their keys, in the state."""
         self._state.size(self.size)
         self._link.fit()
 
 
 class Large:
-    """A large message of the peer, from its announcement on.
-
-    Attributes:
-        message: None while it is being fetched.
-    """
+    """The place of a large message of the peer, from its announcement on."""
 
     __slots__ = ("message",)
 
     def __init__(self) -> None:
-        self.message: Message | None = None
+        self.message: Message | None = None  # while it is being fetched
 
 
 class Fetches(Protocol):
@@ -134,22 +126,18 @@ class Fetches(Protocol):
 
 
 class _Kept:
-    """The rest of a receiver: the memory of messages that the program has kept."""
+    """The rest of a receiver, for messages that the program has kept: the memory of the slots."""
 
-    __slots__ = ("_view",)
+    __slots__ = ("slot_view",)
 
-    def __init__(self, view: Callable[[int, int], memoryview]) -> None:
-        self._view = view
-
-    def slot_view(self, slot: int, length: int) -> memoryview:
-        """The bytes of a message."""
-        return self._view(slot, length)
+    def __init__(self, slot_view: Callable[[int, int], memoryview]) -> None:
+        self.slot_view = slot_view
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
-        """The slot of a message is free, and is not used any more."""
+        """Leave the slot: it is not used any more."""
 
     def _posted_again(self, slot: int, code: int) -> None:
-        """It is not posted again."""
+        """As `slot_back`."""
 
 
 def _view_of(arena: Arena, head: int, slot: int, length: int) -> memoryview:
@@ -158,21 +146,18 @@ def _view_of(arena: Arena, head: int, slot: int, length: int) -> memoryview:
 
 
 class Receiver:
-    """Gives messages to the program.
-
-    Args:
-        link: The adapter's side.
-        config: Sizes.
+    """The receiving side of one connection.
 
     Attributes:
         window: Receive slots.
         large: Large messages that were announced and not taken, in order.
-        fetcher: Fetches them; None before the first.
+        fetcher: Fetches large messages; None before the first.
+        slot_view: Returns the bytes of a message, by its slot and length.
     """
 
     __slots__ = (
-        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_view", "_waiters",
-        "fetcher", "large", "window",
+        "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "fetcher",
+        "large", "slot_view", "window",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -181,7 +166,7 @@ class Receiver:
         self._waiters = WaitLine[int]()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         head = 0 if config.raw else FRAME_SIZE
-        self._view = functools.partial(_view_of, link.slots.recv, head)
+        self.slot_view = functools.partial(_view_of, link.slots.recv, head)
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
@@ -193,7 +178,7 @@ class Receiver:
     # From the adapter
 
     def on_arrival(self) -> None:
-        """Messages have arrived, and no task was parked that C could resume."""
+        """Resume tasks in line for messages that have arrived; C had no task to resume."""
         if self._waiters.places:
             self.wake()
             self._link.loop.call_soon(self._give_credit)
@@ -201,21 +186,21 @@ class Receiver:
             self._state.waiting = False
 
     def _give_credit(self) -> None:
-        """The program had its chance to answer, and so to take a credit along."""
+        """Give credits to the peer that no answer of the program has taken along."""
         if not self._link.closed:
             self._link.check(self._state.error or self._state.credit())
 
     def announced(self, large: Large) -> None:
-        """A large message has its place in the ring."""
+        """Note a large message that has got its place in the ring."""
         if self.large is EMPTY:
             self.large = deque()
         self.large.append(large)
 
     def wake(self) -> None:
-        """Messages may be there: have tasks look, as many as there is something for."""
+        """Resume as many tasks as there are messages that can be taken."""
         if not self._ready or self._state.parked.wake_soon():
             return
-        # Behind a large message nothing may be taken before it.
+        # No message behind a large message is taken before it.
         count = 1 if self._state.large else self._state.arrived
         while self._resumed < count and self._waiters.grant(1):
             self._resumed += 1
@@ -230,11 +215,10 @@ class Receiver:
         return bool(self.large) and self.large[0].message is not None
 
     def is_next(self, large: Large) -> bool:
-        """Whether this is the message that the program gets next."""
+        """Whether the program gets this message next."""
         first = self._state.peek()
-        return (
-            bool(self.large) and self.large[0] is large and first is not None and first[0] is None
-        )
+        is_large = first is not None and first[0] is None
+        return is_large and bool(self.large) and self.large[0] is large
 
     @property
     def is_awaited(self) -> bool:
@@ -243,18 +227,14 @@ class Receiver:
 
     # Slots
 
-    def slot_view(self, slot: int, length: int) -> memoryview:
-        """The bytes of a message."""
-        return self._view(slot, length)
-
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
-        """A message was released, or its last reference went, in whatever thread.
+        """Free the slot of a message that was released or collected; in any thread.
 
         Args:
-            slot: Where it lay.
-            exported: The message, if its buffer is still exported; its slot is free when the last
+            slot: Its number.
+            exported: The message, if its buffer is still exported; the slot is free when the last
                 export has ended.
-            kept: Whether it was one of those that the program has.
+            kept: Whether the message was counted in `MessageState.held`.
         """
         self._link.in_loop(lambda: self._slot_free(exported, slot, kept))
 
@@ -286,7 +266,7 @@ class Receiver:
         """The next message, in order; None if there is none yet.
 
         Raises:
-            BaseException: There will be none; the function that `end` or `fail` got makes it.
+            BaseException: There will be none; the function of `end` or `fail` makes the exception.
         """
         if self._lingering:
             self._retry_lingering()
@@ -302,7 +282,7 @@ class Receiver:
             if self._waiters.places:
                 self.wake()
                 if self.is_awaited and not self._ready:
-                    self._want()  # it was not the first when the next task began to wait
+                    self._want()  # a large message is the first only since the other was taken
         state.python = bool(self._over or self._lingering or self._waiters.places)
         if message is None:
             if self._ended is not None and first is None:
@@ -310,8 +290,8 @@ class Receiver:
             if self._failure is not None:
                 raise self._failure()
             state.waiting = True
-            self._give_credit()  # which may have been put off
-            if self._failure is not None:  # since
+            self._give_credit()  # a credit may have been put off
+            if self._failure is not None:  # the post of the credit has failed
                 raise self._failure()
             self._want()
         return message
@@ -341,33 +321,28 @@ class Receiver:
         return message
 
     def _want(self) -> None:
-        """The program waits; for a large message, perhaps, that has to be fetched first."""
+        """Have a large message fetched if it is the first that the program waits for."""
         if self.large and self.fetcher is not None:
             self.fetcher.wanted()
 
-    def wait(self) -> Awaitable[None]:
-        """Wait for `take` to be worth a try; `left` after an exception."""
-        if self._waiters.places or self._state.parked.waiting:
-            self._state.python = True
-            return self._stand_in_line()
-        return self._state.parked
-
-    async def _stand_in_line(self) -> None:
-        self._looked(await self._waiters.wait(self._looked))
-
     def _looked(self, resumed: int) -> None:
-        """A task was resumed, by `wake` or at the end, and looks, or was thrown out before."""
+        """Count off a task of the line that looks now, or was canceled before."""
         self._resumed -= resumed
 
     def left(self) -> None:
-        """A task was thrown out of its wait: perhaps it was its turn."""
+        """Resume the next task: a task has left its wait by an exception, perhaps in its turn."""
         self.wake()
 
     async def recv(self) -> Message:
         """The next message, in order.  Cancellation: nothing is lost."""
+        state, waiters = self._state, self._waiters
         while (message := self.take()) is None:
             try:
-                await self.wait()
+                if waiters.places or state.parked.waiting:
+                    state.python = True
+                    self._looked(await waiters.wait(self._looked))
+                else:
+                    await state.parked
             except BaseException:
                 self.left()
                 raise
@@ -377,22 +352,22 @@ class Receiver:
 
     @property
     def _over(self) -> bool:
-        """There will be no further messages."""
+        """Whether no further message will arrive."""
         return self._ended is not None or self._failure is not None
 
     @property
     def ended(self) -> bool:
-        """Whether the peer has ended its stream, and all of it is here."""
+        """Whether the peer has sent END, and all of its messages are here."""
         return self._ended is not None and all(large.message is not None for large in self.large)
 
     def end(self, ended: Callable[[], BaseException]) -> None:
-        """The peer has ended its stream: after the messages in the ring `recv` raises `ended()`."""
+        """Have `recv` raise `ended()` after the messages in the ring: the peer has sent END."""
         self._ended = ended
         self._state.python = True
         self._wake_all()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """Broken or closed: after the messages that are there `recv` raises `failure()`."""
+        """Have `recv` raise `failure()` after the messages that are here: there is no more."""
         self._failure = failure
         self._state.python = self._state.discarding = True
         here = 0
@@ -402,16 +377,16 @@ class Receiver:
             while len(self.large) > here:
                 self.large.pop()
             self._ended = None
-        # In front of a large message that will not come, the order would have a gap.
+        # The messages behind a large message that will not come are lost with it, for the order.
         self._state.cut(here)
         self._wake_all()
 
     def part(self) -> None:
-        """No message will come any more; drop the references to the connection.
+        """Drop the references to the connection: no message will arrive any more.
 
-        A message that the program has kept leads to the memory that it is in, and not here.
+        A message that the program has kept refers to the memory of the slots, and not to this.
         """
-        self._state.receiver = _Kept(self._view)
+        self._state.receiver = _Kept(self.slot_view)
         self.fetcher = None
 
     def _wake_all(self) -> None:
@@ -419,7 +394,7 @@ class Receiver:
         self._waiters.grant_all(0)
 
     def drop_all(self) -> None:
-        """Closed by the program: forget what it did not take; the peer may go on sending."""
+        """Free the slots of messages that the program will not take; the peer may go on sending."""
         while (first := self._state.peek()) is not None:
             self._state.skip()
             if first[0] is not None:

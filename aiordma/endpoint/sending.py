@@ -1,31 +1,32 @@
 """Sender: tasks that wait for room to send, and those that wait until all has arrived.
 
 Theory of operation
-    A data message needs a free send slot and a credit, that is, a receive that the peer is known
-    to have posted.  Where both are there and no task waits, C sends (`MessageState.send`).
-    Otherwise tasks stand in line: both are reserved together, first come first served, at the
-    moment they become free; a canceled task hands its slot to the next.  Slots of a pool come
-    when none is free, and go when others need them.
+    A data message needs a free send slot and a credit: a receive that the peer has posted for it.
+    Where both are there and no task waits, C sends (`MessageState.send`).  Otherwise tasks stand in
+    line: both are reserved together, first come first served, at the moment they become free; the
+    slot of a canceled task goes to the next.  Slots of a pool come when none is free, and leave
+    when other connections need them.
 
-    The adapter wakes the loop for completed sends only while something here waits for them.
+    Completed sends wake the loop only while a task waits for them.
 
     `Goodbye` sends the last messages, and waits until they have arrived.  If the connection is
-    closed in good order, the peer reads the large messages that it was told of, and END follows the
-    last message.  After an abort what was sent may arrive, ABORT included, if the peer is there to
-    hear it.  Each wait has a bound.
+    closed in good order, the peer reads the large messages that were announced, and END follows the
+    last message.  After an abort sent messages, and ABORT behind them, may arrive until the peer
+    has disconnected.  Each wait has a bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from aiordma._core import MessageState
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
+from aiordma.endpoint.outcome import Outcome
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
 from aiordma.loop import background
@@ -40,12 +41,7 @@ _log = logging.getLogger("aiordma")
 
 
 class Sender:
-    """The sending side of one connection.
-
-    Args:
-        link: The adapter's side.
-        config: Times.
-    """
+    """The sending side of one connection."""
 
     __slots__ = (
         "_config", "_failure", "_flushers", "_granted", "_held", "_link", "_listening", "_state",
@@ -59,14 +55,14 @@ class Sender:
         self._state.eager_size = config.eager_size
         self._waiters = WaitLine[int]()
         self._granted = 0  # tasks that have a slot and have not resumed: others wait behind them
-        # Sends complete in the order of the posts, so that counting is enough.
+        # With each task the number of the send that it waits for: sends complete in order.
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
         self._held = False
         self._listening = False
 
     def attend(self) -> None:
-        """Tell C whether it may send, and the adapter whether completed sends matter."""
+        """Fit the state to the waiting tasks: whether C may send, and a completed send wakes."""
         state, waiters = self._state, bool(self._waiters.places)
         state.blocked = self._is_queued or self._held or self._failure is not None
         state.flush_at = self._flushers[0][0] if self._flushers else 0
@@ -92,7 +88,7 @@ class Sender:
             raise self._failure()
         slot = self._reserved()
         if slot is None and not self._is_queued:
-            # Completed sends wake no task, so that some may be there.
+            # Completed sends wake no loop: some may be in the queue.
             self._link.completions.sweep()
             slot = self._reserved()
             if slot is None and not self._state.n_free and self._more():
@@ -119,7 +115,7 @@ class Sender:
         self._state.credits += 1
 
     def room(self) -> None:
-        """Credits or slots have come: hand them to the tasks in line."""
+        """Grant slots, each with a credit, to the tasks in line."""
         state, waiters = self._state, self._waiters
         while waiters.next_size and not self._held and state.credits > 0:
             if not (state.n_free or self._more()):
@@ -129,7 +125,7 @@ class Sender:
         self.attend()
 
     def _more(self) -> bool:
-        """Get more slots, if there are any for this connection."""
+        """Get more slots from the pool; whether a slot is free."""
         arena = self._link.slots.send
         before = arena.count
         for slot in arena.grow(self.room):
@@ -139,7 +135,7 @@ class Sender:
         return bool(self._state.n_free)
 
     def _give(self, slot: int) -> None:
-        """A data slot is free; it, or others, may be wanted elsewhere."""
+        """Take a free data slot; give it, or others, to the pool if connections wait there."""
         arena = self._link.slots.send
         if arena.leaving(slot):
             arena.hand_in(slot)
@@ -153,7 +149,7 @@ class Sender:
             self._link.fit()
 
     def on_sent(self, slot: int) -> None:
-        """The adapter is done with a data slot, which C has left: some of a pool are leaving."""
+        """Take a completed send that C has left to Python, because slots are leaving."""
         self._give(slot)
         self._state.completed += 1
         self.room()
@@ -183,7 +179,7 @@ class Sender:
     # End
 
     def sent(self) -> None:
-        """Sent messages have reached the peer's adapter: end the waits for it."""
+        """End the waits for messages that have reached the peer's adapter."""
         self._end_flush(self._state.completed)
 
     def _end_flush(self, completed: int) -> None:
@@ -194,14 +190,13 @@ class Sender:
         self.attend()
 
     async def flush_all(self) -> None:
-        """Like `flush`, with the frames without data that still wait for a slot."""
-        await self.flush()
+        """As `flush`, with the frames without data that still wait for a slot."""
         while self._state.unsaid and not self._state.dead:
             await self.flush()
         await self.flush()
 
     async def flush(self) -> None:
-        """Wait until all that was sent before this call has reached the peer's adapter."""
+        """Wait until all messages sent before this call have reached the peer's adapter."""
         if (self._state.completed < self._state.sent or self._held) and not self._state.dead:
             await self._flusher()
         if self._state.dead and self._failure is not None:
@@ -216,53 +211,35 @@ class Sender:
         return flusher
 
     def arriving(self) -> asyncio.Future[None] | None:
-        """Ends when what was posted has reached the peer's adapter; None if it has, or never will.
+        """A future that ends when all posted messages have reached the peer's adapter.
 
-        As `flush`, of a connection that is over, too.
+        None if they have, or never will.  As `flush`, of a connection that is over, too.
         """
         if self._held or self._state.completed >= self._state.sent:
             return None
         return self._flusher()
 
     def hold(self) -> None:
-        """The adapter takes nothing any more, and why is not known yet: sends wait for that.
+        """Have sends and flushes wait: the adapter has failed, and the reason is not known yet.
 
-        A message that it flushes has completed, too, but has not reached the peer.
+        A flushed message has completed, too, but has not reached the peer.
         """
         self._held = True
         self._state.drop()
         self.attend()
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
-        """The connection is over: everything raises what `failure` makes, waiters now."""
+        """The connection is over: every call raises the exception that `failure` makes."""
         self._state.dead = True
         self._state.drop()
         self.refuse(failure)
         self._end_flush(self._state.sent)
 
     def refuse(self, failure: Callable[[], BaseException]) -> None:
-        """No more data: sends raise the exception that `failure` makes; posted messages go on."""
+        """Have sends raise the exception that `failure` makes; posted messages go on."""
         self._failure = failure
         self._waiters.fail(failure)
         self.attend()
-
-
-class Leaving(Protocol):
-    """A connection, as its end sees it."""
-
-    @property
-    def _alive(self) -> bool:
-        """Whether it is neither broken nor aborted."""
-
-    def _end(self) -> None:
-        """Nothing more will be sent: fail what still waits."""
-
-
-class Exposures(Protocol):
-    """The large messages that the peer should still read, as the end of a connection sees them."""
-
-    async def drained(self) -> None:
-        """Wait until the peer has read all of them."""
 
 
 class Goodbye:
@@ -271,48 +248,54 @@ class Goodbye:
     Args:
         link: The adapter's side.
         config: Times.
-        sender: Says END.
-        exposer: Large messages that the peer should still read.
+        outcome: Whether the connection is over.
+        sender: Sends END.
         ending: The end that this is a part of.
     """
 
-    __slots__ = ("_aborted", "_config", "_ending", "_exposer", "_link", "_sender", "_task")
+    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task")
 
     def __init__(
         self,
         link: Link,
         config: ConnectionConfig,
+        outcome: Outcome,
         sender: Sender,
-        exposer: Exposures,
         ending: Ending,
     ) -> None:
         self._link = link
         self._config = config
+        self._outcome = outcome
         self._sender = sender
-        self._exposer = exposer
         self._ending = ending
         self._aborted = False
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
-        """Give up END, but let sent messages arrive; return whether END was about to be sent."""
+        """Give up END, but let sent messages arrive; whether END was about to be sent."""
         self._aborted = True
         self._ending.wake()
         return self._task is not None and not self._task.done()
 
-    async def leave(self, connection: Leaving) -> bool:
-        """As in `LastSteps`; a disconnection follows in any case."""
-        if connection._alive and not self._ending.left:
-            await self._say()
-        connection._end()
+    async def leave(self, drained: Callable[[], Awaitable[None]], over: Callable[[], None]) -> bool:
+        """As in `LastSteps`; a disconnection follows in any case.
+
+        Args:
+            drained: Waits until the peer has read all large messages.
+            over: Fails the calls that still wait: no message follows any more.
+        """
+        if self._outcome.cause is None and not self._ending.left:
+            await self._say(drained)
+        over()
         if self._aborted:
             await self.linger()
         self._link.end()
         return True
 
-    async def _say(self) -> None:
+    async def _say(self, drained: Callable[[], Awaitable[None]]) -> None:
         ending = self._ending
-        goodbye = self._task = background.start(self._link.loop, self._say_end)
+        say_end = functools.partial(self._say_end, drained)
+        goodbye = self._task = background.start(self._link.loop, say_end)
         if goodbye is None:
             return
         goodbye.add_done_callback(ending.wake)
@@ -324,10 +307,10 @@ class Goodbye:
             goodbye.cancel()
             self._task = None  # the exception of a canceled task has frames that have this object
 
-    async def _say_end(self) -> None:
+    async def _say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
         try:
             with Limit(self._config.close_timeout_s, "the goodbye"):
-                await self._exposer.drained()
+                await drained()
                 await self._sender.flush_all()
                 if not self._config.raw:
                     self._sender.control(FrameKind.END)
@@ -336,14 +319,14 @@ class Goodbye:
             _log.debug("closing without the peer's confirmation: %r", exc)
 
     async def deliver(self) -> None:
-        """Let arrive what was sent: the loop has canceled all of its tasks, and will be closed."""
+        """Wait until sent messages have arrived: the loop is about to be closed."""
         if self._ending.begun:
             await self._ending.wait()
         else:
             await self.linger()
 
     async def linger(self) -> None:
-        """Let arrive what the adapter has been given."""
+        """Wait until posted messages have arrived, for a bounded time."""
         end = now() + self._config.close_timeout_s
         while not self._ending.left and self._link.can_send:
             arriving = self._sender.arriving()

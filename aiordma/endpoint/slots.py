@@ -6,13 +6,13 @@ Theory of operation
     thousand connections, mostly silent, then pin memory for all that each could have under way.
 
     With `shared_slots` they share a budget of slots (memory.budget), too.  Each begins with the few
-    that it is guaranteed, gets more while its peer uses up credits, and gives some back to others.
+    that it is guaranteed, gets more while its peer uses up credits, and frees some for others.
 
-    They share neither memory nor a protection domain: a receive that one connection was
-    granted is posted to that connection's queue pair, so that no peer can use up another's, and no
-    key opens another's memory.  A shared receive queue would do neither: a peer that sends beyond
-    its credits takes the receives that others were promised, and on Soft-RoCE a queue pair that
-    dies inside a message keeps a receive for ever.
+    They share neither memory nor a protection domain.  A receive that was granted to a connection
+    is posted to the queue pair of that connection.  So no peer can use up the receives of another,
+    and no key opens the memory of another connection.  A shared receive queue gives neither: a peer
+    that sends beyond its credits takes the receives that were promised to others, and on Soft-RoCE
+    a queue pair that dies inside a message keeps a receive for ever.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from aiordma.endpoint.config import (
     MIN_WINDOW,
     ConnectionConfig,
     Plan,
-    plan_of,
 )
 from aiordma.link.adapter_side import Closing
+from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
@@ -44,11 +44,11 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Slots"]
 
-_STEPS = 16  # from the guaranteed slots to all
+_STEPS = 16  # in which the slots grow from the guaranteed number to the highest
 
 
 class _Leaving:
-    """A connection that leaves its pool: over when others may have what it was guaranteed."""
+    """A connection that leaves its pool: over when its guaranteed slots are free for others."""
 
     __slots__ = ("_over", "_share")
 
@@ -57,12 +57,12 @@ class _Leaving:
         self._over = asyncio.Event()
 
     def leave(self) -> None:
-        """The queue pair is gone."""
+        """Free the slots: the queue pair is gone."""
         self._share.leave()
         self._over.set()
 
     async def wait_closed(self) -> None:
-        """Wait for it.  Without a bound of its own."""
+        """Wait for `leave`.  Without a bound of its own."""
         await self._over.wait()
 
 
@@ -70,81 +70,62 @@ class Slots:
     """The slots of one connection, and its completion queue; made by `open`.
 
     Attributes:
-        recv: Where the peer's messages land.
-        send: Where messages lie while they are sent.
-        control: Where those without data lie; None for a raw connection.
-        cq: Where all of it completes.
-        own_cq: Whether nothing else does.
+        recv: For messages of the peer.
+        send: For messages to the peer.
+        control: For messages to the peer without data; None for a raw connection.
+        completions: How all requests complete.
     """
 
-    __slots__ = ("_loop", "_share", "_undo", "control", "cq", "own_cq", "recv", "send")
+    __slots__ = ("_loop", "_own_cq", "_share", "_undo", "completions", "control", "recv", "send")
 
     _loop: asyncio.AbstractEventLoop  # of a member of a pool
     recv: Arena
     send: Arena
-    control: Arena | None
-    cq: CompletionQueue
+    completions: Completions
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
-        self.own_cq = True
+        self.control: Arena | None = None
+        self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
 
     @classmethod
-    def own(cls, pd: ProtectionDomain, channel: CompletionChannel, plan: Plan) -> Slots:
-        """Slots of its own that are registered quickly.
+    async def open(cls, pd: ProtectionDomain, channel: CompletionChannel, plan: Plan) -> Slots:
+        """Allocate and register.
 
         Raises:
-            OSError: As `open`.
+            OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
+                cannot guarantee the slots that a connection needs.
+
+        Cancellation: the resources are freed.
         """
         slots = cls()
-        made = arenas(pd, *plan.shapes)
-        slots.recv, slots.send = made[:2]
-        slots.control = None if plan.config.raw else made[2]
-        slots._undo.append(slots.recv.close)
         try:
+            if plan.config.shared_slots is not None:
+                await slots._join(pd, plan.config, plan.config.shared_slots)
+            else:
+                await slots._register(pd, plan)
             slots._complete(channel, plan)
         except BaseException:
             slots.abandon()
             raise
         return slots
 
-    @classmethod
-    async def open(
-        cls, pd: ProtectionDomain, channel: CompletionChannel, config: ConnectionConfig
-    ) -> Slots:
-        """Allocate and register.
-
-        Raises:
-            OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
-                cannot guarantee what a connection needs.
-
-        Cancellation: the resources are given back.
-        """
-        slots = cls()
-        try:
-            if config.shared_slots is None:
-                await slots._register(pd, config)
-            else:
-                await slots._join(pd, config, config.shared_slots)
-                (slots.control,) = arenas(pd, (CONTROL_SLOTS, CONTROL_SIZE))
-                slots._undo.append(slots.control.close)
-            slots._complete(channel, plan_of(config))
-        except BaseException:
-            slots.abandon()
-            raise
-        return slots
-
-    async def _register(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
-        """Slots of its own, all in one registration, off the loop because that takes long."""
-        shapes = plan_of(config).shapes
-        made = await call_blocking(lambda: arenas(pd, *shapes), undo=lambda m: m[0].close())
+    async def _register(self, pd: ProtectionDomain, plan: Plan) -> None:
+        """Make slots of the connection's own, in one registration; in a thread if it takes long."""
+        if plan.quick:
+            made = arenas(pd, *plan.shapes)
+        else:
+            made = await call_blocking(
+                lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
+            )
         self._undo.append(made[0].close)
         self.recv, self.send = made[:2]
-        self.control = None if config.raw else made[2]
+        if not plan.config.raw:
+            self.control = made[2]
 
     async def _join(self, pd: ProtectionDomain, config: ConnectionConfig, total: int) -> None:
-        """Become a member of the pool, with the slots that are guaranteed."""
+        """Become a member of the pool, with the guaranteed slots."""
         receives = MIN_WINDOW + config.control_depth
         sends = min(MIN_SENDS, config.send_depth)
         key = ("slots", id(pd.context), total, config.slot_size)
@@ -157,19 +138,22 @@ class Slots:
         self._undo.append(self.recv.close)
         self.send = await _elastic(pd, config.send_depth, sends, config.slot_size, share)
         self._undo.append(self.send.close)
+        (self.control,) = arenas(pd, (CONTROL_SLOTS, CONTROL_SIZE))
+        self._undo.append(self.control.close)
 
     def _complete(self, channel: CompletionChannel, plan: Plan) -> None:
         config = plan.config
-        if not (config.shared_queues or config.shared_slots):
-            self.cq = CompletionQueue(channel.context, plan.completions, channel)
-            self._undo.append(self.cq.close)
-        else:
-            # Only messages ask for attention, and not those of foreign peers, nor on iWARP.
-            quiet = not (config.raw or channel.context.is_iwarp)
+        # Messages of a raw peer, and those on iWARP, raise no solicited event.
+        quiet = not (config.raw or channel.context.is_iwarp)
+        if config.shared_queues or config.shared_slots is not None:
             queues, release = SharedQueues.of(channel, quiet=quiet)
             self._undo.append(release)
-            self.own_cq = False
-            self.cq = queues.take(plan.completions)
+            cq = queues.take(plan.completions)
+        else:
+            cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
+            self._undo.append(cq.close)
+        unused = self._own_cq is not None
+        self.completions = Completions(channel, cq, quiet=quiet, unused=unused)
 
     @property
     def regions(self) -> list[MemoryRegion]:
@@ -180,25 +164,27 @@ class Slots:
         return [*self.recv.regions, *self.send.regions, *self.control.regions]
 
     def pin_with(self, keeper: Keeper) -> None:
-        """Have `keeper` keep memory that comes later as long as the queue pair may use it."""
+        """Have `keeper` keep the memory of later slots as long as the queue pair may use it."""
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
                 arena.keeper = keeper
 
-    def _give_up(self) -> None:
+    def _free(self) -> None:
         while self._undo:
             self._undo.pop()()
 
     def abandon(self) -> None:
-        """Give everything back; there never was a queue pair."""
-        self._give_up()
+        """Free everything; there never was a queue pair."""
+        self._free()
         if self._share is not None:
             self._share.leave()
 
     def close(self, qp: QueuePair) -> list[Closing]:
-        """Give everything back once the queue pair is gone; return the objects to wait for."""
-        parts: list[Closing] = [*self.regions, *([self.cq] if self.own_cq else [])]
-        self._give_up()
+        """Free everything once the queue pair is gone; return the objects to wait for."""
+        parts: list[Closing] = [*self.regions]
+        if self._own_cq is not None:
+            parts.append(self._own_cq)
+        self._free()
         if self._share is not None:
             # Not before the queue pair is gone: until then the memory is pinned.
             leaving, loop = _Leaving(self._share), self._loop

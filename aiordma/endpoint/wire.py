@@ -39,6 +39,7 @@ __all__ = [
     "VERSION",
     "FrameKind",
     "Hello",
+    "protocol_error",
 ]
 
 MIN_VERSION = 1
@@ -72,7 +73,7 @@ class FrameKind(IntEnum):
 
 
 class AbortReason(IntEnum):
-    """Why a side aborts a connection: the argument of ABORT."""
+    """The reason for which a side aborts a connection: the argument of ABORT."""
 
     PROGRAM = 0
     PROTOCOL = 1
@@ -81,13 +82,14 @@ class AbortReason(IntEnum):
     DAMAGED = 4
 
 
-def _protocol_error(text: str) -> ProtocolError:
+def protocol_error(text: str) -> ProtocolError:
+    """The error for bytes of the peer that break the protocol."""
     return ProtocolError(errno.EPROTO, text)
 
 
 @dataclass(slots=True)
 class Hello:
-    """The numbers that each side tells the other when they connect; not changed.
+    """The numbers of one side, which its peer gets when they connect; not changed.
 
     Attributes:
         recv_depth: Data messages that the peer may send before it gets credits back.
@@ -96,8 +98,8 @@ class Hello:
         max_message_kib: Largest message it will be allowed to send, KiB.
         user_data: The program's own bytes.
         version: Version to speak: 1.
-        knows_checksums: It sends checksums of large messages to a peer that asks for them.
-        asks_checksums: It wants them with the peer's messages.
+        knows_checksums: Whether it sends checksums of large messages to a peer that asks for them.
+        asks_checksums: Whether it asks for checksums of the peer's messages.
     """
 
     recv_depth: int
@@ -128,7 +130,7 @@ class Hello:
         return header + self.user_data
 
     @classmethod
-    @functools.lru_cache(64)  # it never changes, and the peers of a program mostly say the same
+    @functools.lru_cache(64)  # a Hello never changes, and the peers of a program are mostly alike
     def parse(cls, data: bytes) -> Hello | None:
         """From private data; None if it does not begin with our magic number.
 
@@ -138,20 +140,20 @@ class Hello:
         if not begins_hello(data):
             return None
         if len(data) < HELLO_SIZE:
-            raise _protocol_error(f"handshake of {len(data)} bytes is too short")
+            raise protocol_error(f"handshake of {len(data)} bytes is too short")
         _, version, lowest, flags, length, depth, window, slot, kib = _HELLO.unpack_from(data)
         if lowest > VERSION or version < MIN_VERSION:
-            raise _protocol_error(
+            raise protocol_error(
                 f"the peer speaks versions {lowest} to {version} of the message protocol, "
                 f"this side {MIN_VERSION} to {VERSION}"
             )
         user_data = data[HELLO_SIZE : HELLO_SIZE + length]
         if len(user_data) != length:
-            raise _protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
+            raise protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
         if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
-            raise _protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
+            raise protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
         if kib < 1:
-            raise _protocol_error("handshake of a peer that takes no messages")
+            raise protocol_error("handshake of a peer that takes no messages")
         return cls(
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),

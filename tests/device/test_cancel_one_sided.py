@@ -116,7 +116,7 @@ async def test_a_lease(address: str, late: bool, size: int) -> None:
             await run_canceled(use(), steps)
             await settle()
             theirs.append(0)
-            assert link_of(server)._rights.now == 0
+            assert link_of(server).allowed == 0
 
     assert await for_every_step(scenario, late=late) >= 2
 

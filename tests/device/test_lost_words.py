@@ -14,7 +14,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
-from aiordma.endpoint import large, one_sided
+from aiordma.endpoint import link
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.wire import FrameKind
 from aiordma.loop.workers import call_blocking
@@ -236,8 +236,7 @@ async def test_b01_a_call_that_the_end_overtakes_tells_of_the_end(
                 "read": lambda: client.read(region, bytearray(size)),
                 "write": lambda: client.write(region, bytes(size)),
             }
-            for module in (large, one_sided):
-                monkeypatch.setattr(module, "call_blocking", overtaken)
+            monkeypatch.setattr(link, "call_blocking", overtaken)
             task = asyncio.ensure_future(calls[call]())
             await registering.wait()
             server.abort()

@@ -25,7 +25,6 @@ from typing import Any, cast
 from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SIZE, CONTROL_SLOTS, ConnectionConfig, hello_of, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
@@ -246,6 +245,11 @@ class FakeLink(Link):
             self.pinned.discard(region)
             region._let_go()
 
+    async def register(self, buffer: Any, access: Access) -> Any:
+        if self.pd is None:
+            return FakeRegion(None, buffer, access)
+        return await super().register(buffer, access)
+
     def open_access(self, rights: Access) -> None:
         assert rights == Access.REMOTE_READ
         self.reads_allowed += 1
@@ -281,8 +285,6 @@ class FakeLink(Link):
     def close(self) -> None:
         if self.closed:
             return
-        if self._owner is not None:
-            self._owner._on_closing()
         self.closed = self.state.closed = True
         self.completions.end()
         for region in list(self.pinned):
@@ -496,6 +498,5 @@ def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
 
 
 def use_fake_regions(monkeypatch: Any) -> None:
-    """Have the rendezvous, and arenas that grow, register with the fake adapter."""
-    monkeypatch.setattr(large, "MemoryRegion", FakeRegion)
+    """Have arenas that grow register with the fake adapter."""
     monkeypatch.setattr(elastic, "MemoryRegion", FakeRegion)

@@ -55,7 +55,6 @@ PROGRAM = st.tuples(
 @pytest.fixture(autouse=True)
 def fake_regions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large, "MemoryRegion", FakeRegion)
         patch.setattr(large, "_COPIED", 2 * SLOT)  # some large messages are, and some not
         yield
 

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import pytest
 
-from aiordma.endpoint import lease
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
@@ -26,7 +25,7 @@ RIGHTS = Access.REMOTE_READ | Access.REMOTE_WRITE
 class Side:
     """A link and its memory, which note what is done in which order."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.log: list[str] = []
         self.memory: set[Any] = set()
         self.link = SimpleNamespace(
@@ -42,11 +41,11 @@ class Side:
             wait_closed=self._wait_closed,
         )  # fmt: skip
 
-        async def register(link: Any, outcome: Any, buffer: Any, access: Access) -> Any:
+        async def register(buffer: Any, access: Access) -> Any:
             self.access = access
             return SimpleNamespace(**vars(self.region))
 
-        monkeypatch.setattr(lease, "register", register)
+        self.link.register = register
         self.memory = cast("Any", _Bag())
 
     def _note(self, what: str, rights: Access) -> None:
@@ -74,13 +73,11 @@ class _Bag(list[Any]):
         self.remove(item)
 
 
-def test_i05_rights_stay_until_the_memory_is_deregistered(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i05_rights_stay_until_the_memory_is_deregistered(run: Run) -> None:
     """An access that is under way would find its rights gone, and cost the connection."""
 
     async def main() -> None:
-        side = Side(monkeypatch)
+        side = Side()
         lease = side.lease()
         region = await lease.__aenter__()
         assert side.log == ["allow"]
@@ -97,11 +94,9 @@ def test_i05_rights_stay_until_the_memory_is_deregistered(
     run(main())
 
 
-def test_i05_nor_do_they_go_where_the_wait_is_cancelled(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i05_nor_do_they_go_where_the_wait_is_cancelled(run: Run) -> None:
     async def main() -> None:
-        side = Side(monkeypatch)
+        side = Side()
         lease = side.lease()
         await lease.__aenter__()
         ending = asyncio.create_task(lease.revoke())
@@ -117,11 +112,9 @@ def test_i05_nor_do_they_go_where_the_wait_is_cancelled(
     run(main())
 
 
-def test_i05_a_lease_that_ends_by_itself_does_the_same(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_i05_a_lease_that_ends_by_itself_does_the_same(run: Run) -> None:
     async def main() -> None:
-        side = Side(monkeypatch)
+        side = Side()
         lease = side.lease(timeout=0.001)
         await lease.__aenter__()
         side.gone.set()
@@ -135,12 +128,12 @@ def test_i05_a_lease_that_ends_by_itself_does_the_same(
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a02_a_memory_that_stays_registered_is_said_once(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, waits: bool
+    run: Run, caplog: pytest.LogCaptureFixture, waits: bool
 ) -> None:
     """By the call that waits for it; where a timer has ended the lease, in the log."""
 
     async def main() -> None:
-        side = Side(monkeypatch)
+        side = Side()
         side.error = OSError(errno.EBUSY, "Device or resource busy")
         side.gone.set()
         reports: list[Any] = []
@@ -166,14 +159,12 @@ def test_a02_a_memory_that_stays_registered_is_said_once(
 
 
 @pytest.mark.parametrize("name", list(LOOPS))
-def test_a02_a_lease_ends_with_the_loop(
-    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a02_a_lease_ends_with_the_loop(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Whether it ends while tasks are canceled, or when none begins any more."""
     sides: list[Side] = []
 
     async def opened() -> Lease:
-        sides.append(Side(monkeypatch))
+        sides.append(Side())
         lease = sides[-1].lease()
         await lease.__aenter__()
         return lease
@@ -209,11 +200,9 @@ def test_a02_a_lease_ends_with_the_loop(
     assert not caplog.records
 
 
-def test_a02_a_lease_that_is_revoked_before_its_block_is_revoked_behind_it(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a02_a_lease_that_is_revoked_before_its_block_is_revoked_behind_it(run: Run) -> None:
     async def main() -> None:
-        side = Side(monkeypatch)
+        side = Side()
         side.gone.set()
         lease = side.lease()
         await lease.revoke()

@@ -69,7 +69,8 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
             kind = rng.choice(("read", "write"))
             by_python.adapter.posted.clear()
             by_c.adapter.posted.clear()
-            long_way = getattr(by_python._one_sided, kind)(remote, piece, offset)
+            opcode = Opcode.RDMA_READ if kind == "read" else Opcode.RDMA_WRITE
+            long_way = by_python._one_sided.transfer(opcode, remote, piece, offset)
             task = asyncio.create_task(long_way)
             await by_python.finish(task)
             by_c.operations._attend()  # it rests after a time, which a slow machine may take here

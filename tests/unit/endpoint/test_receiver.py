@@ -55,7 +55,10 @@ class Side:
         """In place of the fetcher."""
         large = self.core._large
         self.core._large = cast(
-            "Any", SimpleNamespace(announce=announce, exposer=large.exposer, stop=large.stop)
+            "Any",
+            SimpleNamespace(
+                announce=announce, exposer=large.exposer, stop=large.stop, fetcher=None
+            ),
         )
 
     @property
@@ -213,7 +216,7 @@ def test_control_frames_give_their_slots_back_at_once(run: Run) -> None:
         side = Side()
         done: list[tuple[int, int]] = []
         exposer = SimpleNamespace(on_done=lambda number, flags: done.append((number, flags)))
-        side.core._large = cast("Any", SimpleNamespace(exposer=exposer))
+        side.core._large = cast("Any", SimpleNamespace(exposer=exposer, fetcher=None))
         for kind in (FrameKind.CREDIT, FrameKind.DONE, FrameKind.PING, FrameKind.PONG):
             side.arrive(FRAME.pack(kind, 2, 3, 0, 7))
             assert side.away == 0
