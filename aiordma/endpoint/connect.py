@@ -48,20 +48,20 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
         return self._coroutine.__await__()  # type: ignore[no-any-return]
 
     def send(self, value: Any) -> Any:
-        """Resume it."""
+        """Resume the coroutine."""
         if value is not None and getcoroutinestate(self._coroutine) == CORO_CREATED:
             raise TypeError(self._not_awaited("send()"))
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an exception where it waits."""
+        """Raise an exception where the coroutine waits."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """End it where it waits, or before it begins.
+        """End the coroutine where it waits, or before it begins.
 
-        Warns in the latter case, with a RuntimeWarning: a program takes this for the object that it
-        has yet to open, and would wonder that none was opened.
+        Before it begins this is a RuntimeWarning: the program has taken the coroutine for the
+        object, and meant to close that.
         """
         unused = getcoroutinestate(self._coroutine) == CORO_CREATED
         self._coroutine.close()
@@ -72,9 +72,11 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
     if not TYPE_CHECKING:  # for type checkers there are no other attributes
 
         def __getattr__(self, name: str) -> Any:
+            if name.startswith("cr_"):  # attributes of a coroutine, which asyncio shows of a task
+                return getattr(self._coroutine, name)
             if name.startswith("_"):
                 raise AttributeError(name)
-            # The program takes this for the object that it has yet to open.
+            # The program has taken the coroutine for the object.
             raise AttributeError(self._not_awaited(name), name=name, obj=self)
 
     def _not_awaited(self, what: str) -> str:
@@ -84,26 +86,9 @@ class Opening(Coroutine[Any, Any, T], Generic[T]):
             f"`await {call}(...)` or `async with {call}(...)`"
         )
 
-    # The attributes that asyncio shows of a task.
-
     @property
     def __name__(self) -> str:
         return self._coroutine.__name__  # type: ignore[no-any-return]
-
-    @property
-    def cr_code(self) -> Any:
-        """As of every coroutine."""
-        return self._coroutine.cr_code
-
-    @property
-    def cr_frame(self) -> Any:
-        """As of every coroutine."""
-        return self._coroutine.cr_frame
-
-    @property
-    def cr_running(self) -> bool:
-        """As of every coroutine."""
-        return self._coroutine.cr_running  # type: ignore[no-any-return]
 
     async def __aenter__(self) -> T:
         self._opened = await self._coroutine
