@@ -8,7 +8,7 @@ from typing import Any
 import aiordma
 from aiordma import Connection
 from aiordma.verbs import QueuePair
-from tests.inside import link_of
+from tests.inside.endpoint import link_of
 
 
 def qp_of(connection: Connection) -> QueuePair:

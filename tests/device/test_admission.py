@@ -25,7 +25,8 @@ from aiordma.link.admission import Place
 from tests.device.flood import flooding, pinned_bytes
 from tests.device.oracle import until
 from tests.device.streaming import Note
-from tests.inside import acceptor_of, tls_places_of
+from tests.inside.link import acceptor_of
+from tests.inside.streams import tls_places_of
 
 pytestmark = pytest.mark.device
 

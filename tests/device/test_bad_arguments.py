@@ -32,7 +32,7 @@ from tests.device.bad_arguments import (
     no_mistakes,
 )  # fmt: skip
 from tests.device.meeting import meet, part
-from tests.inside import exposer_of, memory_of
+from tests.inside.endpoint import exposer_of, memory_of
 
 pytestmark = pytest.mark.device
 

@@ -20,7 +20,8 @@ from aiordma import Connection
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.loop import timers
 from tests.device.oracle import until
-from tests.inside import channel_of, link_of
+from tests.inside.endpoint import link_of
+from tests.inside.link import channel_of
 
 pytestmark = pytest.mark.device
 

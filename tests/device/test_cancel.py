@@ -21,7 +21,8 @@ from aiordma.testing.softroce.network import ADDRESS_V6
 from tests.device.meeting import are_alive, part
 from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
-from tests.inside import exports_of, exposer_of, is_released
+from tests.inside.core import exports_of, is_released
+from tests.inside.endpoint import exposer_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 

@@ -13,7 +13,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
-from tests.inside import link_of
+from tests.inside.endpoint import link_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 

@@ -32,7 +32,8 @@ from tests.device.oracle import (
     settle,
     until,
 )
-from tests.inside import kept_of, link_of
+from tests.inside.cm import kept_of
+from tests.inside.endpoint import link_of
 
 pytestmark = pytest.mark.device
 

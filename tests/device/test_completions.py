@@ -29,7 +29,7 @@ from aiordma.verbs import (
 )
 from tests.device.ends import Ends, connected
 from tests.device.oracle import polled, until
-from tests.inside import known_queues, poll_for_safety, promised, pump_of, tell, token_of
+from tests.inside.verbs import known_queues, poll_for_safety, promised, pump_of, tell, token_of
 
 pytestmark = pytest.mark.device
 

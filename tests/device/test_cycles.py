@@ -14,7 +14,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig, Message
 from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
 from tests.device.oracle import collect
-from tests.inside import is_released
+from tests.inside.core import is_released
 
 pytestmark = pytest.mark.device
 

@@ -38,7 +38,8 @@ from aiordma.verbs import (
 )
 from tests.device.closing import Hall
 from tests.device.oracle import until
-from tests.inside import iterators_of, link_of, subscriptions
+from tests.inside.endpoint import iterators_of, link_of
+from tests.inside.verbs import subscriptions
 
 pytestmark = pytest.mark.device
 

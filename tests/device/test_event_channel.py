@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
 from tests.device.oracle import collect, until
-from tests.inside import kept_of, publish
+from tests.inside.cm import kept_of, publish
 from tests.native_ends import End, begun, close_all, joined, listening, parameters, resolved
 
 pytestmark = pytest.mark.device

@@ -21,7 +21,7 @@ from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
 from tests.device.meeting import are_alive, meet
 from tests.device.oracle import until
-from tests.inside import exposer_of, fetcher_of, is_fetching, link_of
+from tests.inside.endpoint import exposer_of, fetcher_of, is_fetching, link_of
 from tests.native_ends import close_all, resolved
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]

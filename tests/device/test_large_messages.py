@@ -15,7 +15,7 @@ from aiordma._core import crc32c
 from aiordma.endpoint import large
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import are_alive, meet
-from tests.inside import link_of
+from tests.inside.endpoint import link_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

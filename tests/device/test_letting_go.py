@@ -25,7 +25,7 @@ from tests.device.ends import connected
 from tests.device.meeting import meet, part
 from tests.device.oracle import settle, until
 from tests.device.streaming import Note, noted, stream_pair
-from tests.inside import says_goodbye, sender_of
+from tests.inside.endpoint import says_goodbye, sender_of
 from tests.native_ends import ALL
 
 Ends = tuple[Connection, Connection]

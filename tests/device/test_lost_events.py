@@ -17,7 +17,9 @@ from aiordma.verbs import comp_channel
 from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.ends import Ends
 from tests.device.oracle import until
-from tests.inside import channel_of, handle_of, poll_for_safety, port_of, pump_of, safety_of
+from tests.inside.link import channel_of
+from tests.inside.streams import port_of
+from tests.inside.verbs import handle_of, poll_for_safety, pump_of, safety_of
 
 pytestmark = pytest.mark.device
 

@@ -22,7 +22,7 @@ from aiordma.verbs.mr import INLINE_BYTES
 from tests.device.meeting import meet
 from tests.device.oracle import Connecting, collect, until
 from tests.device.test_two_processes import peer
-from tests.inside import link_of, sender_of
+from tests.inside.endpoint import link_of, sender_of
 
 pytestmark = pytest.mark.device
 

@@ -25,7 +25,9 @@ import pytest
 import aiordma
 from aiordma.verbs import SGE, MemoryRegion, RecvWR, WorkCompletion
 from tests.device.fan import Fan, fan
-from tests.inside import budget_of, promised, queue_of, receiver_of, share_of
+from tests.inside.endpoint import budget_of, receiver_of, share_of
+from tests.inside.link import queue_of
+from tests.inside.verbs import promised
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

@@ -20,7 +20,7 @@ from aiordma import Connection
 from aiordma.verbs import SGE
 from tests.device.oracle import until
 from tests.device.streaming import stream_pair
-from tests.inside import state_of
+from tests.inside.endpoint import state_of
 
 pytestmark = pytest.mark.device
 

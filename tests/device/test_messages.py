@@ -16,7 +16,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from tests.device.meeting import are_alive
 from tests.device.oracle import until
-from tests.inside import link_of
+from tests.inside.endpoint import link_of
 
 pytestmark = pytest.mark.device
 

@@ -18,7 +18,7 @@ import aiordma
 from aiordma import Connection, RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import are_alive
-from tests.inside import link_of, state_of
+from tests.inside.endpoint import link_of, state_of
 
 pytestmark = pytest.mark.device
 

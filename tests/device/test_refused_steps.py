@@ -13,7 +13,7 @@ from aiordma._ffi import ffi, lib
 from aiordma.cm import ConnectionId, EventChannel, EventType, Stage
 from aiordma.verbs import QPState
 from tests.device.oracle import until
-from tests.inside import handle_of
+from tests.inside.verbs import handle_of
 from tests.native_ends import (
     LIMIT_S,
     End,

@@ -15,7 +15,8 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
-from tests.inside import handle_of, link_of
+from tests.inside.endpoint import link_of
+from tests.inside.verbs import handle_of
 
 pytestmark = pytest.mark.device
 

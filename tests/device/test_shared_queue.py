@@ -16,7 +16,9 @@ from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.device.test_sharing import CONFIG as POOL
 from tests.device.test_sharing import pairs, transfer
-from tests.inside import is_quiet, port_of, queue_of, state_of_queue
+from tests.inside.link import is_quiet, queue_of
+from tests.inside.streams import port_of
+from tests.inside.verbs import state_of_queue
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

@@ -14,18 +14,9 @@ from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.link.completions import Completions
 from aiordma.verbs import AsyncEvent, AsyncEventType
 from tests.device.oracle import until
-from tests.inside import (
-    budget_of,
-    link_of,
-    promised,
-    queue_of,
-    receiver_of,
-    share_of,
-    slots_of,
-    state_of,
-    tell,
-    token_of,
-)
+from tests.inside.endpoint import budget_of, link_of, receiver_of, share_of, slots_of, state_of
+from tests.inside.link import queue_of
+from tests.inside.verbs import promised, tell, token_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

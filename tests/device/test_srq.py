@@ -27,7 +27,7 @@ from aiordma.verbs import (
 from aiordma.verbs.resource import Resource
 from tests.device.fan import Fan, fan
 from tests.device.oracle import adapter_objects, polled, until
-from tests.inside import forget_queue, promised, tell, token_of
+from tests.inside.verbs import forget_queue, promised, tell, token_of
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 

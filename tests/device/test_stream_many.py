@@ -13,7 +13,7 @@ import pytest
 import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import adapter_objects, rdma_descriptors, settle
-from tests.inside import active_of
+from tests.inside.streams import active_of
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
 

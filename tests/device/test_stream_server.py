@@ -18,7 +18,8 @@ import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import collect, until
 from tests.device.streaming import Note
-from tests.inside import acceptor_of, active_of
+from tests.inside.link import acceptor_of
+from tests.inside.streams import active_of
 
 pytestmark = pytest.mark.device
 

@@ -17,7 +17,7 @@ import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import Connecting, adapter_objects, collect, settle, until
 from tests.device.streaming import Note, noted, stream_pair
-from tests.inside import active_of
+from tests.inside.streams import active_of
 
 pytestmark = pytest.mark.device
 

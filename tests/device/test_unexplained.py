@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, RemoteRegion
-from tests.inside import link_of, state_of
+from tests.inside.endpoint import link_of, state_of
 
 pytestmark = pytest.mark.device
 

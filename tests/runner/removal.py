@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import aiordma
 from aiordma.verbs import DeviceEvents
 from tests.device.closing import Hall
-from tests.inside import link_of
+from tests.inside.endpoint import link_of
 
 ADDRESS = os.environ["AIORDMA_SOFTROCE_ADDR"]
 DEVICE = os.environ["AIORDMA_SOFTROCE_DEVICE"] + "0"

@@ -15,7 +15,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.loop.workers import reaper
-from tests.inside import kept_of, publish
+from tests.inside.cm import kept_of, publish
 
 from ..conftest import LIMIT_S, Run, settle
 

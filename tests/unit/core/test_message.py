@@ -15,7 +15,7 @@ import pytest
 
 from aiordma._core import Message
 from aiordma.endpoint.link import lent
-from tests.inside import exports_of, is_released
+from tests.inside.core import exports_of, is_released
 
 
 class Slot:

@@ -24,7 +24,7 @@ from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
-from tests.inside import is_released
+from tests.inside.core import is_released
 
 from ..conftest import Run, settle
 from ..endpoint.fabric import Wire

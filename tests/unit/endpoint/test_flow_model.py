@@ -19,7 +19,7 @@ from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
-from tests.inside import exposer_of
+from tests.inside.endpoint import exposer_of
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeRegion

@@ -14,7 +14,7 @@ from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import AHEAD, HELD, Account, ByteBudget
-from tests.inside import exposer_of, receiver_of
+from tests.inside.endpoint import exposer_of, receiver_of
 
 from ..conftest import Run, settle
 from ..memory.fake_memory import FakeRegion

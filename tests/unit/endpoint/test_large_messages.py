@@ -8,7 +8,7 @@ import pytest
 
 from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
-from tests.inside import exposer_of
+from tests.inside.endpoint import exposer_of
 
 from ..conftest import run_on, settle
 from .fabric import Wire

@@ -13,7 +13,7 @@ from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, Sink, route, shared_queues
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.wc import WCRecord
-from tests.inside import tell
+from tests.inside.verbs import tell
 
 
 def record(wr_id: int) -> WCRecord:

@@ -1,0 +1,1 @@
+"""Private parts of aiordma/datagram/ that tests ask for."""

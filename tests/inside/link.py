@@ -1,0 +1,34 @@
+"""Private parts of aiordma/link/ that tests ask for."""
+
+from __future__ import annotations
+
+from aiordma import Connection, Listener, RdmaServer
+from aiordma.endpoint.link import Link
+from aiordma.link.acceptor import Acceptor
+from aiordma.streams.stream_port import StreamPort
+from aiordma.verbs import CompletionChannel, CompletionQueue
+from tests.inside.endpoint import link_of
+
+
+def _side_of(end: Connection | Link | StreamPort) -> Link | StreamPort:
+    return link_of(end) if isinstance(end, Connection) else end
+
+
+def queue_of(end: Connection | Link | StreamPort) -> CompletionQueue:
+    """Its completion queue."""
+    return _side_of(end).completions.cq
+
+
+def channel_of(end: Connection | Link | StreamPort) -> CompletionChannel:
+    """The completion channel of its loop."""
+    return _side_of(end).completions._channel
+
+
+def is_quiet(connection: Connection) -> bool:
+    """Whether its completion queue is armed for solicited completions only."""
+    return link_of(connection).completions._quiet
+
+
+def acceptor_of(server: Listener | RdmaServer) -> Acceptor:
+    """What admits its clients."""
+    return server._acceptor

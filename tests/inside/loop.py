@@ -1,0 +1,1 @@
+"""Private parts of aiordma/loop/ that tests ask for."""

@@ -1,0 +1,1 @@
+"""Private parts of aiordma/memory/ that tests ask for."""

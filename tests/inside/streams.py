@@ -1,0 +1,24 @@
+"""Private parts of aiordma/streams/ that tests ask for."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from aiordma import RdmaServer
+from aiordma.link.admission import Places
+from aiordma.streams.stream_port import StreamPort
+
+
+def port_of(transport: object) -> StreamPort:
+    """What a stream stands on."""
+    return cast("StreamPort", cast("Any", transport)._port)
+
+
+def active_of(server: RdmaServer) -> int:
+    """How many of its connections there are."""
+    return len(server._clients)
+
+
+def tls_places_of(server: RdmaServer) -> Places:
+    """The places of clients that turn to TLS."""
+    return server._tls_places
