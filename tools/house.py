@@ -278,7 +278,7 @@ def dead_references() -> list[str]:
 
 
 def _private(name: object) -> bool:
-    return isinstance(name, str) and name.startswith("_") and not name.endswith("__")
+    return isinstance(name, str) and len(name) > 1 and name[0] == "_" and not name.endswith("__")
 
 
 def _names_of(tree: ast.AST) -> set[str]:

@@ -33,7 +33,7 @@ from aiordma.streams import start_server
 __all__ = ["run"]
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
-_SILENT_S = 2.0  # a client that has asked for nothing by then gives way to others
+SILENT_S = 2.0  # a client that has asked for nothing by then gives way to others
 
 
 def run(
@@ -202,7 +202,7 @@ class Service:
         silent = [
             each
             for each in self.holders
-            if not each.exchange.asked and newcomer.since - each.since >= _SILENT_S
+            if not each.exchange.asked and newcomer.since - each.since >= SILENT_S
         ]
         if len(self.holders) < self._most_clients:  # only the share of the source is used up
             silent = [each for each in silent if each.source == newcomer.source]

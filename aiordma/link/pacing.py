@@ -35,8 +35,8 @@ __all__ = ["Course", "paced"]
 T = TypeVar("T")
 AT_A_TIME = 8
 STALLED_S = 2.0  # if no connect ends for so long, twice as many may be under way
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
 
 
 class Course:
@@ -138,7 +138,7 @@ async def paced(
     """
     loop = asyncio.get_running_loop()
     pace, release = registry.acquire(("pace", address), functools.partial(_Pace, loop), loop)
-    pause = _FIRST_PAUSE_S
+    pause = FIRST_PAUSE_S
     course._pace, course._answers = pace, pace.answers
     try:
         while True:
@@ -164,6 +164,6 @@ async def paced(
                 pace.leave()
             # Connects that were refused together do not come back together.
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
     finally:
         release()

@@ -26,7 +26,7 @@ __all__ = [
 VERSION = 1
 #: With these bytes the private data of a client of messages begin.
 HELLO_MAGIC = b"aiRD"
-_REFUSAL_MAGIC = b"aiRJ"
+REFUSAL_MAGIC = b"aiRJ"
 _MAX_REFUSAL = 148
 _END_MARK = b"\x80"
 
@@ -84,7 +84,7 @@ def seal_refusal(user_data: bytes) -> bytes:
 
 def refusal(reason: RefusalReason) -> bytes:
     """Return the private data of a refusal by the library itself."""
-    return _REFUSAL_MAGIC + bytes((reason, VERSION))
+    return REFUSAL_MAGIC + bytes((reason, VERSION))
 
 
 def parse_refusal(data: bytes) -> tuple[bytes, str]:
@@ -102,7 +102,7 @@ def parse_refusal(data: bytes) -> tuple[bytes, str]:
 def library_words(data: bytes) -> str:
     """Return the words for a refusal by the peer's library; empty if its program refused."""
     stripped = data.rstrip(b"\0")
-    if stripped[:4] != _REFUSAL_MAGIC or len(stripped) != len(_REFUSAL_MAGIC) + 2:
+    if stripped[:4] != REFUSAL_MAGIC or len(stripped) != len(REFUSAL_MAGIC) + 2:
         return ""
     return _REFUSAL_WORDS.get(stripped[4], f"refused for reason {stripped[4]}")
 

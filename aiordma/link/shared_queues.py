@@ -32,8 +32,8 @@ _CQE = 1024  # completions that a shared queue has room for at first
 _IWARP_CQE = 32_768
 
 
-class _Queue(CompletionQueue):
-    """A shared queue; it calls `SharedQueues._has_room` when there may be room again.
+class SharedQueue(CompletionQueue):
+    """A shared queue; it calls `SharedQueues.has_room` when there may be room again.
 
     Attributes:
         shared: The queues that it belongs to; None when they are closed.
@@ -50,10 +50,10 @@ class _Queue(CompletionQueue):
     def _unpromise(self, depth: int) -> None:
         shared = self.shared
         if shared is not None:
-            shared._left.add(self)  # before its room is promised to others, in another thread
+            shared.left.add(self)  # before its room is promised to others, in another thread
         super()._unpromise(depth)
         if shared is not None:
-            shared._has_room(self)
+            shared.has_room(self)
 
 
 class SharedQueues:
@@ -61,14 +61,18 @@ class SharedQueues:
 
     Args:
         channel: Completion channel of the queues.
+
+    Attributes:
+        queues: All of them.
+        left: Those of which a queue pair has gone since they were swept.
     """
 
     def __init__(self, channel: CompletionChannel) -> None:
         self._channel = channel
-        self.queues: list[_Queue] = []
-        self._open: deque[_Queue] = deque()  # there may be room in these
-        self._full: set[_Queue] = set()
-        self._left: set[_Queue] = set()  # a queue pair of theirs has gone since they were swept
+        self.queues: list[SharedQueue] = []
+        self._open: deque[SharedQueue] = deque()  # there may be room in these
+        self._full: set[SharedQueue] = set()
+        self.left: set[SharedQueue] = set()
         self._lock = threading.RLock()  # the collector may destroy a queue pair in `take`
 
     @classmethod
@@ -91,25 +95,26 @@ class SharedQueues:
             OSError: The adapter cannot make a further queue.
         """
         while self._open:
-            with self._lock:  # full, unless `_has_room` is called meanwhile
+            with self._lock:  # full, unless `has_room` is called meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
-            if cq in self._left:
-                self._left.discard(cq)
+            if cq in self.left:
+                self.left.discard(cq)
                 self._channel._sweep(cq)
             if cq._make_room(completions):
-                self._has_room(cq)  # first in the line, to be filled before others
+                self.has_room(cq)  # first in the line, to be filled before others
                 return cq
         context = self._channel.context
         first = _IWARP_CQE if context.is_iwarp else _CQE
         # If a single connection asks for more than the device has, the device refuses the queue.
         room = max(min(first, context.attributes.max_cqe), completions)
-        cq = _Queue(context, room, self._channel, self)
+        cq = SharedQueue(context, room, self._channel, self)
         self.queues.append(cq)
         self._open.append(cq)
         return cq
 
-    def _has_room(self, cq: _Queue) -> None:
+    def has_room(self, cq: SharedQueue) -> None:
+        """A queue pair of the queue has gone."""
         with self._lock:
             if cq in self._full:
                 self._full.discard(cq)

@@ -16,7 +16,7 @@ from aiordma.verbs.enums import NodeType, TransportType
 
 __all__ = ["Device", "devices", "is_available", "why_unavailable"]
 
-_SYSFS = Path("/sys/class/infiniband")
+SYSFS = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +96,13 @@ def why_unavailable() -> str | None:
     missing = load_error()
     if missing is not None:
         return str(missing)
-    if not _SYSFS.is_dir() or not any(_SYSFS.iterdir()):
+    if not SYSFS.is_dir() or not any(SYSFS.iterdir()):
         return (
             "no RDMA device: the kernel lists none in /sys/class/infiniband; for a software "
             "device: `modprobe rdma_rxe && rdma link add rxe0 type rxe netdev NETDEV`"
         )
     if not devices():
-        names = ", ".join(sorted(entry.name for entry in _SYSFS.iterdir()))
+        names = ", ".join(sorted(entry.name for entry in SYSFS.iterdir()))
         if not any(device_nodes.FOLDER.glob("uverbs*")):
             return f"no RDMA device: {names} found, but no {device_nodes.FOLDER}/uverbs* is here"
         if device_nodes.unopened() is None:

@@ -80,7 +80,7 @@ def _withdraw_at_close(server: Any, relay: Relay, listener: asyncio.Server) -> N
     close = server.close
 
     def close_both() -> None:
-        future = asyncio.run_coroutine_threadsafe(relay.withdraw(listener), relay._loop)
+        future = asyncio.run_coroutine_threadsafe(relay.withdraw(listener), relay.loop)
         future.result(10)
         close()
 

@@ -97,27 +97,28 @@ class Relay:
     Attributes:
         failures: of connections to such a server, for messages.
         exposed: RDMA port of each TCP port behind which a server of the loop under test is.
+        loop: The relay's own, in its thread.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.exposed: dict[int, int] = {}
         self.failures: list[BaseException] = []
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="relay", daemon=True)
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something in the relay's loop, from another one."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self.loop))
 
     def stop(self) -> None:
         """End everything."""
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(30)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end(), self.loop).result(30)
+        self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(30)
-        self._loop.close()
+        self.loop.close()
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -132,7 +133,7 @@ class Relay:
         """
         leg = Leg()
         try:
-            await self._loop.create_connection(lambda: leg, host, port)
+            await self.loop.create_connection(lambda: leg, host, port)
         except OSError:
             return None
         return await self._await_rdma(leg)
@@ -141,7 +142,7 @@ class Relay:
         """The same for a TCP connection that is there already."""
         sock.setblocking(False)
         leg = Leg()
-        await self._loop.create_connection(lambda: leg, sock=sock)
+        await self.loop.create_connection(lambda: leg, sock=sock)
         return await self._await_rdma(leg)
 
     async def _await_rdma(self, tcp: Leg) -> int:
@@ -171,7 +172,7 @@ class Relay:
                 relay._spawn(relay._dial(self, rdma_port))
 
         relay = self
-        server = await self._loop.create_server(Accepted, sock=sock)
+        server = await self.loop.create_server(Accepted, sock=sock)
         self.exposed[sock.getsockname()[1]] = rdma_port
         return server
 
@@ -192,6 +193,6 @@ class Relay:
             rdma.join(tcp)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
+        task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from aiordma import Connection, Listener, RdmaServer
 from aiordma.endpoint.link import Link
 from aiordma.link.acceptor import Acceptor
+from aiordma.link.admission import Ledger, Places
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs import CompletionChannel, CompletionQueue
 from tests.inside.endpoint import link_of
@@ -32,3 +35,8 @@ def is_quiet(connection: Connection) -> bool:
 def acceptor_of(server: Listener | RdmaServer) -> Acceptor:
     """What admits its clients."""
     return server._acceptor
+
+
+def sources_of(counts: Places | Ledger) -> Collection[str]:
+    """The sources of clients that it remembers."""
+    return counts._sources if isinstance(counts, Places) else counts._clients.sources

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from aiordma import RdmaServer
-from aiordma.link.admission import Places
+from aiordma import RdmaServer, RdmaTransport
+from aiordma.link.admission import Place, Places
 from aiordma.streams.stream_port import StreamPort
 
 
@@ -22,3 +22,8 @@ def active_of(server: RdmaServer) -> int:
 def tls_places_of(server: RdmaServer) -> Places:
     """The places of clients that turn to TLS."""
     return server._tls_places
+
+
+async def begin_tls(server: RdmaServer, transport: RdmaTransport) -> Place:
+    """As if a connection went over to TLS: wait for the place of its handshake."""
+    return await RdmaServer._tls_begins(server, transport)

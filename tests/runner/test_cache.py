@@ -156,7 +156,7 @@ def test_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_registers_are_never_too_small() -> None:
-    size = kernel_build._register_bytes()
+    size = kernel_build.register_bytes()
     assert 12288 <= size <= 65536
 
 
@@ -171,16 +171,16 @@ def test_registers_are_widened_in_the_source(text: str, changed: str, tmp_path: 
     file = tmp_path / "arch/x86/um/user-offsets.c"
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    kernel_build._widen_registers(tmp_path, 12288, tmp_path / "log")
+    kernel_build.widen_registers(tmp_path, 12288, tmp_path / "log")
     assert file.read_text() == changed
 
 
 def test_a_lost_option_is_told(tmp_path: Path) -> None:
     file = tmp_path / ".config"
-    names = [name for name in kernel_build._ESSENTIAL if name != "RDMA_SIW"]
+    names = [name for name in kernel_build.ESSENTIAL if name != "RDMA_SIW"]
     file.write_text("".join(f"CONFIG_{name}=y\n" for name in names) + "# CONFIG_RDMA_SIW is off\n")
     with pytest.raises(InfrastructureError, match="cannot be configured with RDMA_SIW"):
-        kernel_build._check_configuration(file, "9.9")
+        kernel_build.check_configuration(file, "9.9")
 
 
 # ---- what is run from there -----------------------------------------------------------------

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,12 +25,12 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     port.mkdir(parents=True)
     (port / "state").write_text("4: ACTIVE\n")
     (tmp_path / "rxe7/parent").write_text("lo\n")
-    monkeypatch.setattr(host, "_DEVICES", tmp_path)
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
     return port
 
 
-def _run(*argv: str, **options: float) -> int:
-    return host.run(argv, Options(engine="host", **options))  # type: ignore[arg-type]
+def _run(*argv: str, **options: Any) -> int:
+    return host.run(argv, Options(engine="host", **options))
 
 
 def _python(text: str) -> tuple[str, ...]:
@@ -83,16 +84,16 @@ def _has_ended(process: int) -> bool:
 
 
 def test_no_device_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_DEVICES", tmp_path)
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
     with pytest.raises(InfrastructureError, match=r"no RDMA device.*--engine uml"):
         _run("true")
 
 
 def test_making_a_device_needs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_DEVICES", tmp_path)
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(InfrastructureError, match="run it as root, or use --engine uml"):
-        _run("true", device="rxe")  # type: ignore[arg-type]
+        _run("true", device="rxe")
 
 
 @pytest.mark.usefixtures("device")
@@ -102,7 +103,7 @@ def test_signals_are_passed_on(number: signal.Signals, tmp_path: Path) -> None:
         "import sys, pathlib\n"
         "from aiordma.testing.softroce import host\n"
         "from aiordma.testing.softroce.options import Options\n"
-        "host._DEVICES = pathlib.Path(sys.argv[1])\n"
+        "host.DEVICES = pathlib.Path(sys.argv[1])\n"
         "words = 'trap \"echo cleaned; exit\" INT TERM; echo started; while :; do sleep 1; done'\n"
         "sys.exit(host.run(['sh', '-c', words], Options(engine='host')))\n"
     )

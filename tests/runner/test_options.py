@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -48,14 +49,14 @@ def test_no_command_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_siw_is_refused_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qemu, "_is_debian", lambda: True)
+    monkeypatch.setattr(qemu, "is_debian", lambda: True)
     with pytest.raises(UsageError, match="no siw; use --engine uml"):
         qemu.check(Options(device="siw"))
 
 
 def test_more_words_for_qemu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(qemu.MORE, "-plugin 'file=/a b/c.so,out=/d'")
-    words = qemu._command_line(Path("/kernel"), (3, 4, 5, 6), Options(counted=True))
+    words = qemu.command_line(Path("/kernel"), (3, 4, 5, 6), Options(counted=True))
     assert words[-2:] == ["-plugin", "file=/a b/c.so,out=/d"]
     assert "shift=1,sleep=off" in words
 
@@ -67,12 +68,12 @@ def test_words_for_qemu_that_no_shell_would_take(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("engine", [uml, qemu])
-def test_another_machine_is_refused(engine: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine_is_refused(engine: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = os.uname()
     other = os.uname_result((*facts[:4], "aarch64"))
     monkeypatch.setattr(os, "uname", lambda: other)
     with pytest.raises(UsageError, match=r"aarch64.*--engine host"):
-        engine.check(Options())  # type: ignore[attr-defined]
+        engine.check(Options())
 
 
 @pytest.mark.parametrize(

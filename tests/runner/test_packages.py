@@ -11,7 +11,7 @@ import pytest
 
 from aiordma.testing.softroce import packages, tools
 from aiordma.testing.softroce.errors import InfrastructureError
-from aiordma.testing.softroce.kernel_build import _OLDEST, _SOURCE
+from aiordma.testing.softroce.kernel_build import OLDEST, SOURCE
 
 _KNOWN = {
     "linux-source-5.10": "5.10.1",
@@ -44,9 +44,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_newest_compares_numbers(known: dict[str, str], tmp_path: Path) -> None:
-    assert packages.newest(_SOURCE, _OLDEST, tmp_path / "log") == "linux-source-6.12"
+    assert packages.newest(SOURCE, OLDEST, tmp_path / "log") == "linux-source-6.12"
     del known["linux-source-6.12"]
-    assert packages.newest(_SOURCE, _OLDEST, tmp_path / "log") == "linux-source-6.8.0"
+    assert packages.newest(SOURCE, OLDEST, tmp_path / "log") == "linux-source-6.8.0"
 
 
 def test_lists_are_updated_once_when_nothing_suits(
@@ -55,7 +55,7 @@ def test_lists_are_updated_once_when_nothing_suits(
     known.clear()
     known["linux-source-5.10"] = "5.10.1"
     monkeypatch.setattr(packages, "update", lambda _log: known.update(_KNOWN))
-    assert packages.newest(_SOURCE, _OLDEST, tmp_path / "log") == "linux-source-6.12"
+    assert packages.newest(SOURCE, OLDEST, tmp_path / "log") == "linux-source-6.12"
 
 
 def test_nothing_that_suits_is_told(
@@ -64,7 +64,7 @@ def test_nothing_that_suits_is_told(
     known.clear()
     monkeypatch.setattr(packages, "update", lambda _log: None)
     with pytest.raises(InfrastructureError, match=r"6\.1 or later"):
-        packages.newest(_SOURCE, _OLDEST, tmp_path / "log")
+        packages.newest(SOURCE, OLDEST, tmp_path / "log")
 
 
 @pytest.mark.usefixtures("known")

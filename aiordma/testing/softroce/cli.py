@@ -24,7 +24,8 @@ The uml engine builds a kernel once (some minutes, about 1.5 GB of scratch space
 $AIORDMA_SOFTROCE_CACHE, by default ~/.cache/aiordma/softroce."""
 
 
-def _parser() -> argparse.ArgumentParser:
+def options_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m aiordma.testing.softroce",
         usage="%(prog)s [options] -- COMMAND [ARGUMENT...]",
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
-    parser = _parser()
+    parser = options_parser()
     values = vars(parser.parse_args(arguments))
     command: list[str] = values.pop("command")
     if command[:1] == ["--"]:

@@ -24,7 +24,7 @@ from .errors import (
 from .options import Options
 from .signals import SignalPipe
 
-_DEVICES = Path("/sys/class/infiniband")
+DEVICES = Path("/sys/class/infiniband")
 _CARD = "aiordma0"
 _LINK = "aiordma_rxe0"
 _READY_SECONDS = 10.0
@@ -38,7 +38,7 @@ def has_device() -> bool:
 
 def _active() -> list[str]:
     found = []
-    for state in sorted(_DEVICES.glob("*/ports/*/state")):
+    for state in sorted(DEVICES.glob("*/ports/*/state")):
         # A device may go away between the listing and the reading.
         with contextlib.suppress(OSError):
             if "ACTIVE" in state.read_text():
@@ -75,11 +75,11 @@ def _address(name: str) -> str:
     Raises:
         InfrastructureError: it has none, and so cannot be addressed by rdma_cm.
     """
-    cards = sorted(path.name for path in (_DEVICES / name / "device/net").glob("*"))
+    cards = sorted(path.name for path in (DEVICES / name / "device/net").glob("*"))
     if not cards:
         # Software devices have no hardware parent; they name their card themselves.
         with contextlib.suppress(OSError):
-            cards = [(_DEVICES / name / "parent").read_text().strip()]
+            cards = [(DEVICES / name / "parent").read_text().strip()]
     for card in cards:
         done = tools.query(["ip", "-json", "address", "show", "dev", card])
         if done.returncode != 0:

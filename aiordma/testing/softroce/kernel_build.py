@@ -19,8 +19,8 @@ _WHAT = "the kernel of the uml engine"
 #: To be raised with each change of this file that changes the result of a build.
 _RECIPE = 1
 
-_OLDEST = (6, 1)
-_SOURCE = r"linux-source-([0-9.]+)"
+OLDEST = (6, 1)
+SOURCE = r"linux-source-([0-9.]+)"
 _NEEDED_BYTES = 3 << 29
 _UNPACK_SECONDS = 1800.0
 _BUILD_SECONDS = 2 * 3600.0
@@ -35,7 +35,7 @@ _REGISTER_BYTES = 12288
 _REGISTER_LIMIT = 1 << 16
 
 #: A fragment's line whose requirements a newer kernel has changed is dropped without a word.
-_ESSENTIAL = (
+ESSENTIAL = (
     "HOSTFS",
     "DEVTMPFS",
     "BINFMT_SCRIPT",
@@ -76,7 +76,7 @@ def kernel(*, verbose: bool = False, install: bool = False) -> Path:
         InfrastructureError: it cannot be built; the message says what to do.
         Interrupted: a signal came.
     """
-    size = _register_bytes()
+    size = register_bytes()
     key = cache.digest(_CONFIG.read_bytes(), size, _RECIPE)
     absent = packages.missing(_RUNTIME_PACKAGES)
     found = cache.find(_KIND, key)
@@ -112,7 +112,7 @@ def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
         limit=_UNPACK_SECONDS,
         verbose=verbose,
     )
-    _widen_registers(tree, size, shop.log)
+    widen_registers(tree, size, shop.log)
     make = ["make", "ARCH=um", "-C", str(tree)]
     tools.run(
         [*make, f"KCONFIG_ALLCONFIG={_CONFIG}", "allnoconfig"],
@@ -121,7 +121,7 @@ def _build(shop: cache.Workshop, size: int, verbose: bool) -> str:
         limit=_UNPACK_SECONDS,
         verbose=verbose,
     )
-    _check_configuration(tree / ".config", version)
+    check_configuration(tree / ".config", version)
     tools.run(
         [*make, f"-j{len(os.sched_getaffinity(0)) + 1}", "linux"],
         title="compiling the kernel",
@@ -147,7 +147,7 @@ def _source(shop: cache.Workshop, verbose: bool) -> tuple[Path, str]:
     An installed package is used; otherwise the archive is downloaded into the scratch folder, which
     needs no root and leaves nothing behind.
     """
-    package = packages.newest(_SOURCE, _OLDEST, shop.log)
+    package = packages.newest(SOURCE, OLDEST, shop.log)
     if packages.missing([package]):
         target = shop.scratch / "package"
         version = packages.download(package, target, shop.log, verbose=verbose)
@@ -163,7 +163,7 @@ def _source(shop: cache.Workshop, verbose: bool) -> tuple[Path, str]:
     raise InfrastructureError(f"the package {package} {version} has no source archive in usr/src")
 
 
-def _register_bytes() -> int:
+def register_bytes() -> int:
     """Return the size of a register image that suits this processor as well."""
     # Leaf 0xD of CPUID, register EBX: bytes that XSAVE writes with the features that are on.
     # push rbx; mov eax, 13; xor ecx, ecx; cpuid; mov eax, ebx; pop rbx; ret
@@ -180,7 +180,8 @@ def _register_bytes() -> int:
     return size if _REGISTER_BYTES < size <= _REGISTER_LIMIT else _REGISTER_BYTES
 
 
-def _widen_registers(tree: Path, size: int, log: Path) -> None:
+def widen_registers(tree: Path, size: int, log: Path) -> None:
+    """Have a source tree of the kernel use register images of `size` bytes."""
     file = tree / "arch/x86/um/user-offsets.c"
     text = file.read_text()
     wide, count = re.subn(
@@ -198,9 +199,10 @@ def _widen_registers(tree: Path, size: int, log: Path) -> None:
             stream.write("user-offsets.c fixes no size of the registers: nothing to change\n")
 
 
-def _check_configuration(file: Path, version: str) -> None:
+def check_configuration(file: Path, version: str) -> None:
+    """Raise `InfrastructureError` if a configuration lacks what a guest needs."""
     lines = set(file.read_text().splitlines())
-    lost = [name for name in _ESSENTIAL if f"CONFIG_{name}=y" not in lines]
+    lost = [name for name in ESSENTIAL if f"CONFIG_{name}=y" not in lines]
     if lost:
         raise InfrastructureError(
             f"Linux {version} cannot be configured with {', '.join(lost)}: its configuration has "

@@ -42,14 +42,15 @@ def check(options: Options) -> None:
     _more()
     if options.counted and options.cpus not in (None, 1):
         raise UsageError("--counted needs one processor: leave out --cpus")
-    if options.device == "siw" and _is_debian():
+    if options.device == "siw" and is_debian():
         raise UsageError(
             "--device siw is not possible with --engine qemu: Debian's kernel has no siw; use "
             "--engine uml"
         )
 
 
-def _is_debian() -> bool:
+def is_debian() -> bool:
+    """Return whether this system is Debian."""
     try:
         lines = Path("/etc/os-release").read_text().splitlines()
     except OSError:
@@ -88,7 +89,7 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     )
     machine = guest.Guest(options, _BOOT_SECONDS, "the guest's kernel")
     return machine.run(
-        _command_line(folder, machine.descriptors, options),
+        command_line(folder, machine.descriptors, options),
         os.environ,
         guest.request(argv, plan, network.environment(options, "qemu")),
         stdout=stdout,
@@ -96,9 +97,10 @@ def run(argv: Sequence[str], options: Options, *, stdout: int = 1) -> int:
     )
 
 
-def _command_line(
+def command_line(
     folder: Path, descriptors: tuple[int, int, int, int], options: Options
 ) -> list[str]:
+    """Return the command that runs the guest, with the words of $AIORDMA_SOFTROCE_QEMU."""
     cpus = 1 if options.counted else options.cpus or _DEFAULT_CPUS
     memory = (options.memory or _DEFAULT_MEMORY) >> 20
     out, err, control, log = descriptors

@@ -51,7 +51,7 @@ class Machine:
         monkeypatch.setattr(sysfs, "CLASS_VERBS", self.verbs)
         monkeypatch.setattr(sysfs, "DEV", self.dev)
         monkeypatch.setattr(device_nodes, "FOLDER", self.dev)
-        monkeypatch.setattr(verbs_device, "_SYSFS", self.sysfs)
+        monkeypatch.setattr(verbs_device, "SYSFS", self.sysfs)
         monkeypatch.setattr(devices, "devices", lambda: self.listed)
         monkeypatch.setattr(checks_device, "devices", lambda: self.listed)
         monkeypatch.setattr(checks_device, "load_error", lambda: None)

@@ -423,7 +423,7 @@ def test_g06_clients_at_once(run: Run, tmp_path: Path) -> None:
 def test_g02_a_client_that_asks_for_nothing_gives_way(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serve, "_SILENT_S", 0)
+    monkeypatch.setattr(serve, "SILENT_S", 0)
 
     async def main() -> None:
         service = a_service(tmp_path, most_clients=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ from aiordma.link.listening import Shortages
 from aiordma.link.pacing import Course, paced
 from aiordma.link.source import source_of
 from aiordma.loop.limit import Limit, PatientLimit
-from aiordma.streams.server import RdmaServer
+from tests.inside.link import sources_of
+from tests.inside.streams import begin_tls
 
 ADDRESS = ("192.0.2.1", 7)
 
@@ -28,15 +30,16 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        self.timers: list[tuple[float, Any]] = []
+        self.timers: list[tuple[float, asyncio.Handle, Callable[[], None]]] = []
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "time", lambda: self.now)
         monkeypatch.setattr(loop, "call_at", self.call_at)
         monkeypatch.setattr(loop, "call_later", lambda s, f, *a: self.call_at(self.now + s, f, *a))
 
     def call_at(self, when: float, function: Callable[..., None], *args: Any) -> Any:
-        handle = asyncio.Handle(lambda: function(*args), (), asyncio.get_running_loop())
-        self.timers.append((when, handle))
+        run = functools.partial(function, *args)
+        handle = asyncio.Handle(run, (), asyncio.get_running_loop())
+        self.timers.append((when, handle, run))
         return handle
 
     def pass_by(self, seconds: float) -> None:
@@ -50,7 +53,7 @@ class Clock:
             first = min(due, key=lambda entry: entry[0])
             self.timers.remove(first)
             self.now = max(self.now, first[0])
-            first[1]._run()
+            first[2]()
         self.now = until
 
 
@@ -108,7 +111,7 @@ async def test_g02_without_pressure_a_slow_client_keeps_its_place(clock: Clock) 
         client.leave()
         client.leave()  # idempotent
     assert (here.open, here.waiting) == (0, 0)
-    assert not here._sources
+    assert not sources_of(here)
 
 
 async def test_g02_a_source_has_no_more_places_than_its_limit(clock: Clock) -> None:
@@ -249,7 +252,7 @@ def test_g09_a_ledger_refuses_beyond_each_limit() -> None:
         each()
         each()  # once is enough
     assert ledger.connections == small.connections == 0
-    assert not ledger._clients.sources
+    assert not sources_of(ledger)
 
 
 def test_g09_a_full_ledger_counts_nothing_more() -> None:
@@ -543,14 +546,14 @@ async def test_c01_a_limit_that_is_held_runs_on_where_it_stood(clock: Clock) -> 
         await task
     limit.hold()
     limit.go_on()  # what ends late changes nothing
-    assert not clock.timers or all(handle.cancelled() for _, handle in clock.timers)
+    assert not clock.timers or all(handle.cancelled() for _, handle, _ in clock.timers)
 
 
 async def test_b06_a_listener_that_asks_for_it_is_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pacing, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(pacing, "_LONGEST_PAUSE_S", 0.002)
+    monkeypatch.setattr(pacing, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(pacing, "LONGEST_PAUSE_S", 0.002)
     course, tries = Course(Limit(None)), 0
 
     async def attempt() -> str:
@@ -579,5 +582,5 @@ async def test_a_client_that_turns_to_tls_counts_with_its_network() -> None:
     server: Any = SimpleNamespace(_tls_place=tls_place)
     for host in ("2001:db8::1", "2001:db8::2", "192.0.2.1"):
         transport: Any = SimpleNamespace(_extra={"peername": (host, 7)}, abort=None)
-        await RdmaServer._tls_begins(server, transport)
+        await begin_tls(server, transport)
     assert asked == [source_of("2001:db8::1")] * 2 + ["192.0.2.1"]

@@ -8,7 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ class Clock:
     def time(self) -> float:
         return self.now
 
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Any:
+    def later(self, delay: float, callback: Callable[[], None]) -> Any:
         handle = SimpleNamespace(callback=callback)
         handle.cancel = functools.partial(setattr, handle, "callback", None)
         heapq.heappush(self._timers, (self.now + delay, next(self._order), handle))
@@ -59,18 +59,23 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each timer is set in the last clock that was made."""
     monkeypatch.setattr(
         "aiordma.link.keepalive.call_later",
-        lambda loop, delay, tick: Clock.last.call_later(delay, tick),
+        lambda loop, delay, tick: Clock.last.later(delay, tick),
     )
     monkeypatch.setattr("aiordma.link.keepalive.now", lambda: Clock.last.time())
     monkeypatch.setattr("aiordma.streams.transport.now", lambda: Clock.last.time())
 
 
+def timed(clock: Any, interval: float | None, limit: float | None, setting: str) -> Keepalive:
+    """A keepalive whose timers, by the fixture above, are those of a clock."""
+    return Keepalive(clock, interval, limit, setting)
+
+
 class Side:
     """A connection whose link, state and peer are the test; of its own it has the keepalive."""
 
-    _was_heard = Connection._was_heard
-    _on_interval = Connection._on_interval
-    _give_up = Connection._give_up
+    _was_heard: Any = Connection._was_heard
+    _on_interval: Any = Connection._on_interval
+    _give_up: Any = Connection._give_up
 
     def __init__(self, *, answers: bool, **settings: Any) -> None:
         self.clock = Clock()
@@ -83,8 +88,8 @@ class Side:
         self._link = SimpleNamespace(fail=self.fail)
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
         interval, limit = plan_of(self.config).silence
-        self.keepalive = Keepalive(cast("Any", self.clock), interval, limit, name)
-        self.keepalive.start(cast("Any", self))
+        self.keepalive = timed(self.clock, interval, limit, name)
+        self.keepalive.start(self)
 
     def fail(self, cause: BaseException) -> None:
         self.failures.append((self.clock.now, cause))
@@ -99,8 +104,8 @@ class Side:
 class Stream:
     """A stream whose port and peer are the test; of its own it has the keepalive."""
 
-    _was_heard = RdmaTransport._was_heard
-    _on_interval = RdmaTransport._on_interval
+    _was_heard: Any = RdmaTransport._was_heard
+    _on_interval: Any = RdmaTransport._on_interval
 
     def __init__(self, **settings: Any) -> None:
         self.clock = Clock()
@@ -114,10 +119,8 @@ class Stream:
         self._out = SimpleNamespace(control=lambda: None)
         self._shown = 0.0
         interval = plan_of_stream(self._config, iwarp=False).silence
-        self.keepalive = Keepalive(
-            cast("Any", self.clock), interval, self._config.idle_timeout_s, "idle_timeout_s"
-        )
-        self.keepalive.start(cast("Any", self))
+        self.keepalive = timed(self.clock, interval, self._config.idle_timeout_s, "idle_timeout_s")
+        self.keepalive.start(self)
 
     def _probe(self) -> None:
         self.probes.append(self.clock.now)
@@ -222,12 +225,19 @@ def test_the_timer_ends_with_the_connection() -> None:
 
 def test_what_is_stopped_leads_nowhere() -> None:
     class Peer:
-        pass
+        def _was_heard(self) -> bool:
+            return True
+
+        def _on_interval(self, *, silent: bool) -> None:
+            pass
+
+        def _give_up(self, cause: BaseException) -> None:
+            pass
 
     peer = Peer()
     gone = weakref.ref(peer)
-    keepalive = Keepalive(cast("Any", Clock()), 1, 2, "")
-    keepalive.start(cast("Any", peer))
+    keepalive = timed(Clock(), 1, 2, "")
+    keepalive.start(peer)
     del peer
     assert gone() is not None
     keepalive.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import pytest
 
@@ -18,6 +18,7 @@ class Queue:
     """A queue that cannot grow."""
 
     asked = 0
+    swept: ClassVar[list[Queue]] = []
 
     def __init__(self, context: Any, cqe: int, channel: Any, shared: Any) -> None:
         self.promised = 0
@@ -29,9 +30,9 @@ class Queue:
         return self.promised + depth <= ROOM
 
     def gone(self, depth: int) -> None:
-        self.shared._left.add(self)
+        self.shared.left.add(self)
         self.promised -= depth
-        self.shared._has_room(self)
+        self.shared.has_room(self)
 
     def close(self) -> None:
         self.closed = True
@@ -39,17 +40,18 @@ class Queue:
 
 @pytest.fixture
 def queues(monkeypatch: pytest.MonkeyPatch) -> SharedQueues:
-    monkeypatch.setattr(shared_queues, "_Queue", Queue)
+    monkeypatch.setattr(shared_queues, "SharedQueue", Queue)
     monkeypatch.setattr(Queue, "asked", 0)
     attributes = SimpleNamespace(max_cqe=ROOM)
     context = SimpleNamespace(is_iwarp=False, attributes=attributes)
-    swept: list[Queue] = []
-    channel = SimpleNamespace(context=context, _sweep=swept.append, swept=swept)
-    return SharedQueues(cast("Any", channel))
+    monkeypatch.setattr(Queue, "swept", [])
+    channel: Any = SimpleNamespace(context=context, _sweep=Queue.swept.append)
+    return SharedQueues(channel)
 
 
 def take(queues: SharedQueues, depth: int) -> Queue:
-    cq = cast("Queue", queues.take(depth))
+    cq: Any = queues.take(depth)
+    assert isinstance(cq, Queue)
     cq.promised += depth
     assert cq.promised <= ROOM
     return cq
@@ -72,7 +74,7 @@ def test_room_that_came_back_is_found(queues: SharedQueues) -> None:
 
 
 def test_what_others_have_left_is_taken_out_before_room_is_promised(queues: SharedQueues) -> None:
-    swept: list[Queue] = cast("Any", queues)._channel.swept
+    swept = Queue.swept
     first = take(queues, 5)
     take(queues, 5)
     assert not swept
@@ -92,7 +94,7 @@ def test_one_that_is_not_full_is_filled_before_others(queues: SharedQueues) -> N
     taken = list(queues.queues)
     assert len(taken) == 2
     queues.close()
-    assert all(cast("Queue", cq).closed for cq in taken)
+    assert all(isinstance(cq, Queue) and cq.closed for cq in taken)
     assert not queues.queues
 
 
