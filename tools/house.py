@@ -304,6 +304,7 @@ def private_uses() -> dict[str, int]:
     names: set[str] = set()
     for path in (*(ROOT / LIBRARY).rglob("*.py"), *library(".pyi")):
         names |= _names_of(ast.parse(path.read_text()))
+    folders = [path.name for path in (ROOT / LIBRARY).iterdir() if path.is_dir()]
     found = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         if path.parent.name == "inside":
@@ -315,7 +316,9 @@ def private_uses() -> dict[str, int]:
                 count += node.attr in foreign and ast.unparse(node.value) not in ("self", "os")
             elif isinstance(node, ast.ImportFrom):
                 ours = (node.module or "").split(".")[0] == LIBRARY
-                count += sum(ours and _private(each.name) for each in node.names)
+                count += sum(
+                    ours and _private(each.name) for each in node.names if each.name not in folders
+                )
             elif isinstance(node, ast.Call):  # monkeypatch.setattr(...), getattr(...)
                 words = [each.value for each in node.args if isinstance(each, ast.Constant)]
                 count += sum(str(word).split(".")[-1] in foreign for word in words)

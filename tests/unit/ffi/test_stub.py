@@ -17,6 +17,10 @@ REWRITE = "rewrite it with: python build_ffi.py --stub"
 compiled = pytest.mark.skipif(load_error() is not None, reason="no compiled module")
 
 
+#: The classes of the stub: what `lib` has, and what `ffi` has.
+LIB, FFI = "_Lib", "_FFI"
+
+
 def stub_class(name: str) -> ast.ClassDef:
     for node in ast.parse(STUB.read_text()).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
@@ -44,7 +48,7 @@ def test_stub_is_what_the_headers_give() -> None:
 
 @compiled
 def test_every_name_is_in_both() -> None:
-    node = stub_class("_Lib")
+    node = stub_class(LIB)
     assert {*functions(node), *attributes(node)} == set(dir(lib)), REWRITE
 
 
@@ -52,7 +56,7 @@ def test_every_name_is_in_both() -> None:
 def test_functions_take_as_many_arguments() -> None:
     in_stub = {
         name: len(f.args.posonlyargs or f.args.args) - 1
-        for name, f in functions(stub_class("_Lib")).items()
+        for name, f in functions(stub_class(LIB)).items()
     }
     in_module = {name: len(ffi.typeof(getattr(lib, name)).args) for name in in_stub}
     assert in_stub == in_module
@@ -60,7 +64,7 @@ def test_functions_take_as_many_arguments() -> None:
 
 @compiled
 def test_result_types_agree() -> None:
-    for name, node in functions(stub_class("_Lib")).items():
+    for name, node in functions(stub_class(LIB)).items():
         kind = ffi.typeof(getattr(lib, name)).result.kind
         expected = {"pointer": "CData", "void": "None"}.get(kind, "int")
         assert node.returns is not None
@@ -69,12 +73,12 @@ def test_result_types_agree() -> None:
 
 @compiled
 def test_constants_are_numbers() -> None:
-    for name in attributes(stub_class("_Lib")):
+    for name in attributes(stub_class(LIB)):
         assert isinstance(getattr(lib, name), int), name
 
 
 @compiled
 def test_everything_that_the_stub_says_of_ffi_is_there() -> None:
-    node = stub_class("_FFI")
+    node = stub_class(FFI)
     for name in {*functions(node), *attributes(node)}:
         assert hasattr(ffi, name), name
