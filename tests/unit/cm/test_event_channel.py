@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,7 +16,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.event_channel import EventChannel
 from aiordma.loop.workers import reaper
-from tests.inside.cm import kept_of, publish
+from tests.inside.cm import enroll, kept_of, publish, set_short_pause
 
 from ..conftest import LIMIT_S, Run, settle
 
@@ -23,10 +24,14 @@ pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is n
 
 
 class Pump:
-    """Whether the descriptor is read."""
+    """Whether the descriptor is read; the last that was made."""
 
-    def __init__(self) -> None:
-        self.loop = asyncio.get_running_loop()
+    last: Pump
+
+    def __init__(self, loop: Any, fd: int, readable: Callable[[], bool], failure: Any) -> None:
+        Pump.last = self
+        self.loop = loop
+        self.readable = readable
         self.reading = True
 
     def pause(self) -> None:
@@ -40,6 +45,33 @@ class Pump:
 
     def close(self) -> None:
         self.reading = False
+
+
+class Events:
+    """The events in the kernel."""
+
+    id = 0
+    waiting: ClassVar[list[Any]] = []
+
+    def __init__(self, address: int) -> None:
+        """None are there."""
+
+    def next(self) -> Any:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def close(self) -> None:
+        """There is nothing to free."""
+
+
+class Owner:
+    """A connection id."""
+
+    def __init__(self, *, closed: bool = False) -> None:
+        self.closed = closed
+        self._unacked = 0
+
+    def _fail(self, cause: BaseException) -> None:
+        """It has no tasks."""
 
 
 @pytest.fixture
@@ -61,7 +93,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setitem(lib.__dict__, "rdma_reject", noting("reject"))
     monkeypatch.setitem(lib.__dict__, "rdma_destroy_id", noting("destroy"))
     monkeypatch.setattr(event_channel, "check_pointer", lambda handle, call: handle)
-    monkeypatch.setattr(event_channel, "CMEvents", lambda *args: SimpleNamespace(id=0))
+    monkeypatch.setattr(event_channel, "CMEvents", Events)
+    monkeypatch.setattr(event_channel, "FdPump", Pump)
+    monkeypatch.setattr(Events, "waiting", [])
 
     def cast_handle(kind: str, value: Any) -> Any:
         return 0 if isinstance(value, SimpleNamespace) else ffi.cast(kind, value)
@@ -71,18 +105,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return seen
 
 
-def channel() -> EventChannel:
-    made = EventChannel()
-    made._pump = cast("Any", Pump())
+async def channel(**options: int) -> EventChannel:
+    """A channel of the running loop."""
+    made = EventChannel(**options)
+    assert await made.get_event(0) is None
     return made
 
 
 def event_of(channel: EventChannel) -> ConnectionEvent:
-    return ConnectionEvent(channel, EventType.DISCONNECTED, 0, None)
+    owner: Any = Owner()
+    return ConnectionEvent(channel, EventType.DISCONNECTED, 0, owner)
 
 
 async def close(channel: EventChannel) -> None:
-    channel._unacked = 0  # these events are of no id that counts them
     channel.close()
     await channel.wait_closed()
 
@@ -91,7 +126,7 @@ def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
     run: Run, calls: list[Any]
 ) -> None:
     async def main() -> None:
-        events = channel()
+        events = await channel()
         first, second = (asyncio.create_task(events.get_event()) for _ in range(2))
         await settle()
         event = event_of(events)
@@ -101,6 +136,7 @@ def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
         assert first.cancelled()
         assert second.done(), "it waits, and the event lies there"
         assert await second is event
+        event.ack()
         await close(events)
 
     run(main())
@@ -109,28 +145,28 @@ def test_i02_an_event_for_a_reader_that_is_cancelled_goes_to_the_next(
 def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
     run: Run, calls: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_channel, "_SHORT_PAUSE_S", 0.01)
+    set_short_pause(monkeypatch, 0.01)
 
     async def main() -> None:
-        events = channel()
-        pump = cast("Pump", events._pump)
+        events = await channel()
+        pump = Pump.last
         tries, again = 0, asyncio.Event()
         monkeypatch.setattr(pump, "resume", again.set)
 
-        def take() -> int | None:
+        def take(_: Events) -> int | None:
             nonlocal tries
             tries += 1
             return errno.ENOMEM if tries <= 3 else None
 
-        events._events.next = take  # type: ignore[method-assign]
+        monkeypatch.setattr(Events, "next", take)
         for number in range(1, 4):
-            assert not events._on_readable()
+            assert not pump.readable()
             assert tries == number
             assert not pump.reading
             again.clear()
             await asyncio.wait_for(again.wait(), LIMIT_S)
             pump.reading = True
-        assert not events._on_readable()
+        assert not pump.readable()
         assert pump.reading
         assert caplog.text.count("no event can be taken") == 1
         await close(events)
@@ -140,34 +176,35 @@ def test_g11_a_channel_without_memory_neither_spins_nor_goes_deaf(
 
 def test_i02_a_channel_that_is_full_goes_on(run: Run, calls: list[Any]) -> None:
     async def main() -> None:
-        events = channel()
-        events._max_unread = 4
+        events = await channel(max_unread=4)
         made = [event_of(events) for _ in range(10)]
         for event in made:
             publish(events, event)
         assert len(kept_of(events)) == 4, "what is not read is kept without a bound"
         assert events.dropped_events == 6
-        assert cast("Pump", events._pump).reading, "what comes now is never read"
+        assert Pump.last.reading, "what comes now is never read"
         assert [await events.get_event(0) for _ in range(4)] == made[6:]
+        for event in made[6:]:
+            event.ack()
         await close(events)
 
     run(main())
 
 
-@pytest.mark.parametrize("listener", [None, SimpleNamespace(closed=True)])
+@pytest.mark.parametrize("known", [False, True])
 def test_i02_a_request_for_a_listener_that_is_gone_is_refused(
-    run: Run, calls: list[Any], listener: Any
+    run: Run, calls: list[Any], known: bool
 ) -> None:
     """The client would wait for an answer, and the id would never be destroyed."""
 
     async def main() -> None:
-        events = channel()
-        cast("Any", events)._ids = {} if listener is None else {7: listener}
-        events._dispatch(int(EventType.CONNECT_REQUEST), 0, 0, 7, b"", None)
+        events, listener = await channel(), Owner(closed=True)
+        token = enroll(events, listener) if known else 7
+        Events.waiting = [(int(EventType.CONNECT_REQUEST), 0, 0, token, b"", None)]
+        assert not Pump.last.readable()
         assert await asyncio.to_thread(reaper.drain, LIMIT_S)
         assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
         assert not kept_of(events)
-        cast("Any", events)._ids = {}
         await close(events)
 
     run(main())
