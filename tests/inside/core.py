@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any
+
 from aiordma import Message
+from aiordma._core import Loan, Owner
+from aiordma.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def is_released(message: Message) -> bool:
@@ -13,3 +21,60 @@ def is_released(message: Message) -> bool:
 def exports_of(message: Message) -> int:
     """How many views of its bytes there are."""
     return message._exports
+
+
+def detach(message: Message) -> None:
+    """Give its slot back, and copy the bytes."""
+    message._detach()
+
+
+def lend(message: Message, view: memoryview) -> Loan:
+    """Bytes of the message that keep it."""
+    return message._lend(view)
+
+
+# Owners
+
+
+def require(owner: Owner) -> Any:
+    """The handle."""
+    return owner._require()
+
+
+def retain(owner: Owner) -> None:
+    """Count a user."""
+    owner._retain()
+
+
+def let_go(owner: Owner, child: Owner | None = None) -> None:
+    """Count a user out, or a child."""
+    owner._let_go(*() if child is None else (child,))
+
+
+def children_of(owner: Owner) -> int:
+    """How many there are that count."""
+    return owner._children
+
+
+def made_of(owner: Owner) -> Sized:
+    """Those that it closes."""
+    return owner._made
+
+
+def is_gone(owner: Any) -> bool:
+    """Whether the C object is destroyed, or was never made."""
+    return bool(owner._state.value == "gone")
+
+
+def fail_after_letting_go(
+    patch: pytest.MonkeyPatch, kind: type[Resource], failures: list[Exception]
+) -> None:
+    """When resources of a kind count a user out, raise these, each once, behind it."""
+    as_ever = Resource._let_go
+
+    def then_fail(resource: Resource, *args: Any) -> None:
+        as_ever(resource, *args)
+        if isinstance(resource, kind) and failures:
+            raise failures.pop()
+
+    patch.setattr(kind, "_let_go", then_fail, raising=False)

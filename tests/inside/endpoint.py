@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
 from aiordma import Connection, ConnectionEvents
 from aiordma._core import MessageState
-from aiordma.endpoint.large import Exposer, Fetcher
-from aiordma.endpoint.link import Link
+from aiordma.endpoint import large
+from aiordma.endpoint.large import Exposer, Fetcher, LargeMessages
+from aiordma.endpoint.lease import Lease
+from aiordma.endpoint.link import Link, LinkOwner
+from aiordma.endpoint.listener import ConnectRequest
+from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.slots import Slots
+from aiordma.endpoint.wire import Hello
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.verbs import MemoryRegion
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def link_of(connection: Connection) -> Link:
@@ -82,3 +94,112 @@ def budget_of(connection: Connection) -> SlotBudget:
     share = share_of(connection)
     assert share is not None
     return share._budget
+
+
+def waiting_in(half: Sender | Receiver) -> int:
+    """The tasks that stand in line for a message, or for room for one."""
+    return len(half._waiters)
+
+
+def resumed_in(receiver: Receiver) -> int:
+    """The tasks of the line that were resumed and have not looked yet."""
+    return receiver._resumed
+
+
+# The steps of a connection, one by one
+
+
+def meet(connection: Connection, hello: Hello | None, reads: int) -> None:
+    """Take the numbers of the peer's half of the handshake."""
+    connection._meet(hello, reads)
+
+
+def greeting_of(connection: Connection) -> asyncio.Future[None]:
+    """Wait for the first frame of the connecting side."""
+    return connection._await_greeting()
+
+
+def greet(connection: Connection) -> None:
+    """Say the first frame."""
+    connection._greet()
+
+
+def confirm(request: Any, *, spoken: bool) -> Coroutine[Any, Any, None]:
+    """Accept a request, and wait for the confirmation of its client, which `spoken` a frame."""
+    parameter: Any = None
+    return ConnectRequest._confirmed(request, parameter, b"", lambda: spoken)
+
+
+def handler_of(connection: Connection) -> Callable[[int], None]:
+    """What C calls with the events that are Python's."""
+    return connection._on_events
+
+
+def notice_silence(connection: Connection) -> None:
+    """As if an interval of the keepalive were over, in which nothing came."""
+    connection._on_interval(silent=True)
+
+
+def say_last(connection: Connection, cause: BaseException) -> bool:
+    """Tell the peer why it ends; whether there is anything to tell."""
+    return connection._last_word(cause)
+
+
+def end_with(connection: Connection, cause: BaseException) -> None:
+    """No more messages, and why."""
+    connection._over(cause)
+
+
+def ending_of(connection: Connection) -> asyncio.Task[None]:
+    """The task that ends it."""
+    task = connection._ending._task
+    assert task is not None, "it has not begun to end"
+    return task
+
+
+def tell_failed(owner: LinkOwner) -> None:
+    """As a link does that has failed."""
+    owner._on_failed()
+
+
+# Large messages, and operations
+
+
+def large_of(connection: Connection) -> LargeMessages:
+    """The large messages of both directions."""
+    return connection._large
+
+
+def set_large(connection: Connection, parts: Any) -> None:
+    """Have a fake in their place."""
+    connection._large = parts
+
+
+def copied_up_to() -> int:
+    """The bytes of a large message that is copied, in place of being registered, at most."""
+    return large._COPIED
+
+
+def copy_up_to(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Set that."""
+    patch.setattr(large, "_COPIED", size)
+
+
+def look_each(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """How often it is looked whether a slow fetch is in the way of others."""
+    patch.setattr(large, "_LOOK_S", seconds)
+
+
+def read_in_chunks(patch: pytest.MonkeyPatch, size: int) -> None:
+    """The most bytes that a READ asks for."""
+    patch.setattr(large, "_READ_CHUNK", size)
+
+
+def attend(operations: Operations) -> None:
+    """Have the link listen for operations, which it does not when none has been posted lately."""
+    operations._attend()
+
+
+def begin_end(lease: Lease) -> None:
+    """Begin to end a lease."""
+    lease._begin()

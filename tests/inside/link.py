@@ -40,3 +40,8 @@ def acceptor_of(server: Listener | RdmaServer) -> Acceptor:
 def sources_of(counts: Places | Ledger) -> Collection[str]:
     """The sources of clients that it remembers."""
     return counts._sources if isinstance(counts, Places) else counts._clients.sources
+
+
+def listeners_of(link: Link) -> int:
+    """The reasons for which the completion queue is armed for every completion."""
+    return link.completions._listeners

@@ -10,6 +10,7 @@ from aiordma.verbs import (
     AsyncEvent,
     CompletionChannel,
     CompletionQueue,
+    MemoryRegion,
     SharedReceiveQueue,
     async_event,
 )
@@ -78,3 +79,11 @@ def poll_for_safety(channel: CompletionChannel) -> None:
     assert channel._safety is not None
     channel._safety.cancel()
     channel._safety_poll()
+
+
+# Memory
+
+
+def uses_of(region: MemoryRegion) -> int:
+    """The operations that keep it registered."""
+    return region._registration.uses

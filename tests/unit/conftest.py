@@ -11,7 +11,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from aiordma.endpoint import large
+from tests.inside.endpoint import copy_up_to
 
 from .endpoint.fabric import use_fake_regions
 
@@ -57,7 +57,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Run]:
 def fake_regions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large messages go through the fake adapter; they are copied, or none is."""
     use_fake_regions(monkeypatch)
-    monkeypatch.setattr(large, "_COPIED", 1 << 18 if request.param == "copied" else 0)
+    copy_up_to(monkeypatch, 1 << 18 if request.param == "copied" else 0)
 
 
 async def settle(rounds: int = 5) -> None:

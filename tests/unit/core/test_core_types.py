@@ -28,6 +28,15 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.loop.running import from_finalizer
 from aiordma.verbs import SGE, MemoryRegion
+from tests.inside.core import (
+    children_of,
+    fail_after_letting_go,
+    is_gone,
+    let_go,
+    made_of,
+    require,
+    retain,
+)
 
 from ..conftest import LIMIT_S, Run, settle
 from ..endpoint.fabric import new_state
@@ -297,16 +306,8 @@ def test_a10_a_transfer_ends_although_its_memory_cannot_be_let_go(
         if not waits:
             task.cancel()
             await settle()
-        let_go = Fake._let_go
-        failures = [RuntimeError("can't start new thread")]
-
-        def refuse(region: Any, *args: Any) -> None:
-            if isinstance(region, MemoryRegion) and failures:
-                let_go(region, *args)
-                raise failures.pop()
-            let_go(region, *args)
-
-        monkeypatch.setattr(MemoryRegion, "_let_go", refuse, raising=False)
+        failures: list[Exception] = [RuntimeError("can't start new thread")]
+        fail_after_letting_go(monkeypatch, MemoryRegion, failures)
         place.end.complete()
 
         def tell() -> None:
@@ -373,11 +374,11 @@ def test_a12_an_object_that_was_not_made_cannot_be_had(name: str) -> None:
 
 def test_a12_an_owner_that_was_not_made_is_of_no_use() -> None:
     owner: Any = Owner.__new__(Owner)
-    for use in (owner._require, owner._retain, lambda: owner._let_go(Owner.__new__(Owner))):
+    for use in (require, retain, lambda owner: let_go(owner, Owner.__new__(Owner))):
         with pytest.raises((AttributeError, KeyError)):
-            use()
+            use(owner)
     assert owner.closed
-    assert Owner.__new__(Owner)._made == {}
+    assert not made_of(Owner.__new__(Owner))
 
 
 def test_a12_a_message_that_was_not_made_has_no_bytes() -> None:
@@ -531,20 +532,20 @@ def test_a12_a_child_that_is_not_made_is_not_counted() -> None:
     for number in range(300):
         try:
             with no_memory_at(number):
-                made = Owner.__new__(_Child)
-                cast("Any", made).__init__("handle", (first, second))
+                made = _Child.__new__(_Child)
+                _Child.__init__(made, "handle", (first, second))
         except MemoryError:
             failed += 1
             made = None
             gc.collect()
-            assert (first._children, second._children) == (0, 0), number
-            assert not first._made
-            assert not second._made
+            assert (children_of(first), children_of(second)) == (0, 0), number
+            assert not made_of(first)
+            assert not made_of(second)
         else:
             break
     assert failed > 0
     assert made is not None
-    assert (first._children, second._children) == (1, 1)
+    assert (children_of(first), children_of(second)) == (1, 1)
     made.close()
     first.close()
     second.close()
@@ -563,11 +564,11 @@ class _Child(Fake):
 
 def test_a12_a_parent_that_is_none_is_refused_and_leaves_nothing() -> None:
     first = Fake("first")
-    child = Owner.__new__(_Child)
+    child = _Child.__new__(_Child)
     with pytest.raises(TypeError, match="a parent is a Resource"):
         Owner.__init__(child, "handle", (first, cast("Any", object())))
-    assert first._children == 0
-    assert child._state.value == "gone"
+    assert children_of(first) == 0
+    assert is_gone(child)
     first.close()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from aiordma._core import Message
 from aiordma.endpoint.link import lent
-from tests.inside.core import exports_of, is_released
+from tests.inside.core import detach, exports_of, is_released, lend
 
 
 class Slot:
@@ -117,12 +117,12 @@ def test_an_export_keeps_the_message_and_its_memory() -> None:
 def test_detached_bytes_are_the_messages_own() -> None:
     slot = Slot()
     with memoryview(slot.message), pytest.raises(BufferError):
-        slot.message._detach()
-    slot.message._detach()
+        detach(slot.message)
+    detach(slot.message)
     assert slot.back == [False]
     slot.memory[:] = b"other"
     assert bytes(slot.message) == b"hello"
-    slot.message._detach()
+    detach(slot.message)
     slot.message.release()
     del slot.message
     gc.collect()
@@ -309,11 +309,12 @@ def test_a00_a_loan_outlives_its_message() -> None:
 
 
 def test_a00_other_buffers_are_not_lent() -> None:
+    wrong: Any = 3
     view = memoryview(bytearray(5))
     assert lent(view) is view
     slot = Slot()
     with pytest.raises(ValueError, match="no bytes"):
-        slot.message._lend(view)
+        lend(slot.message, view)
     with pytest.raises(TypeError):
-        slot.message._lend(3)  # type: ignore[arg-type]
+        lend(slot.message, wrong)
     assert exports_of(slot.message) == 0

@@ -20,11 +20,11 @@ import pytest
 
 from aiordma._core import Held, Message
 from aiordma._ffi import ffi
-from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ResourceClosedError
 from tests.inside.core import is_released
+from tests.inside.endpoint import copied_up_to
 
 from ..conftest import Run, settle
 from ..endpoint.fabric import Wire
@@ -368,7 +368,7 @@ def test_a00b_a_failed_send_does_not_keep_the_buffer(run: Run, size: int, imm: i
             await task
         except asyncio.CancelledError as exc:
             error = exc
-        if size > max(CONFIG.slot_size, large._COPIED):  # the adapter may be reading
+        if size > max(CONFIG.slot_size, copied_up_to()):  # the adapter may be reading
             with pytest.raises(BufferError):
                 data.clear()
             await broken(wire)

@@ -22,6 +22,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError, ConnectionLostError
+from tests.inside.endpoint import receiver_of, resumed_in, waiting_in
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
 from ..endpoint.fabric import FakeLink, LeftConnection, Wire
@@ -39,7 +40,7 @@ class Side:
         self.link = FakeLink(config)
         self.link.telling = False
         core = LeftConnection(self.link, config)
-        self._receiver = self.receiver = core._receiver
+        self._receiver = self.receiver = receiver_of(core)
         self._state = self.state = self.link.state
 
     @property
@@ -167,7 +168,7 @@ def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
         assert other.result() is None
         second = asyncio.create_task(side.recv())
         await settle()
-        assert len(side.receiver._waiters) == 1
+        assert waiting_in(side.receiver) == 1
         if together:
             side.arrive(b"a", b"b")
         else:
@@ -177,7 +178,7 @@ def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
         await settle()
         assert second.done(), "it waits, and there is a message"
         assert [await result(first), await result(second)] == [b"a", b"b"]
-        assert not side.receiver._waiters
+        assert not waiting_in(side.receiver)
 
     run(main())
 
@@ -217,7 +218,7 @@ def test_tasks_in_line_are_resumed_in_one_turn(run: Run, thrown_out: int | None)
             await settle()
             assert order == [number for number in range(6) if number != thrown_out]
         assert [await task for task in tasks[:1]] == [b"\0"]
-        assert (side.receiver._resumed, len(side.receiver._waiters)) == (0, 0)
+        assert (resumed_in(side.receiver), waiting_in(side.receiver)) == (0, 0)
 
     run(main())
 

@@ -32,6 +32,15 @@ from aiordma.link.completions import Completions
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
 from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode
+from tests.inside.core import let_go, retain
+from tests.inside.endpoint import (
+    greet,
+    greeting_of,
+    large_of,
+    meet,
+    receiver_of,
+    tell_failed,
+)
 
 from ..core.completing import Queue, QueuePair, completion
 from ..memory.fake_memory import AnyFakeArena, FakeArena, FakeElastic, FakePool, FakeRegion
@@ -237,13 +246,13 @@ class FakeLink(Link):
         return "the peer"
 
     def pin(self, region: Any) -> None:
-        region._retain()
+        retain(region)
         self.pinned.add(region)
 
     def unpin(self, region: Any) -> None:
         if region in self.pinned:
             self.pinned.discard(region)
-            region._let_go()
+            let_go(region)
 
     async def register(self, buffer: Any, access: Access) -> Any:
         if self.pd is None:
@@ -263,7 +272,7 @@ class FakeLink(Link):
         if self.failure is None:
             self.failure = self._adapter.wrong or cause
             if self._owner is not None:
-                self._owner._on_failed()
+                tell_failed(self._owner)
 
     @property
     def can_send(self) -> bool:
@@ -423,16 +432,16 @@ class Wire:
     def meet(self, side: int) -> None:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
-        window = self.ends[1 - side]._receiver.window.size
-        check = self.ends[1 - side]._large.checks
-        self.ends[side]._meet(hello_of(peer, b"", window, check=check), peer.responder_resources)
+        window = receiver_of(self.ends[1 - side]).window.size
+        check = large_of(self.ends[1 - side]).checks
+        meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:
         """The whole handshake."""
         self.meet(1)
-        greeting = self.ends[1]._await_greeting()
+        greeting = greeting_of(self.ends[1])
         self.meet(0)
-        self.ends[0]._greet()
+        greet(self.ends[0])
         self.settle()
         await greeting
 

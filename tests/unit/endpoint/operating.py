@@ -16,6 +16,7 @@ from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
+from tests.inside.endpoint import attend
 
 from ..conftest import settle
 from ..core.completing import Completing, QueuePair, completion
@@ -83,9 +84,9 @@ class End:
         state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
         self._completing = Completing(state)
         self.outcome = Outcome()
-        self._one_sided = OneSided(link, config, self.outcome)
-        self.operations = self._one_sided.operations
-        self.operations._attend()
+        self.one_sided = self._one_sided = OneSided(link, config, self.outcome)
+        self.operations = self.one_sided.operations
+        attend(self.operations)
 
     def _check_loop(self) -> None:
         """It is the right one."""

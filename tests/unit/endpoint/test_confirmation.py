@@ -15,9 +15,10 @@ from aiordma.cm import connection_id
 from aiordma.cm.connection_id import ConnectionId, Stage
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Step
-from aiordma.endpoint.listener import ConnectRequest
 from aiordma.errors import ConnectionLostError, ConnectTimeoutError
 from aiordma.loop.timers import Timer
+from tests.inside.cm import set_confirmation
+from tests.inside.endpoint import confirm
 
 from ..conftest import Run
 
@@ -57,7 +58,7 @@ class Library:
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
     monkeypatch.setattr(connection_id, "lib", library)
-    monkeypatch.setattr(connection_id, "_CONFIRMATION_S", 0.01)
+    set_confirmation(monkeypatch, 0.01)
     return library
 
 
@@ -118,7 +119,7 @@ class Closing(Id):
 def test_a02_no_timer_is_left_of_what_is_not_waited_for(
     run: Run, library: Library, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr(connection_id, "_CONFIRMATION_S", 3600.0)
+    set_confirmation(monkeypatch, 3600.0)
 
     async def main() -> None:
         cm_id: Any = Closing()
@@ -140,8 +141,6 @@ def timer_descriptors() -> int:
 
 
 class Request:
-    confirmed = ConnectRequest._confirmed
-
     def __init__(self, failure: BaseException | None) -> None:
         self._request = SimpleNamespace(cm_id=Id(failure))
 
@@ -155,7 +154,7 @@ def test_h02_a_client_that_has_spoken_may_be_gone(
 
     async def main() -> None:
         request = Request(None if failure is None else failure(104, "gone"))
-        confirmed = cast("Any", request).confirmed(None, b"", lambda: spoken)
+        confirmed = confirm(request, spoken=spoken)
         if failure is None or (spoken and failure is ConnectionLostError):
             await confirmed
         else:

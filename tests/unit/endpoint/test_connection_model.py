@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from aiordma._core import FRAME_HAS_IMM
 from aiordma.cm.enums import EventType
-from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind
 from aiordma.errors import (
@@ -22,6 +21,7 @@ from aiordma.errors import (
     ProtocolError,
     ResourceClosedError,
 )
+from tests.inside.endpoint import copied_up_to, greet, greeting_of
 
 from ..conftest import Run, run_on, settle
 from ..memory.fake_memory import FakeRegion
@@ -46,11 +46,11 @@ def test_the_connecting_side_sends_first(run: Run) -> None:
     async def main() -> None:
         wire = Wire(CONFIG, CONFIG)
         wire.meet(1)
-        greeting = wire.ends[1]._await_greeting()
+        greeting = greeting_of(wire.ends[1])
         wire.meet(0)
         await settle()
         assert wire.links[0].sent == []
-        wire.ends[0]._greet()
+        greet(wire.ends[0])
         assert [FRAME.unpack(frame)[0] for frame in wire.links[0].sent] == [FrameKind.CREDIT]
         assert wire.links[1].sent == []
         assert not greeting.done()
@@ -69,9 +69,9 @@ def test_messages_right_behind_the_greeting_wait_for_the_acceptance(run: Run, si
     async def main() -> None:
         wire = Wire(CONFIG, CONFIG)
         wire.meet(1)
-        greeting = wire.ends[1]._await_greeting()
+        greeting = greeting_of(wire.ends[1])
         wire.meet(0)
-        wire.ends[0]._greet()
+        greet(wire.ends[0])
         send = asyncio.create_task(wire.ends[0].send(bytes(size)))
         await settle()
         wire.settle()
@@ -92,9 +92,9 @@ def test_an_end_right_behind_the_greeting_is_not_missed(run: Run) -> None:
     async def main() -> None:
         wire = Wire(CONFIG, CONFIG)
         wire.meet(1)
-        greeting = wire.ends[1]._await_greeting()
+        greeting = greeting_of(wire.ends[1])
         wire.meet(0)
-        wire.ends[0]._greet()
+        greet(wire.ends[0])
         wire.settle()
         await asyncio.sleep(0)  # the greeting is there; whoever accepts has not resumed yet
         wire.links[1].cm_id.event(EventType.DISCONNECTED)
@@ -210,7 +210,7 @@ def test_a_canceled_large_send_keeps_its_buffer_until_the_peer_has_read_it(run: 
         big.cancel()
         with pytest.raises(asyncio.CancelledError):
             await big
-        if large._COPIED:
+        if copied_up_to():
             buffer[:] = bytes(1000)
         else:
             with pytest.raises(BufferError):

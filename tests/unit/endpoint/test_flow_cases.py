@@ -10,6 +10,8 @@ import pytest
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionLostError
+from tests.inside.endpoint import end_with, sender_of
+from tests.inside.link import listeners_of
 
 from ..conftest import run_on, settle
 from .fabric import Wire
@@ -226,7 +228,7 @@ def test_a_flood_of_control_frames_costs_no_memory(kind: FrameKind) -> None:
         hostile.inbound.clear()
         victim.failure = hostile.failure = ConnectionResetError()
         for end in wire.ends:
-            end._over(ConnectionResetError("enough"))
+            end_with(end, ConnectionResetError("enough"))
             await end.wait_closed()
 
     run_on("asyncio", main())
@@ -243,19 +245,19 @@ def test_frames_that_wait_for_a_slot_have_completed_sends_wake_the_loop(frame: F
         await wire.run()
         link, end = wire.links[1], wire.ends[1]
         for number in range(CONTROL_SLOTS):
-            end._sender.control(FrameKind.DONE, number)
-        assert link.completions._listeners == 0
+            sender_of(end).control(FrameKind.DONE, number)
+        assert listeners_of(link) == 0
         if frame == FrameKind.PONG:
             link.inject(FRAME.pack(FrameKind.PING, 0, 0, 0, 0))
             await settle()
         else:
-            end._sender.control(FrameKind.DONE, CONTROL_SLOTS)
-        assert (link.state.unsaid, link.completions._listeners) == (1, 1)
+            sender_of(end).control(FrameKind.DONE, CONTROL_SLOTS)
+        assert (link.state.unsaid, listeners_of(link)) == (1, 1)
         wire.links[0].land()
         link.acknowledge()
         await settle()
         assert kinds(link.sent)[-1] == frame
-        assert (link.state.unsaid, link.completions._listeners) == (0, 0)
+        assert (link.state.unsaid, listeners_of(link)) == (0, 0)
         await wire.lose()
 
     run_on("asyncio", main())
@@ -276,7 +278,7 @@ def test_the_model_finds_an_overrun() -> None:
         assert any(isinstance(result, ConnectionLostError) for result in results)
         assert "receives posted" in str(wire.links[0].failure)
         for end in wire.ends:
-            end._over(ConnectionResetError("enough"))
+            end_with(end, ConnectionResetError("enough"))
             await end.wait_closed()
 
     run_on("asyncio", main())

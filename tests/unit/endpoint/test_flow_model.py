@@ -19,7 +19,8 @@ from aiordma.endpoint import large
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
-from tests.inside.endpoint import exposer_of
+from tests.inside.endpoint import copy_up_to, exposer_of, notice_silence, receiver_of
+from tests.inside.link import listeners_of
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeRegion
@@ -55,7 +56,7 @@ PROGRAM = st.tuples(
 @pytest.fixture(autouse=True)
 def fake_regions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large, "_COPIED", 2 * SLOT)  # some large messages are, and some not
+        copy_up_to(patch, 2 * SLOT)  # some large messages are, and some not
         yield
 
 
@@ -96,7 +97,7 @@ class Program:
 
     def ping(self) -> None:
         """As the keepalive does: one at a time."""
-        self.connection._on_interval(silent=True)
+        notice_silence(self.connection)
 
     def failure(self) -> BaseException | None:
         for task in [task for _, _, task in self.sends] + self.recvs:
@@ -219,10 +220,10 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         assert state.n_control_free == CONTROL_SLOTS, "a control slot was lost"
         assert state.unused <= state.posted - config.control_depth, "a credit without a receive"
         assert credits == state.unused, "a credit was lost"
-        window = end._receiver.window
+        window = receiver_of(end).window
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
         assert (state.unsaid, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
-        assert (state.blocked, link.completions._listeners) == (False, 0), "it waits for nothing"
+        assert (state.blocked, listeners_of(link)) == (False, 0), "it waits for nothing"
         assert exposer_of(end).window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window
         )

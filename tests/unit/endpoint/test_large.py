@@ -9,12 +9,12 @@ import random
 
 import pytest
 
-from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import AHEAD, HELD, Account, ByteBudget
-from tests.inside.endpoint import exposer_of, receiver_of
+from tests.inside.endpoint import exposer_of, greet, greeting_of, look_each, meet, receiver_of
+from tests.inside.memory import held_of
 
 from ..conftest import Run, settle
 from ..memory.fake_memory import FakeRegion
@@ -142,9 +142,9 @@ def test_g04_a_peer_that_knows_no_checksums(run: Run, insists: bool) -> None:
         wire.links[0].context.is_software = True
         wire.meet(1)
         exposer_of(wire.ends[1]).sums = False  # as the old library does, whatever it is asked
-        greeting = wire.ends[1]._await_greeting()
-        wire.ends[0]._meet(old(UNCHECKED, receiver_of(wire.ends[1]).window.size), 8)
-        wire.ends[0]._greet()
+        greeting = greeting_of(wire.ends[1])
+        meet(wire.ends[0], old(UNCHECKED, receiver_of(wire.ends[1]).window.size), 8)
+        greet(wire.ends[0])
         wire.settle()
         await greeting
         send = asyncio.create_task(wire.ends[0].send(b"to the old one" * 50))
@@ -392,13 +392,13 @@ def test_g01_what_the_program_keeps_is_pinned_up_to_the_budget_only(run: Run) ->
             await wire.run()
             await send
             assert link.pool.out == min(number + 1, 2)
-        assert budget._held[HELD] == 2 * ROOM
+        assert held_of(budget)[HELD] == 2 * ROOM
         assert [bytes(message) for message in kept] == [bytes([n]) * 1000 for n in range(4)]
         for message, left in zip(kept, (1, 0, 0, 0), strict=True):
             message.release()
             await wire.run()
             assert link.pool.out == left
-            assert budget._held[HELD] == left * ROOM
+            assert held_of(budget)[HELD] == left * ROOM
         await wire.close()
 
     run(main())
@@ -411,7 +411,7 @@ def test_g01_a_slow_fetch_ends_while_another_source_waits(
     """Without anything else in the budget, or with one of its own source, it may take its time."""
 
     async def main() -> None:
-        monkeypatch.setattr(large, "_LOOK_S", 0.01)
+        look_each(monkeypatch, 0.01)
         budget = ByteBudget(2 * ROOM)  # one at a time
         assert budget.try_take(AHEAD, ROOM, "ahead")
         config = dataclasses.replace(CONFIG, receive_buffer_size=1)
@@ -479,10 +479,10 @@ def test_g01_a_peer_that_serves_no_reads_is_refused(run: Run) -> None:
     async def main() -> None:
         wire = Wire(CONFIG, CONFIG)
         window = receiver_of(wire.ends[0]).window.size
-        wire.ends[1]._meet(hello_of(CONFIG, b"", window, check=True), 0)
-        greeting = wire.ends[1]._await_greeting()
+        meet(wire.ends[1], hello_of(CONFIG, b"", window, check=True), 0)
+        greeting = greeting_of(wire.ends[1])
         wire.meet(0)
-        wire.ends[0]._greet()
+        greet(wire.ends[0])
         wire.settle()
         await greeting
         announce(wire, 1)

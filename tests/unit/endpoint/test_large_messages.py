@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from aiordma.endpoint import large
 from aiordma.endpoint.config import ConnectionConfig
-from tests.inside.endpoint import exposer_of
+from tests.inside.endpoint import exposer_of, read_in_chunks
 
 from ..conftest import run_on, settle
 from .fabric import Wire
@@ -28,7 +27,7 @@ def test_no_more_reads_are_under_way_than_the_peer_serves(
     monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     """An adapter ends the connection over one too many."""
-    monkeypatch.setattr(large, "_READ_CHUNK", 100)
+    read_in_chunks(monkeypatch, 100)
 
     async def main() -> None:
         wire = Wire(config_of(depth), config_of(depth))

@@ -12,6 +12,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FRAME, AbortReason, FrameKind
 from aiordma.errors import ConnectionEndedError, ConnectionLostError, ProtocolError
 from aiordma.loop import background
+from tests.inside.endpoint import end_with, say_last
 
 from ..conftest import LOOPS, Run, run_on, settle
 from .fabric import FakeLink, Wire
@@ -112,8 +113,8 @@ def test_b04_what_the_peer_did_wrong_is_told_before_the_disconnection(run: Run) 
         link = wire.links[1]
         lost = note_losses(link)
         cause = ProtocolError(errno.EPROTO, "the peer broke the protocol")
-        assert wire.ends[1]._last_word(cause)
-        wire.ends[1]._over(cause)
+        assert say_last(wire.ends[1], cause)
+        end_with(wire.ends[1], cause)
         await settle(20)
         assert lost == []
         await wire.run()

@@ -16,6 +16,7 @@ from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
 from aiordma.loop import background
 from aiordma.verbs.enums import Access
+from tests.inside.endpoint import begin_end
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
 
@@ -174,7 +175,7 @@ def test_a02_a_lease_ends_with_the_loop(name: str, caplog: pytest.LogCaptureFixt
         try:
             await asyncio.Event().wait()
         finally:
-            lease._begin()
+            begin_end(lease)
 
     async def late() -> AsyncIterator[None]:
         lease = await opened()

@@ -14,6 +14,8 @@ from aiordma.errors import ConnectionLostError, NotSupportedError, RemoteAccessE
 from aiordma.memory import RemoteRegion
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import Opcode, WCStatus
+from tests.inside.endpoint import attend
+from tests.inside.verbs import uses_of
 
 from ..conftest import Run, settle
 from ..core.test_message_waiting import traced
@@ -70,10 +72,10 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
             by_python.adapter.posted.clear()
             by_c.adapter.posted.clear()
             opcode = Opcode.RDMA_READ if kind == "read" else Opcode.RDMA_WRITE
-            long_way = by_python._one_sided.transfer(opcode, remote, piece, offset)
+            long_way = by_python.one_sided.transfer(opcode, remote, piece, offset)
             task = asyncio.create_task(long_way)
             await by_python.finish(task)
-            by_c.operations._attend()  # it rests after a time, which a slow machine may take here
+            attend(by_c.operations)  # it rests after a time, which a slow machine may take here
             before = by_c.seen()
             by_c.state.attended = True  # on a busy machine the time to linger is soon over
             operation = getattr(by_c.state, kind)(remote, piece, offset)
@@ -98,7 +100,7 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
         assert by_c.state.bytes_read == by_python.state.bytes_read
         assert by_c.state.bytes_written == by_python.state.bytes_written
         for region in (*regions, readonly, other):
-            assert region._registration.uses == 0
+            assert uses_of(region) == 0
             region.close()
         for region in (*regions, readonly, other, closed):
             await region.wait_closed()
@@ -250,11 +252,11 @@ def test_a_canceled_one_keeps_the_memory_until_its_completion(run: Run, c: Lib) 
         end, region = place.end, place.region
         task = asyncio.create_task(end.read(SGE(region, 0, 8)))
         await settle()
-        assert region._registration.uses == 1
+        assert uses_of(region) == 1
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
-        assert region._registration.uses == 1
+        assert uses_of(region) == 1
         region.close()
         await settle()
         assert ("dereg",) not in c.calls, "the adapter writes to it"
@@ -263,7 +265,7 @@ def test_a_canceled_one_keeps_the_memory_until_its_completion(run: Run, c: Lib) 
         end.tell()
         await region.wait_closed()
         assert c.calls[-1] == ("dereg",)
-        assert region._registration.uses == 0
+        assert uses_of(region) == 0
         place.pd.close()
 
     run(main())
@@ -287,7 +289,7 @@ def test_a_failure_is_raised(run: Run, c: Lib, awaited: bool) -> None:
         end.operations.on_ended(end.adapter.numbers[0], failed)
         with pytest.raises(RemoteAccessError):
             await (task or wait())
-        assert place.region._registration.uses == 0
+        assert uses_of(place.region) == 0
         assert end.state.bytes_read == 0
         assert len(end.seen()[0]) == 4
         end.operations.on_ended(0, failed)  # one that is not under way
@@ -310,7 +312,7 @@ def test_the_end_of_the_link_ends_all(run: Run, c: Lib) -> None:
         assert {str(task.exception()) for task in tasks} == {f"[Errno {errno.ECONNRESET}] gone"}
         place.region.close()
         await settle()
-        assert place.region._registration.uses == 2
+        assert uses_of(place.region) == 2
         assert ("dereg",) not in c.calls, "the queue pair is still there"
         end.gone.finish()
         await place.region.wait_closed()
@@ -355,7 +357,7 @@ def test_a_refused_post_ends_the_connection(run: Run, c: Lib) -> None:
         assert isinstance(end.link.failure, OSError)
         assert end.link.failure.errno == errno.ENOMEM
         assert end.seen() == before
-        assert place.region._registration.uses == 0
+        assert uses_of(place.region) == 0
         await place.close()
 
     run(main())

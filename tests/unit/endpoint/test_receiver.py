@@ -6,7 +6,7 @@ import asyncio
 import gc
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,6 +15,7 @@ from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.receiving import Large
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.errors import ConnectionEndedError
+from tests.inside.endpoint import large_of, receiver_of, set_large, waiting_in
 
 from ..conftest import Run, settle
 from .fabric import FakeLink, LeftConnection
@@ -28,7 +29,7 @@ class Side:
         self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
         self.link = FakeLink(self.config)
         self.core = LeftConnection(self.link, self.config)
-        self.receiver, self.state = self.core._receiver, self.link.state
+        self.receiver, self.state = receiver_of(self.core), self.link.state
         self.link.promised = lambda: self.state.unused + self.config.control_depth
 
     def arrive(self, frame: bytes, imm: int | None = None) -> int:
@@ -53,9 +54,9 @@ class Side:
 
     def take_announcements(self, announce: Callable[[int, bytes, int | None], object]) -> None:
         """In place of the fetcher."""
-        large = self.core._large
-        self.core._large = cast(
-            "Any",
+        large = large_of(self.core)
+        set_large(
+            self.core,
             SimpleNamespace(
                 announce=announce, exposer=large.exposer, stop=large.stop, fetcher=None
             ),
@@ -216,7 +217,7 @@ def test_control_frames_give_their_slots_back_at_once(run: Run) -> None:
         side = Side()
         done: list[tuple[int, int]] = []
         exposer = SimpleNamespace(on_done=lambda number, flags: done.append((number, flags)))
-        side.core._large = cast("Any", SimpleNamespace(exposer=exposer, fetcher=None))
+        set_large(side.core, SimpleNamespace(exposer=exposer, fetcher=None))
         for kind in (FrameKind.CREDIT, FrameKind.DONE, FrameKind.PING, FrameKind.PONG):
             side.arrive(FRAME.pack(kind, 2, 3, 0, 7))
             assert side.away == 0
@@ -265,12 +266,10 @@ def test_a_large_message_keeps_its_place(run: Run) -> None:
     async def main() -> None:
         side = Side()
         told = list[str]()
-        side.receiver.fetcher = cast(
-            "Any",
-            SimpleNamespace(
-                taken=lambda: told.append("taken"), wanted=lambda: told.append("wanted")
-            ),
+        fetcher: Any = SimpleNamespace(
+            taken=lambda: told.append("taken"), wanted=lambda: told.append("wanted")
         )
+        side.receiver.fetcher = fetcher
         side.data(b"first")
         side.expect(place := Large())
         side.announce()
@@ -307,7 +306,7 @@ def test_a_canceled_recv_loses_no_message(run: Run, rounds: int) -> None:
             assert bytes(first.result()) == b"x"
             side.data(b"y")
             assert bytes(await second) == b"y"
-        assert not side.receiver._waiters
+        assert not waiting_in(side.receiver)
 
     run(main())
 

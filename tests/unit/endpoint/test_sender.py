@@ -10,6 +10,7 @@ import pytest
 from aiordma._core import FRAME_HAS_IMM
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
+from tests.inside.endpoint import receiver_of, sender_of, waiting_in
 
 from ..conftest import LIMIT_S, Run, settle
 from .fabric import FakeLink, LeftConnection
@@ -23,7 +24,7 @@ class Side:
         self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
         self.link = FakeLink(self.config)
         self.core = LeftConnection(self.link, self.config)
-        self.sender, self.state = self.core._sender, self.link.state
+        self.sender, self.state = sender_of(self.core), self.link.state
 
     def grant(self, credits: int) -> None:
         """The peer has posted this many receives."""
@@ -34,7 +35,7 @@ class Side:
         """So many of the peer's messages arrive, and are taken and released."""
         for _ in range(messages):
             self.link.inject(FRAME.pack(FrameKind.DATA, 0, 0, 0, 0))
-            message = self.core._receiver.take()
+            message = receiver_of(self.core).take()
             assert message is not None
             message.release()
 
@@ -197,7 +198,7 @@ def test_cancellation_at_every_point_loses_neither_slot_nor_credit(
         side.acknowledge()
         assert side.link.state.free_slots == [0]
         assert side.state.credits == 0
-        assert not side.sender._waiters
+        assert not waiting_in(side.sender)
 
     run(main())
 

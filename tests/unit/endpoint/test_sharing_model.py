@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.memory.budget import SlotBudget
+from tests.inside.endpoint import receiver_of
+from tests.inside.memory import chunks_of, members_of, waiting_of
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeElastic, FakeRegion
@@ -105,9 +107,9 @@ class Pool:
         assert budget.free >= 0
         assert budget.used <= budget.total
         # A chunk counts until its last slot was handed in.
-        slots = sum(len(chunk.slots) for arena in self.arenas for chunk in arena._chunks.values())
+        slots = sum(len(chunk.slots) for arena in self.arenas for chunk in chunks_of(arena))
         assert budget.used - self.rival.used == slots
-        committed = sum(max(share.used, share.guaranteed) for share in budget._members)
+        committed = sum(max(share.used, share.guaranteed) for share in members_of(budget))
         assert budget.free == budget.total - committed
 
 
@@ -189,7 +191,7 @@ def test_a_window_grows_under_load_and_shrinks_for_others() -> None:
         wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
-        window = wire.ends[1]._receiver.window
+        window = receiver_of(wire.ends[1]).window
         assert window.size == MIN_WINDOW
 
         async def both_ways(messages: int) -> None:
@@ -224,7 +226,7 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
         wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
-        window, link = wire.ends[1]._receiver.window, wire.links[1]
+        window, link = receiver_of(wire.ends[1]).window, wire.links[1]
         recv, state = cast("FakeElastic", link.slots.recv), link.state
 
         async def message() -> None:
@@ -269,7 +271,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
         wire = Wire(config, config, pool.arenas_of)
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
-        receiver = wire.ends[1]._receiver
+        receiver = receiver_of(wire.ends[1])
         for _ in range(80):
             one.send(10)
             other.recv()
@@ -285,7 +287,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
             await wire.run()
             other.release(7)
             assert receiver.window.size // 2 >= wire.links[1].state.held
-        assert pool.rival in pool.budget._waiting.values(), "it has enough"
+        assert pool.rival in waiting_of(pool.budget), "it has enough"
         await finish(wire, [one, other], keeps=True)
 
     run_on("asyncio", main())

@@ -10,6 +10,7 @@ import pytest
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError
+from tests.inside.endpoint import ending_of
 
 from ..conftest import run_on, settle
 from .fabric import FakeLink, Wire
@@ -110,8 +111,7 @@ def test_an_end_that_is_canceled_before_its_first_step_begins_again() -> None:
         link = wire.links[0]
         await wire.ends[0].send(b"last words")
         wire.ends[0].abort()
-        assert wire.ends[0]._ending._task is not None
-        wire.ends[0]._ending._task.cancel()
+        ending_of(wire.ends[0]).cancel()
         await settle()
         assert not link.closed, "what was sent has not arrived"
         await wire.run()

@@ -9,6 +9,7 @@ import pytest
 
 from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.endpoint.wire import FRAME, FrameKind
+from tests.inside.endpoint import handler_of, receiver_of
 
 from ..conftest import run_on, settle
 from .fabric import Wire, use_fake_regions
@@ -57,8 +58,8 @@ def test_question_and_answer_out_of_a_pool_take_neither_python_nor_credit_frames
             assert link.state.messages_sent == link.state.messages_received == 50
         assert told == [], "Python had something to do"
         for link, end in zip(wire.links, wire.ends, strict=True):
-            link.state.handler = end._on_events
-        assert all(end._receiver.window.size == MIN_WINDOW for end in wire.ends)
+            link.state.handler = handler_of(end)
+        assert all(receiver_of(end).window.size == MIN_WINDOW for end in wire.ends)
         await wire.close()
 
     run_on("asyncio", main())

@@ -20,6 +20,7 @@ from aiordma.memory.byte_budget import (
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
+from tests.inside.memory import held_of, line_of, own_of
 
 from ..conftest import Run, settle
 from .fake_memory import FakeRegion
@@ -220,7 +221,7 @@ def test_g01_a_canceled_wait_takes_nothing(run: Run) -> None:
         budget.give((0, 0, size), "a")
         await fourth
         assert budget.wanted == size
-        assert not budget._line
+        assert not line_of(budget)
 
     run(main())
 
@@ -263,7 +264,7 @@ def test_g01_the_turn_of_a_connection_that_is_dropped_is_the_next_sources(
         assert served == list("abcb")
         release()
         assert dropped.cancelled()
-        assert (budget.wanted, len(budget._line)) == (0, 0)
+        assert (budget.wanted, len(line_of(budget))) == (0, 0)
 
     run(main())
 
@@ -300,7 +301,7 @@ def test_g01_what_waits_in_a_loop_that_is_closed_keeps_nothing_waiting(run: Run)
     before.close()
     assert not left.done()
     run(asyncio.wait_for(budget.take(10 * MIB, "b"), 5))
-    assert not budget._line
+    assert not line_of(budget)
 
 
 def test_g01_an_account_gives_everything_back_once(run: Run) -> None:
@@ -383,8 +384,9 @@ def test_g01_whatever_is_asked_for_is_served_within_the_bounds(run: Run, seed: i
 
         def check() -> None:
             for budget in budgets:
-                held = [budget._held[part] for part in range(len(budget._own))]
-                assert held == [sum(own.values()) for own in budget._own], f"seed {seed}"
+                own = own_of(budget)
+                held = [held_of(budget)[part] for part in range(len(own))]
+                assert held == [sum(each.values()) for each in own], f"seed {seed}"
                 half = budget.total // 2
                 assert held[AHEAD] <= half, f"seed {seed}"
                 assert held[SMALL] <= half // 4, f"seed {seed}"
@@ -416,7 +418,7 @@ def test_g01_whatever_is_asked_for_is_served_within_the_bounds(run: Run, seed: i
             )
         check()
         assert (process.ahead, process.wanted) == (0, 0), f"seed {seed}"
-        assert not process._line, f"seed {seed}"
+        assert not line_of(process), f"seed {seed}"
 
     run(main())
 
