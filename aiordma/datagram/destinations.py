@@ -11,7 +11,7 @@ Theory of operation
 
     The program asks for services and groups.  Peers make it ask for sources, and a peer can forge
     its source: an address that does not answer costs the kernel three seconds.  So services and
-    groups share nothing with sources.  At most `_MOST_AT_A_TIME` services and groups are looked for
+    groups share nothing with sources.  At most `MOST_AT_A_TIME` services and groups are looked for
     at a time.  A source whose next hop the kernel knows, such as a peer that has just resolved this
     host, gets its address handle at once.  For the other sources `max_unresolved_sources` next hops
     are resolved at a time, without a thread each (datagram/neighbors.py), and as many sources wait
@@ -58,7 +58,7 @@ from aiordma.verbs.wc import WCRecord, WorkCompletion
 
 __all__ = ["Destination", "Destinations"]
 
-_MOST_AT_A_TIME = 32  # services and groups that are looked for
+MOST_AT_A_TIME = 32  # services and groups that are looked for
 _MOST_BLINDLY = 2  # sources for which the kernel does not report whether it knows the next hop
 T = TypeVar("T")
 _Source = tuple[bytes, int]
@@ -113,7 +113,7 @@ class Destinations:
         # Services and groups; and sources.  Each in the order of the last use.
         self._asked: OrderedDict[Key, Destination] = OrderedDict()
         self._answered: OrderedDict[Key, Destination] = OrderedDict()
-        self._places = asyncio.Semaphore(_MOST_AT_A_TIME)
+        self._places = asyncio.Semaphore(MOST_AT_A_TIME)
         # At most half of the destinations, or sources that have a place would be given up.
         places = min(config.max_unresolved_sources, (config.max_destinations + 1) // 2)
         self._resolving = asyncio.Semaphore(places)
@@ -331,7 +331,7 @@ class Destinations:
         host, qpn = destination.key[1:]
         source = self._sources.get((gid_of(host), qpn))
         attr, own, hop, ah = await call_blocking(
-            lambda: _quick_way(self._port, host, source), undo=_undo_way, pool=answering
+            lambda: quick_way(self._port, host, source), undo=_undo_way, pool=answering
         )
         if ah is None and hop is not None:
             async with self._place(destination, self._resolving):
@@ -422,7 +422,7 @@ def _name(error: OSError, key: Key) -> None:
         tell_what(error, f"group {host}" if kind == "group" else f"{host} queue pair {number}")
 
 
-def _quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWay:
+def quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWay:
     """Find the way to a source, and make its handle if no neighbor has to be asked; in a thread.
 
     Returns:

@@ -54,7 +54,7 @@ _ROOM = 1 << 16
 _MESSAGES = 64  # to be read before other callbacks have a turn
 _DISCARD_PORT = 9
 _PATIENCE_S = 1.0  # the kernel answers a request at once; the bound is for a bug
-_AGAIN_S = 1.0  # between looks, if no netlink socket could be opened
+AGAIN_S = 1.0  # between looks, if no netlink socket could be opened
 _IP_UNICAST_IF, _IPV6_UNICAST_IF = 50, 76
 
 
@@ -161,7 +161,7 @@ def _ask(netlink: socket.socket, kind: int, body: bytes) -> bytes:
     raise ValueError(msg)
 
 
-def _have_it_found(hop: NextHop, source: str) -> None:
+def have_it_found(hop: NextHop, source: str) -> None:
     """Have the kernel resolve a neighbor, by a datagram for it.
 
     Raises:
@@ -180,6 +180,21 @@ def _have_it_found(hop: NextHop, source: str) -> None:
         with contextlib.suppress(OSError):
             sock.bind((source, 0, *scope))
         sock.sendto(b"", (hop.address, _DISCARD_PORT, *scope))
+
+
+def open_netlink() -> socket.socket:
+    """A socket on which the kernel reports changes of neighbors.
+
+    Raises:
+        OSError: There can be none.
+    """
+    netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+    try:
+        netlink.bind((0, _NEIGHBOR_GROUP))
+    except BaseException:
+        netlink.close()
+        raise
+    return netlink
 
 
 class Neighbors:
@@ -219,7 +234,7 @@ class Neighbors:
             if now is None or now.known:
                 return now
             try:
-                _have_it_found(now, source)
+                have_it_found(now, source)
             except OSError:
                 return None
             return look(host, source, hop.interface)  # known at once on an interface without ARP
@@ -232,7 +247,7 @@ class Neighbors:
                 now = await call_blocking(ask, undo=lambda _: None, pool=answering)
                 if now is None or now.known:
                     return now is not None
-                await asyncio.wait([told], timeout=_AGAIN_S if self._pump is None else None)
+                await asyncio.wait([told], timeout=AGAIN_S if self._pump is None else None)
                 failed = told.done() and told.result()
             finally:
                 self._forget(key, told)
@@ -243,17 +258,8 @@ class Neighbors:
         if self._socket is not None:
             return
         with contextlib.suppress(OSError):
-            self._socket = self._open()
+            self._socket = open_netlink()
             self._pump = FdPump(loop, self._socket.fileno(), self._drain, self._on_failed)
-
-    def _open(self) -> socket.socket:
-        netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
-        try:
-            netlink.bind((0, _NEIGHBOR_GROUP))
-        except BaseException:
-            netlink.close()
-            raise
-        return netlink
 
     def _forget(self, key: tuple[int, bytes], told: asyncio.Future[bool]) -> None:
         waiting = self._waiting[key]

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.datagram import endpoint as datagram
 from aiordma.datagram.groups import Groups
 from aiordma.link import listening
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
+from tests.inside.datagram import numeric, one_of
 
 from .verbs.fake_resource import Fake
 
@@ -69,8 +69,9 @@ async def test_b01_a_resource_that_is_not_destroyed() -> None:
 
 
 async def test_b01_a_group_that_is_neither_joined_nor_left() -> None:
-    groups = Groups(None)  # type: ignore[arg-type]  # it is not asked for anything
-    async with groups._one:
+    port: Any = None  # it is not asked for anything
+    groups = Groups(port)
+    async with one_of(groups):
         with pytest.raises(aiordma.RdmaTimeoutError, match=r"joining the group 239\.0\.0\.1"):
             await groups.join("239.0.0.1", send_only=False, timeout=0.01)
         with pytest.raises(aiordma.RdmaTimeoutError, match=r"leaving the group 239\.0\.0\.1"):
@@ -127,7 +128,7 @@ async def test_b01_a_name_of_a_datagram_endpoint(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(loop, "getaddrinfo", hang)
     words = r"resolving remote_addr far\.example took"
     with pytest.raises(aiordma.RdmaTimeoutError, match=words):
-        await datagram._numeric(("far.example", 7), "remote_addr", 0.01, *look_up)
+        await numeric(("far.example", 7), "remote_addr", 0.01, *look_up)
     monkeypatch.setattr(loop, "getaddrinfo", fail)
     with pytest.raises(aiordma.HostNotFoundError, match=r"local_addr far\.example: Name or"):
-        await datagram._numeric(("far.example", 7), "local_addr", 5.0, *look_up)
+        await numeric(("far.example", 7), "local_addr", 5.0, *look_up)

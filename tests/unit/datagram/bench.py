@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from aiordma.datagram.config import DatagramConfig, Key
-from aiordma.datagram.destinations import Destination, Destinations
-from aiordma.datagram.port import DatagramOwner, DatagramPort
+from aiordma.datagram.destinations import Destination
+from aiordma.datagram.port import DatagramOwner
 from aiordma.datagram.transport import RdmaDatagramTransport
 from aiordma.verbs.ah import AHAttributes, gid_of
+from tests.inside.datagram import callbacks_of, set_way, start
 
 from ..conftest import settle
 from ..verbs.test_grh import ipv4
@@ -51,8 +52,7 @@ class FakePort:
         return {"device": "fake0"}
 
     def start(self, owner: DatagramOwner) -> None:
-        self.on_received, self.on_sent = owner._on_received, owner._on_sent
-        self.on_restarted, self.on_failed = owner._on_restarted, owner._on_failed
+        self.on_received, self.on_sent, self.on_restarted, self.on_failed = callbacks_of(owner)
 
     def fail(self, cause: BaseException) -> None:
         self.failure = cause
@@ -125,16 +125,19 @@ class Protocol(asyncio.DatagramProtocol):
         self._note("lost", exc)
 
 
+def transport_on(port: Any, **options: Any) -> RdmaDatagramTransport:
+    """A transport of the running loop on a fake port."""
+    return RdmaDatagramTransport(asyncio.get_running_loop(), port, DatagramConfig(**options))
+
+
 class Bench:
     """One transport; destinations are found when the test says so."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.looking: dict[Key, deque[asyncio.Future[None]]] = {}
-        monkeypatch.setattr(Destinations, "_way", self._way)
+        set_way(monkeypatch, self._way)
         self.port = FakePort()
-        self.transport = RdmaDatagramTransport(
-            asyncio.get_running_loop(), cast("DatagramPort", self.port), DatagramConfig(**options)
-        )
+        self.transport = transport_on(self.port, **options)
         self.protocol = Protocol()
         self.calls = self.protocol.calls
         self.reports: list[dict[str, Any]] = []
@@ -144,11 +147,12 @@ class Bench:
         answer = asyncio.get_running_loop().create_future()
         self.looking.setdefault(destination.key, deque()).append(answer)
         await answer
-        destination.ah = cast("Any", FakeHandle(destination.key))
+        handle: Any = FakeHandle(destination.key)
+        destination.ah = handle
         destination.found_at = asyncio.get_running_loop().time()
 
     async def start(self) -> Bench:
-        await self.transport._start(self.protocol)
+        await start(self.transport, self.protocol)
         assert self.calls == ["made"]
         assert self.port.receiving
         self.calls.clear()

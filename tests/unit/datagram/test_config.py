@@ -9,6 +9,7 @@ import pytest
 
 from aiordma.datagram.config import DatagramAddress, DatagramConfig, key_of
 from aiordma.datagram.destinations import Destinations
+from tests.inside.datagram import sources_of
 
 
 @pytest.mark.parametrize(
@@ -95,5 +96,5 @@ async def test_g09_addresses_of_senders_are_bounded() -> None:
     for number in range(10):
         record: Any = (0,) * 7 + (number,)
         assert known.source(header, record) == DatagramAddress("10.0.0.1", 0, number)
-        assert len(known._sources) <= 3
-    assert [qpn for _, qpn in known._sources] == [7, 8, 9]
+        assert len(sources_of(known)) <= 3
+    assert [qpn for _, qpn in sources_of(known)] == [7, 8, 9]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -13,9 +13,11 @@ from aiordma.datagram.config import DatagramConfig, Key
 from aiordma.datagram.destinations import Destination, Destinations
 from aiordma.datagram.neighbors import Neighbors, NextHop
 from aiordma.errors import ConnectTimeoutError
+from aiordma.loop.workers import WorkerPool, answering, answering_slowly
 from aiordma.verbs.ah import AHAttributes, gid_of
 from aiordma.verbs.context import GidEntry
 from aiordma.verbs.enums import GIDType
+from tests.inside.datagram import answered_of, asked_of, line_of, set_ways
 
 from ..conftest import Run, settle
 from .bench import FakeHandle
@@ -23,7 +25,7 @@ from .bench import FakeHandle
 pytestmark = pytest.mark.usefixtures("no_adapter")
 
 PLACES = 4
-_way = destinations._quick_way
+_way = destinations.quick_way
 
 
 class Network:
@@ -34,7 +36,7 @@ class Network:
         self.blind: set[str] = set()
         self.answers: dict[str, asyncio.Future[bool]] = {}
         self.services: dict[Key, asyncio.Future[None]] = {}
-        self.made: list[str] = []
+        self.made: list[WorkerPool] = []
         self.found: list[Key] = []
         self.failed: list[tuple[Key, OSError]] = []
         none: Any = None
@@ -59,13 +61,14 @@ class Network:
             del self.answers[host]
 
     async def make(self, attr: AHAttributes, pool: Any) -> Any:
-        self.made.append(pool._name)
+        self.made.append(pool)
         return FakeHandle(("queue", "10.0.0.1", 1))
 
     async def request(self, destination: Destination) -> None:
         answer = self.services[destination.key] = asyncio.get_running_loop().create_future()
         await answer
-        destination.ah = cast("Any", FakeHandle(destination.key))
+        handle: Any = FakeHandle(destination.key)
+        destination.ah = handle
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(10):
@@ -78,10 +81,13 @@ def no_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     def of(name: str) -> Any:
         return lambda *args: getattr(current[0], name)(*args)
 
-    monkeypatch.setattr(destinations, "_quick_way", of("quick_way"))
+    monkeypatch.setattr(destinations, "quick_way", of("quick_way"))
     monkeypatch.setattr(Neighbors, "wait", lambda _, *args: current[0].wait(*args))
-    monkeypatch.setattr(Destinations, "_make", lambda _, *args: current[0].make(*args))
-    monkeypatch.setattr(Destinations, "_request", lambda _, *args: current[0].request(*args))
+    set_ways(
+        monkeypatch,
+        lambda *args: current[0].make(*args),
+        lambda destination: current[0].request(destination),
+    )
 
 
 current: list[Network] = []
@@ -107,7 +113,7 @@ def test_g09_forged_sources_take_no_place_of_a_service(run: Run) -> None:
             await asyncio.sleep(0)
 
         def all_others_failed() -> bool:
-            assert len(net.all._line) <= PLACES, "the line of senders has no end"
+            assert len(line_of(net.all)) <= PLACES, "the line of senders has no end"
             return len(net.failed) >= 500 - 2 * PLACES
 
         await net.until(all_others_failed)
@@ -141,7 +147,7 @@ def test_g09_forged_sources_do_not_fill_the_table(run: Run) -> None:
         for number in range(100):
             net.all.get(source(number))
             assert len(net.all) <= 8
-        assert [key for key in asked if key in net.all._asked] == asked, "pushed out by sources"
+        assert [key for key in asked if key in asked_of(net.all)] == asked, "pushed out by sources"
         # All of the sources are being looked for: more services are none the worse for it.
         more: list[Key] = [("service", "10.0.0.3", 7000 + n) for n in range(4)]
         for key in more:
@@ -178,7 +184,7 @@ def test_g09_a_source_that_answers_is_found(run: Run) -> None:
         await net.until(lambda: bool(net.answers))
         net.answers["10.1.0.1"].set_result(True)
         await net.until(lambda: bool(net.found))
-        assert net.made == ["aiordma-answer"]
+        assert net.made == [answering]
         net.all.get(source(2))
         await net.until(lambda: bool(net.answers))
         net.answers["10.1.0.2"].set_exception(OSError(errno.EHOSTUNREACH, "silent"))
@@ -199,7 +205,7 @@ def test_g09_where_the_kernel_does_not_tell_few_threads_may_block(run: Run) -> N
         await net.until(lambda: "10.1.0.2" in net.answers)
         net.answers["10.1.0.2"].set_result(False)  # the kernel cannot be made to ask
         await net.until(lambda: len(net.found) == 2)
-        assert net.made == ["aiordma-answer-slow"] * 2
+        assert net.made == [answering_slowly] * 2
         net.all.close()
         await settle()
 
@@ -218,13 +224,15 @@ def test_g09_a_source_that_is_looked_for_again_keeps_its_way(run: Run) -> None:
         net.known.clear()
         await asyncio.sleep(0.002)
         assert net.all.get(source(1)) is destination
-        await net.until(lambda: destination in net.all._line)
+        await net.until(lambda: destination in line_of(net.all))
         for number in range(20, 20 + PLACES):
             net.all.get(source(number))
-        await net.until(lambda: len(net.all._line) == PLACES and destination not in net.all._line)
+        await net.until(
+            lambda: len(line_of(net.all)) == PLACES and destination not in line_of(net.all)
+        )
         assert destination.ah is not None
         assert not net.failed
-        assert destination.key in net.all._answered
+        assert destination.key in answered_of(net.all)
         net.all.close()
         await settle()
 
@@ -234,7 +242,7 @@ def test_g09_a_source_that_is_looked_for_again_keeps_its_way(run: Run) -> None:
 def test_g09_the_time_in_the_line_does_not_count(run: Run) -> None:
     async def main() -> None:
         net = network(resolve_timeout_s=0.1)
-        most = destinations._MOST_AT_A_TIME
+        most = destinations.MOST_AT_A_TIME
         keys: list[Key] = [("service", "10.0.0.2", 1 + n) for n in range(most + 1)]
         for key in keys:
             net.all.get(key)
@@ -295,8 +303,8 @@ def test_g09_a_handle_is_made_at_once_where_no_network_is_asked(
 
     monkeypatch.setattr(destinations, "look", look)
     monkeypatch.setattr(destinations, "AddressHandle", lambda pd, attr: "made")
-    port = FakePort(kind)
-    way: Any = _way(cast("Any", port), "10.0.0.1", None)
+    port: Any = FakePort(kind)
+    way: Any = _way(port, "10.0.0.1", None)
     attr, local, found, ah = way
     assert (attr.sgid_index, local, found) == (3, "10.0.0.9", hop)
     assert ah == ("made" if made else None)

@@ -157,6 +157,18 @@ def test_g09_no_netlink_here(monkeypatch: pytest.MonkeyPatch) -> None:
 # Waiting
 
 
+class Netlink(socket.socket):
+    """A socket that loses as many messages as it is told."""
+
+    overruns = 0
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        if Netlink.overruns:
+            Netlink.overruns -= 1
+            raise OSError(errno.ENOBUFS, "overrun")
+        return super().recv(bufsize, flags)
+
+
 class Kernel:
     """What the kernel knows, and the socket on which it tells."""
 
@@ -166,8 +178,9 @@ class Kernel:
         self.sends_fail = False
         self.ends: list[socket.socket] = []
         monkeypatch.setattr(neighbors, "look", self.look)
-        monkeypatch.setattr(neighbors, "_have_it_found", self.have_it_found)
-        monkeypatch.setattr(Neighbors, "_open", self.open)
+        monkeypatch.setattr(neighbors, "have_it_found", self.have_it_found)
+        monkeypatch.setattr(neighbors, "open_netlink", self.open)
+        monkeypatch.setattr(Netlink, "overruns", 0)
 
     def look(self, *_: Any) -> NextHop | None:
         return self.says.pop(0) if self.says else UNKNOWN
@@ -180,7 +193,16 @@ class Kernel:
     def open(self) -> socket.socket:
         here, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.ends.append(end)
-        return here
+        return Netlink(fileno=here.detach())
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the last socket is open."""
+        try:
+            self.ends[-1].send(b"")
+        except OSError:
+            return False
+        return True
 
     async def told(self) -> None:
         async with asyncio.timeout(5):
@@ -213,7 +235,7 @@ def test_g09_a_wait_ends_with_the_message_of_the_kernel(kernel: Kernel, run: Run
         kernel.says = [KNOWN] * 6
         kernel.ends[0].send(neighbor(REACHABLE))
         assert await asyncio.gather(*waiting) == [True] * 3
-        assert waits._socket is None, "no wait needs it"
+        assert not kernel.is_asked, "no wait needs it"
 
     run(main())
 
@@ -227,7 +249,7 @@ def test_g09_a_neighbor_that_does_not_answer(kernel: Kernel, run: Run) -> None:
         with pytest.raises(OSError, match=f"{HOST} does not answer") as caught:
             await waiting
         assert caught.value.errno == errno.EHOSTUNREACH
-        assert waits._socket is None
+        assert not kernel.is_asked
 
     run(main())
 
@@ -252,33 +274,26 @@ def test_g09_the_kernel_cannot_be_made_to_ask(kernel: Kernel, run: Run) -> None:
 def test_g09_without_messages_the_kernel_is_asked_again(
     kernel: Kernel, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_: Neighbors) -> None:
+    def refuse() -> None:
         raise OSError(errno.EMFILE, "too many open files")
 
-    monkeypatch.setattr(Neighbors, "_open", refuse)
-    monkeypatch.setattr(neighbors, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(neighbors, "open_netlink", refuse)
+    monkeypatch.setattr(neighbors, "AGAIN_S", 0.01)
     kernel.says += [*[UNKNOWN] * 6, KNOWN]
     assert run(Neighbors().wait(UNKNOWN, HOST, OWN)) is True
     assert kernel.asks == 3
 
 
 def test_g09_lost_messages_make_each_wait_look_again(kernel: Kernel, run: Run) -> None:
-    class Overrun:
-        def __init__(self) -> None:
-            self.left = [OSError(errno.ENOBUFS, "overrun"), BlockingIOError()]
-
-        def recv(self, room: int) -> bytes:
-            raise self.left.pop(0)
-
     async def main() -> None:
         waits = Neighbors()
         waiting = asyncio.create_task(waits.wait(UNKNOWN, HOST, OWN))
         await kernel.told()
         kernel.says = [KNOWN]
-        own, waits._socket = waits._socket, Overrun()  # type: ignore[assignment]
-        assert not waits._drain()
-        waits._socket = own
+        Netlink.overruns = 1
+        kernel.ends[0].send(b"odd")
         assert await waiting
+        assert not Netlink.overruns
 
     run(main())
 
@@ -290,7 +305,6 @@ def test_g09_a_wait_that_is_canceled_leaves_nothing(kernel: Kernel, run: Run) ->
         await kernel.told()
         waiting.cancel()
         await asyncio.wait([waiting])
-        assert not waits._waiting
-        assert waits._socket is None
+        assert not kernel.is_asked
 
     run(main())

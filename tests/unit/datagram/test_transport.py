@@ -6,17 +6,15 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from aiordma.datagram.config import DatagramConfig
-from aiordma.datagram.port import DatagramPort
-from aiordma.datagram.transport import RdmaDatagramTransport
+from tests.inside.datagram import unanswered_of
 
 from ..conftest import Run, settle
-from .bench import Bench, FakePort, Protocol
+from .bench import Bench, FakePort, Protocol, transport_on
 
 A, B = ("10.0.0.1", 7000), ("10.0.0.2", 7000)
 
@@ -147,7 +145,7 @@ def test_g09_answers_to_unknown_senders_leave_room_for_others(bench: Make, run: 
         assert b.sent[7:] == [b"forged"]
         for n in range(1, 7):
             await b.find_key(("queue", "10.1.0.1", 1 + n), OSError(113, "silent"))
-        assert b.transport._outbox._unanswered == 0
+        assert unanswered_of(b.transport) == 0
         assert b.transport.get_write_buffer_size() == 0
         for n in range(7):
             b.transport.sendto(b"forged", ("10.1.0.1", 0, 100 + n))
@@ -427,9 +425,7 @@ def test_one_that_is_forgotten_warns(run: Run) -> None:
     port = FakePort()
 
     async def main() -> None:
-        transport = RdmaDatagramTransport(
-            asyncio.get_running_loop(), cast("DatagramPort", port), DatagramConfig()
-        )
+        transport = transport_on(port)
         port.start(Mock())  # a real one is held by its completion channel
         del transport
         gc.collect()
