@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from aiordma.loop import slots
 from aiordma.loop.slots import SUB_SHIFT, TAG_SHIFT, SlotTable, sub_index
+from tests.inside.loop import have_two_entries
 
 
 class Slots(RuleBasedStateMachine):
@@ -90,14 +91,16 @@ def test_a_slot_is_used_65535_times_before_an_id_repeats() -> None:
 
 
 def test_entries_are_let_go() -> None:
-    table: SlotTable[list[int]] = SlotTable()
-    wr_id = table.add([1])
-    assert table.remove(wr_id) == [1]
-    assert table._entries == [None]
+    table: SlotTable[set[int]] = SlotTable()
+    wr_id = table.add(entry := {1})
+    gone = weakref.ref(entry)
+    assert table.remove(wr_id) is entry
+    del entry
+    assert gone() is None
 
 
 def test_a_full_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_INDEX_MASK", 1)
+    have_two_entries(monkeypatch)
     table: SlotTable[int] = SlotTable()
     table.add(0)
     last = table.add(1)

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 import pytest
 
 from aiordma.errors import RdmaError
-from aiordma.loop import workers
 from aiordma.loop.job import Job
 from aiordma.loop.workers import WorkerPool, call_blocking
+from tests.inside.loop import jobs_of, set_jobs, threads_of, wait_for_start
 
 from ..conftest import LIMIT_S, Run, settle
 
@@ -288,14 +288,14 @@ def test_an_undo_that_fails_is_logged(run: Run, caplog: pytest.LogCaptureFixture
 def no_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """While the list is not empty no thread of a pool can be started."""
     failing = [True]
-    real = WorkerPool._start
+    real = threading.Thread.start
 
-    def start(pool: WorkerPool) -> None:
+    def start(thread: threading.Thread) -> None:
         if failing:
             raise RuntimeError("can't start new thread")
-        real(pool)
+        real(thread)
 
-    monkeypatch.setattr(WorkerPool, "_start", start)
+    monkeypatch.setattr(threading.Thread, "start", start)
     return failing
 
 
@@ -333,7 +333,7 @@ def test_g07_a_thread_that_does_not_run_counts_as_not_started(
             bootstrap(thread)
         over.set()
 
-    monkeypatch.setattr(workers, "_START_S", 0.01)
+    wait_for_start(monkeypatch, 0.01)
     monkeypatch.setattr(threading.Thread, "_bootstrap", instead)
     pool = WorkerPool("test-pool", 1)
     with pytest.raises(OSError, match=r"no thread can be started: .* not run within 0.01 s"):
@@ -343,7 +343,7 @@ def test_g07_a_thread_that_does_not_run_counts_as_not_started(
     assert over.wait(LIMIT_S)
     assert pool.submit(threading.get_ident).result(LIMIT_S) != threading.get_ident()
     assert pool.drain(LIMIT_S)
-    assert pool._threads == 1
+    assert threads_of(pool) == 1
 
 
 def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: list[bool]) -> None:
@@ -468,13 +468,13 @@ def test_h07_threads_with_nothing_to_do_end() -> None:
         for thread in threads():
             thread.join(10)
         assert not threads()
-        assert pool._threads == 0
+        assert threads_of(pool) == 0
 
 
 def test_g07_a_thread_outlives_memory_that_it_cannot_have(
     pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = pool._jobs
+    jobs = jobs_of(pool)
     failures = iter(range(3))
     failed = threading.Event()
 
@@ -489,7 +489,7 @@ def test_g07_a_thread_outlives_memory_that_it_cannot_have(
             failed.set()
             return jobs.get(timeout=timeout)
 
-    monkeypatch.setattr(pool, "_jobs", Short())
+    set_jobs(monkeypatch, pool, Short())
     threads = set()
     for _ in range(2):
         threads.add(pool.submit(threading.current_thread).result(LIMIT_S))
