@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, ConnectionEvents
 from aiordma._core import MessageState
-from aiordma.endpoint import large
+from aiordma.endpoint import large, one_sided
 from aiordma.endpoint.large import Exposer, Fetcher, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
@@ -203,3 +203,8 @@ def attend(operations: Operations) -> None:
 def begin_end(lease: Lease) -> None:
     """Begin to end a lease."""
     lease._begin()
+
+
+def check_remote(remote: object) -> None:
+    """Refuse what is no RemoteRegion."""
+    one_sided._check_remote(remote)

@@ -20,7 +20,7 @@ def members_of(budget: SlotBudget) -> set[Share]:
     return budget._members
 
 
-def waiting_of(budget: SlotBudget) -> Collection[Share]:
+def squeezing(budget: SlotBudget) -> Collection[Share]:
     """The shares that want more than there is."""
     return budget._waiting.values()
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, cast
 
 from aiordma import RdmaServer, RdmaTransport
 from aiordma.link.admission import Place, Places
+from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
 
 
@@ -27,3 +29,8 @@ def tls_places_of(server: RdmaServer) -> Places:
 async def begin_tls(server: RdmaServer, transport: RdmaTransport) -> Place:
     """As if a connection went over to TLS: wait for the place of its handshake."""
     return await RdmaServer._tls_begins(server, transport)
+
+
+def backlog_of(outgoing: Outgoing) -> Collection[memoryview | bytearray]:
+    """The pieces that wait and are not in the ring yet."""
+    return outgoing._backlog

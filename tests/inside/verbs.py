@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from aiordma.verbs import mr, slab
+from aiordma.verbs.work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    import pytest
+
 from typing import Any
 
 from aiordma._core import QueueState
@@ -87,3 +95,27 @@ def poll_for_safety(channel: CompletionChannel) -> None:
 def uses_of(region: MemoryRegion) -> int:
     """The operations that keep it registered."""
     return region._registration.uses
+
+
+def forget_leaked(count: int) -> None:
+    """Let go of the memory that could not be deregistered, of so many regions."""
+    del mr._leaked[-count:]
+
+
+def empty_slabs(patch: pytest.MonkeyPatch) -> None:
+    """Keep no memory that was freed, until the test is over."""
+    patch.setattr(slab, "_shelves", {})
+    patch.setattr(slab, "_kept", 0)
+
+
+def kept_in_slabs() -> int:
+    """The bytes of such memory."""
+    return slab._kept
+
+
+# Requests
+
+
+def last_number_of(queue: WorkQueue) -> int:
+    """The id of the request that was posted last."""
+    return queue._order[-1].wr_id

@@ -9,9 +9,9 @@ import pytest
 import aiordma
 from aiordma import ConnectionConfig, StreamConfig
 from aiordma.arguments import bytes_of, check_kind, payload_of
-from aiordma.endpoint.one_sided import _check_remote
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import check_memory
+from tests.inside.endpoint import check_remote
 
 
 def test_another_configuration_is_named_by_its_type() -> None:
@@ -25,10 +25,10 @@ def test_another_configuration_is_named_by_its_type() -> None:
 def test_the_bytes_of_a_region_are_not_shown() -> None:
     region = aiordma.RemoteRegion(0x1000, 64, 0x12345678, Access.REMOTE_READ)
     with pytest.raises(TypeError, match=r"RemoteRegion\.from_bytes") as caught:
-        _check_remote(region.to_bytes())
+        check_remote(region.to_bytes())
     assert "4Vx" not in str(caught.value)
     assert "b'" not in str(caught.value)
-    _check_remote(region)
+    check_remote(region)
 
 
 @pytest.mark.parametrize(

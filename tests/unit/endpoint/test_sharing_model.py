@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from aiordma.endpoint.config import MIN_SENDS, MIN_WINDOW, ConnectionConfig
 from aiordma.memory.budget import SlotBudget
 from tests.inside.endpoint import receiver_of
-from tests.inside.memory import chunks_of, members_of, waiting_of
+from tests.inside.memory import chunks_of, members_of, squeezing
 
 from ..conftest import run_on, settle
 from ..memory.fake_memory import FakeElastic, FakeRegion
@@ -287,7 +287,7 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
             await wire.run()
             other.release(7)
             assert receiver.window.size // 2 >= wire.links[1].state.held
-        assert pool.rival in waiting_of(pool.budget), "it has enough"
+        assert pool.rival in squeezing(pool.budget), "it has enough"
         await finish(wire, [one, other], keeps=True)
 
     run_on("asyncio", main())

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from aiordma.streams.outgoing import Outgoing
+from tests.inside.streams import backlog_of
 
 RING = 1000
 
@@ -41,8 +42,8 @@ def test_g01_small_writes_that_wait_cost_their_bytes() -> None:
     for _ in range(100_000):
         assert out.keep(b"x\n", 0)
     assert out.size == 200_000
-    assert len(out._backlog) < 10
-    assert sum(map(sys.getsizeof, out._backlog)) < 2 * out.size
+    assert len(backlog_of(out)) < 10
+    assert sum(map(sys.getsizeof, backlog_of(out))) < 2 * out.size
 
 
 def test_what_waits_keeps_its_order_and_its_bytes() -> None:
@@ -67,5 +68,5 @@ def test_what_waits_keeps_its_order_and_its_bytes() -> None:
                 out.flush()
     while out.size:
         assert out.flush()
-    assert not out._backlog
+    assert not backlog_of(out)
     assert state.sent == expected

@@ -10,6 +10,7 @@ import pytest
 
 from aiordma._ffi import ffi, lib, load_error
 from aiordma.verbs import slab as slabs
+from tests.inside.verbs import empty_slabs, kept_in_slabs
 
 pytestmark = pytest.mark.skipif(load_error() is not None, reason="the extension is not built")
 
@@ -23,8 +24,7 @@ def address(memory: Any) -> int:
 @pytest.fixture(autouse=True)
 def empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is kept at first, and what a test has kept is its own."""
-    monkeypatch.setattr(slabs, "_shelves", {})
-    monkeypatch.setattr(slabs, "_kept", 0)
+    empty_slabs(monkeypatch)
 
 
 def test_what_nobody_looks_at_is_used_again() -> None:
@@ -42,7 +42,7 @@ def test_what_nobody_looks_at_is_used_again() -> None:
     view.release()
     del view
     gc.collect()
-    assert slabs._kept == 6 * 4096
+    assert kept_in_slabs() == 6 * 4096
     assert address(slabs.slab(SIZE)) == where
 
 
@@ -51,7 +51,7 @@ def test_no_more_is_kept_than_said(monkeypatch: pytest.MonkeyPatch) -> None:
     several = [slabs.slab(4096) for _ in range(5)]
     del several
     gc.collect()
-    assert slabs._kept == 2 * 4096
+    assert kept_in_slabs() == 2 * 4096
 
 
 def test_no_memory_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:

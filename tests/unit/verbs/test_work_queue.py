@@ -19,6 +19,7 @@ from aiordma.errors import (
 from aiordma.verbs import prepared
 from aiordma.verbs.enums import WCStatus
 from aiordma.verbs.wr import Planned
+from tests.inside.verbs import last_number_of
 
 from ..conftest import Run, run_on, settle
 from .queue_model import DEPTH, Adapter, Caller, Kinds, Memory
@@ -80,7 +81,7 @@ async def _simulate(
         assert len(queue) == queue.unsignaled
         caller.raw([(False, True)])
         adapter.under_way.clear()
-        adapter.tell(queue._order[-1].wr_id, WCStatus.SUCCESS)
+        adapter.tell(last_number_of(queue), WCStatus.SUCCESS)
     elif overtaking:  # an unsignaled message that overtook a read is known to be done at the end
         told_before = len(adapter.cq.told)
         queue.give_up(7)
