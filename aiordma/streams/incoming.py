@@ -17,11 +17,25 @@ from typing import Any, Protocol
 
 from aiordma._core import StreamState, Wakeup
 from aiordma.rsocket.machine import Machine
-from aiordma.streams.stream_port import StreamPort
 
 __all__ = ["Incoming"]
 
 _BUDGET = 256 * 1024  # bytes that a protocol is given before other tasks have a turn
+
+
+class Port(Protocol):
+    """The port of a stream, as its receiving half sees it."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The stream's."""
+
+    @property
+    def state(self) -> StreamState:
+        """The numbers of the stream."""
+
+    def check(self, code: int) -> None:
+        """End the stream if `code` is the errno of a post that was refused."""
 
 
 class Receiving(Protocol):
@@ -57,7 +71,7 @@ class Incoming:
         "eof_given", "half", "paused", "state", "wakeup",
     )  # fmt: skip
 
-    def __init__(self, port: StreamPort, machine: Machine, stream: Receiving) -> None:
+    def __init__(self, port: Port, machine: Machine, stream: Receiving) -> None:
         self._port = port
         self.state: StreamState = port.state
         self.half = port.state.ring_size // 2

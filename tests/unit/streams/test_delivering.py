@@ -8,11 +8,11 @@ what is calling it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -21,7 +21,6 @@ from aiordma._core import STREAM_RECV, SUB_SHIFT, Readable, StreamState
 from aiordma._ffi import ffi, load_error
 from aiordma.rsocket import Hello, Machine, Place
 from aiordma.streams.incoming import Incoming
-from aiordma.streams.stream_port import StreamPort
 
 from ..core.completing import QueuePair
 from ..core.fake_verbs import Adapter
@@ -71,8 +70,8 @@ class Stream:
         )  # fmt: skip
         machine.meet(PEER.pack())
         machine.begin()
-        port = SimpleNamespace(state=self.state, loop=loop, check=self._fail)
-        self.incoming = Incoming(cast("StreamPort", port), machine, self)
+        self.loop = loop
+        self.incoming = Incoming(self, machine, self)
         self.adapter = Adapter()
         self._queue = self.adapter.queue()
         self._said = 0
@@ -83,7 +82,7 @@ class Stream:
         self.adapter.drain.add(0, self.state, cast("Any", self.state))
         self.readable = Readable(self.adapter.drain, self._slow)
 
-    def _fail(self, *_: object) -> None:
+    def check(self, code: int) -> None:
         pytest.fail("the stream has no reason to end")
 
     # What C and the receiving half tell a stream
@@ -105,7 +104,7 @@ class Stream:
         self.report(exc)
 
     def close(self) -> None:
-        self._fail()
+        self.check(0)
 
     def _slow(self) -> None:
         """What the channel does with an exception: it is the loop's."""
@@ -323,7 +322,7 @@ def test_it_forgets_everything(stream: Stream) -> None:
     def hold(owner: object, data: bytes) -> None:
         evil(data)
 
-    protocol = Protocol(lambda data, owner=owner: hold(owner, data))  # type: ignore[misc]
+    protocol = Protocol(functools.partial(hold, owner))
     got = protocol.got
     gone.append(weakref.ref(protocol))
     readable = stream.readable

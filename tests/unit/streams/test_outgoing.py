@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from aiordma.streams.outgoing import Outgoing
 from tests.inside.streams import backlog_of
@@ -32,8 +32,9 @@ class State:
 
 def sending(state: State) -> Outgoing:
     memory = SimpleNamespace(send=memoryview(state.ring))
-    port = SimpleNamespace(state=state, memory=memory, check=lambda _: None)
-    return Outgoing(cast("Any", port), cast("Any", None))
+    machine: Any = None
+    port: Any = SimpleNamespace(state=state, memory=memory, check=lambda _: None)
+    return Outgoing(port, machine)
 
 
 def test_g01_small_writes_that_wait_cost_their_bytes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -32,7 +32,7 @@ class Transport(asyncio.Transport):
         self.log.append("resume")
         self.reading = True
 
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+    def set_protocol(self, protocol: Any) -> None:
         self.protocol = protocol
         made = protocol.connection_made
 
@@ -40,7 +40,7 @@ class Transport(asyncio.Transport):
             self.log.append("made")
             made(transport)
 
-        cast("Any", protocol).connection_made = connection_made
+        protocol.connection_made = connection_made
         # The peer's hello came with the last bytes of the old protocol.
         asyncio.get_running_loop().call_soon(self.arrive)
 
