@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import weakref
@@ -73,7 +74,7 @@ def test_a02_a_task_that_begins_while_all_are_canceled_ends_with_the_loop(
 @pytest.mark.parametrize("name", list(LOOPS))
 def test_a02_what_is_closing_is_told_of_the_end(name: str) -> None:
     told: list[int] = []
-    functions: list[Callable[[], None]] = [lambda n=n: told.append(n) for n in range(3)]  # type: ignore[misc]
+    functions: list[Callable[[], None]] = [functools.partial(told.append, n) for n in range(3)]
 
     async def main() -> asyncio.AbstractEventLoop:
         background.prepare()

@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,10 @@ async def begun(gate: Gate) -> None:
     assert await asyncio.to_thread(gate.begun.wait, LIMIT_S)
 
 
+def same(thing: Any) -> Any:
+    return thing
+
+
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
     pool = WorkerPool("test-pool", 2)
@@ -62,7 +67,7 @@ def pool() -> Iterator[WorkerPool]:
 def test_jobs_start_in_order_and_return_results(pool: WorkerPool) -> None:
     single = WorkerPool("test-single", 1)
     order: list[int] = []
-    futures = [single.submit(lambda n=n: order.append(n)) for n in range(50)]  # type: ignore[misc]
+    futures = [single.submit(functools.partial(order.append, n)) for n in range(50)]
     assert single.drain(LIMIT_S)
     assert order == list(range(50))
     assert all(future.done for future in futures)
@@ -121,7 +126,7 @@ def test_a_worker_keeps_nothing_of_its_last_job() -> None:
 
     thing = Thing()
     ref = weakref.ref(thing)
-    future = pool.submit(lambda thing=thing: thing)  # type: ignore[misc]
+    future = pool.submit(functools.partial(same, thing))
     assert pool.drain(LIMIT_S)
     assert future.result() is thing
     del thing, future
@@ -353,7 +358,7 @@ def test_g07_one_thread_does_the_work_of_those_that_did_not_start(no_threads: li
     first = pool.submit(gate.call)
     assert gate.begun.wait(LIMIT_S)
     no_threads.append(True)
-    later = [pool.submit(lambda n=n: n) for n in range(3)]  # type: ignore[misc]
+    later = [pool.submit(functools.partial(same, n)) for n in range(3)]
     gate.go.set()
     assert first.result(LIMIT_S) == "made"
     assert [each.result(LIMIT_S) for each in later] == [0, 1, 2]
@@ -369,7 +374,7 @@ def test_g07_what_gives_back_is_kept_until_there_is_a_thread(
     order: list[int] = []
 
     async def main() -> None:
-        futures = [pool.submit(lambda n=n: order.append(n)) for n in range(3)]  # type: ignore[misc]
+        futures = [pool.submit(functools.partial(order.append, n)) for n in range(3)]
         for _ in range(20):
             await asyncio.sleep(0.001)  # tries that fail
         assert order == []
@@ -535,5 +540,5 @@ def test_h07_a_job_that_meets_threads_that_end() -> None:
     pool = WorkerPool("test-meeting", 2)
     pool.idle_s = 1e-6
     for number in range(2000):
-        assert pool.submit(lambda number=number: number).result(10) == number  # type: ignore[misc]
+        assert pool.submit(functools.partial(same, number)).result(10) == number
     assert pool.drain(10)
