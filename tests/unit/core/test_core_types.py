@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -52,6 +52,7 @@ __all__ = ["c", "fresh"]
 
 #: Of CPython's own tests: allocations that fail, and interpreters.
 _testcapi: Any = importlib.import_module("_testcapi")
+NOWHERE: Any = None  # a loop that is asked for nothing
 _ROOT = Path(aiordma.__file__).parents[1]
 TYPES = (
     "CMEvents",
@@ -182,7 +183,8 @@ def test_a08_a_connection_that_another_thread_collects_ends_in_its_loop(run: Run
 
     class Left(Connection):
         def __init__(self, link: Any) -> None:
-            self._link, self._receiver = link, cast("Any", Receiver(link))
+            receiver: Any = Receiver(link)
+            self._link, self._receiver = link, receiver
 
         def __repr__(self) -> str:
             return "<Left>"
@@ -334,7 +336,7 @@ def test_a11_no_message_is_lost_for_want_of_memory(run: Run, queued: bool) -> No
         received: list[Any] = [None]  # which takes a message without memory
 
         async def recv() -> None:
-            received[0] = await Connection.recv(cast("Connection", side))
+            received[0] = await side.whole()
 
         failed = 0
         for expected in (b"one", b"two"):
@@ -461,9 +463,9 @@ def sizes(**settings: int) -> dict[str, Any]:
     ids=str,
 )
 def test_a12_sizes_that_do_not_fit_one_another_are_refused(wrong: dict[str, int]) -> None:
-    MessageState(cast("Any", None), **sizes())
+    MessageState(NOWHERE, **sizes())
     with pytest.raises(ValueError, match="do not fit"):
-        MessageState(cast("Any", None), **sizes(**wrong))
+        MessageState(NOWHERE, **sizes(**wrong))
 
 
 def stream_with(**settings: Any) -> StreamState:
@@ -491,7 +493,8 @@ def test_a12_sizes_that_no_stream_has_are_refused(wrong: dict[str, Any]) -> None
 
 def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
     """Each would read or write beyond an array."""
-    state, stream = MessageState(cast("Any", None), **sizes()), stream_with()
+    other: Any = object()
+    state, stream = MessageState(NOWHERE, **sizes()), stream_with()
     assert state.reserve() is None, "there is no credit"
     state.credits = 2
     assert (state.reserve(), state.reserve()) == (0, None)
@@ -513,7 +516,7 @@ def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
         (lambda: stream.control(0, 1, bytes(25), 0, 0, False), ValueError),
         (lambda: Drain(0, 0), ValueError),
         (lambda: Drain(0, 1 << 16), ValueError),
-        (lambda: Drain(0, 1).add(0, cast("Any", object()), print), TypeError),
+        (lambda: Drain(0, 1).add(0, other, print), TypeError),
         (lambda: Drain(0, 1).add((1 << 24) - 1, state, print), ValueError),
         (lambda: Drain(0, 1).sweep(0), ValueError),
     ):
@@ -564,9 +567,10 @@ class _Child(Fake):
 
 def test_a12_a_parent_that_is_none_is_refused_and_leaves_nothing() -> None:
     first = Fake("first")
+    other: Any = object()
     child = _Child.__new__(_Child)
     with pytest.raises(TypeError, match="a parent is a Resource"):
-        Owner.__init__(child, "handle", (first, cast("Any", object())))
+        Owner.__init__(child, "handle", (first, other))
     assert children_of(first) == 0
     assert is_gone(child)
     first.close()

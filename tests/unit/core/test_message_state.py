@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -193,7 +193,8 @@ def test_an_arrival_is_news_only_if_somebody_waits(run: Run) -> None:
         one.state.receiver = SimpleNamespace(_posted_again=lambda slot, code: None)
 
         async def length() -> int:
-            return len(cast("Message", await one.state))
+            message: Message = await one.state
+            return len(message)
 
         assert one.take(arrival(0, 1))
         assert one.events == 0

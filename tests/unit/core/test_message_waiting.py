@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +30,7 @@ from ..endpoint.fabric import FakeLink, LeftConnection, Wire
 from ..endpoint.test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
 
+T = TypeVar("T")
 SEEDS = range(40)
 
 
@@ -48,13 +50,18 @@ class Side:
         """The credits that the peer was told of."""
         return [FRAME.unpack_from(frame)[2] for frame in self.link.sent]
 
+    _recv: Any = Connection.recv
+
     def _check_loop(self) -> None:
         """It is the right one."""
 
-    async def recv(self) -> bytes:
-        message = await Connection.recv(cast("Connection", self))
+    async def whole(self) -> Message:
+        message = await self._recv()
         assert isinstance(message, Message)
-        with message:
+        return message
+
+    async def recv(self) -> bytes:
+        with await self.whole() as message:
             return bytes(message)
 
     def arrives(self, body: bytes) -> None:
@@ -104,7 +111,7 @@ async def parked(side: Side) -> asyncio.Task[bytes]:
     return task
 
 
-async def result(task: asyncio.Task[bytes]) -> bytes:
+async def result(task: asyncio.Task[T]) -> T:
     async with asyncio.timeout(LIMIT_S / 4):
         return await task
 
@@ -146,7 +153,7 @@ def test_a_parked_task_is_resumed_by_the_drain(run: Run, trace: bool) -> None:
             for body in (b"a", b"b", b"c"):
                 await settle()
                 assert side.state.waiting
-                await called_by_the_loop(lambda body=body: drain(body))
+                await called_by_the_loop(functools.partial(drain, body))
             await task
         assert log == [b"a", "drained", b"b", "drained", b"c", "drained"]
 
@@ -287,8 +294,8 @@ def test_i05_a_credit_that_was_put_off_is_sent_where_the_program_does_not_answer
         side, busy = Side(recv_depth=2), asyncio.Event()
 
         async def work() -> None:
-            (await Connection.recv(cast("Connection", side))).release()
-            kept = await Connection.recv(cast("Connection", side))
+            (await side.whole()).release()
+            kept = await side.whole()
             await busy.wait()
             kept.release()
 
@@ -318,7 +325,7 @@ def test_i05_a_credit_that_cannot_be_posted_ends_the_connection(run: Run, times:
         side.arrives(b"a")
         await side.recv()
         side.arrives(b"b")
-        kept = await Connection.recv(cast("Connection", side))
+        kept = await side.whole()
         assert side.told == []
         side.link.refusals = [errno.ENOMEM] * times
         task = asyncio.create_task(side.recv())
@@ -404,7 +411,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
         arrived = parked = 0
 
         async def work(keep: bool) -> None:
-            message = await Connection.recv(cast("Connection", side))
+            message = await side.whole()
             log.append(bytes(message)[0])
             if keep:
                 kept.append(message)
@@ -439,7 +446,7 @@ def test_every_message_comes_once_and_in_order(run: Run, seed: int, trace: bool)
                 task.cancel()
             await settle()
             while len(log) < arrived:
-                await result(cast("Any", asyncio.create_task(work(keep=False))))
+                await result(asyncio.create_task(work(keep=False)))
         assert log == list(range(arrived))
         assert side.link.failure is None
         assert arrived

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 
@@ -26,13 +27,13 @@ async def parked(wakeup: Wakeup, log: list[str]) -> None:
     log.append("goes on")
 
 
-async def called_by_the_loop(function: object) -> None:
+async def called_by_the_loop(function: Callable[[], object]) -> None:
     """As a reader is: with no task running."""
     done = asyncio.get_running_loop().create_future()
 
     def call() -> None:
         try:
-            function()  # type: ignore[operator]
+            function()
         except BaseException as exc:
             done.set_exception(exc)
         else:

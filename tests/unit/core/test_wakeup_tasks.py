@@ -6,7 +6,7 @@ import asyncio
 import asyncio.tasks
 import contextvars
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -101,10 +101,11 @@ def test_a_given_context_is_the_tasks(run: Run) -> None:
 
 def test_the_callback_is_told_of_a_future_that_has_ended() -> None:
     told: list[Any] = []
-    wakeup = Wakeup(cast("Any", None))
+    loop: Any = None
+    wakeup: Any = Wakeup(loop)
     generator = wakeup.__await__()
     assert next(generator) is wakeup
-    cast("Any", wakeup).add_done_callback(told.append)
+    wakeup.add_done_callback(told.append)
     assert wakeup.wake()
     assert [(type(future), future.done(), future.result()) for future in told] == [
         (asyncio.Future, True, None)

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from socket import ntohl
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
@@ -77,7 +77,8 @@ class FakeId:
     def event(self, kind: EventType, status: int = 0) -> None:
         """An event of this id arrives."""
         if self._sink is not None:
-            self._sink(ConnectionEvent(cast("Any", None), kind, status, None))
+            channel: Any = None
+            self._sink(ConnectionEvent(channel, kind, status, None))
 
     def start_disconnect(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,8 +91,9 @@ class _FakeCompletions(Completions):
     """Takes all that has completed when it is asked to."""
 
     def __init__(self, link: FakeLink, queue: Queue) -> None:
-        channel = SimpleNamespace(drain=queue.drain)
-        super().__init__(cast("Any", channel), cast("Any", None))
+        channel: Any = SimpleNamespace(drain=queue.drain)
+        cq: Any = None  # the link is swept in its place
+        super().__init__(channel, cq)
         self._link = weakref.ref(link)
 
     def sweep(self) -> None:
@@ -116,6 +118,8 @@ class FakeLink(Link):
     slots: Any
     cm_id: Any
     context: Any
+    pd: Any = None
+    qp: Any
     pool: Any = None
     outgoing: Any = None
     account: Any = None
@@ -135,7 +139,6 @@ class FakeLink(Link):
                 arena.keeper = self
         self.state = new_state(config, self.loop, recv.count, send.count)
         self.cm_id = FakeId()
-        self.pd = cast("Any", None)
         self.pool, self.outgoing = FakePool(), FakePool()
         self.context = SimpleNamespace(is_software=False)
         self.in_the_open = False
@@ -151,7 +154,7 @@ class FakeLink(Link):
         self._unexplained = self._idle = None
         self._thread = threading.get_ident()
         self._at_close = []
-        self.qp = cast("Any", SimpleNamespace(limits=SimpleNamespace(max_inline_data=0)))
+        self.qp = SimpleNamespace(limits=SimpleNamespace(max_inline_data=0))
         self._data_slots = config.send_depth
         self.refused = 0
         self.telling = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from socket import ntohl
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
 from aiordma.endpoint.config import ConnectionConfig
@@ -74,13 +74,14 @@ class End:
         context = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
         self.gone: Job[None] = Job()
         rules = SimpleNamespace(read_depth=read_depth)
-        link.context = cast("Any", context)
-        link.qp = cast("Any", SimpleNamespace(_rules=rules, _gone=self.gone))
+        link.context = context
+        link.qp = SimpleNamespace(_rules=rules, _gone=self.gone)
         self._state = self.state = state = link.state
         self.adapter = Adapter()
         nowhere = (0, 0, 0, 0)
         state.bind(self.adapter.qp.address, 0, 0, 0, nowhere, nowhere, (0, 0, 0), 0)
-        state.receiver = cast("Any", self)
+        keeper: Any = self
+        state.receiver = keeper
         state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
         self._completing = Completing(state)
         self.outcome = Outcome()
@@ -94,11 +95,14 @@ class End:
     def on_arrival(self) -> None:
         raise AssertionError("no message comes")
 
+    _read: Any = Connection.read
+    _write: Any = Connection.write
+
     async def read(self, into: Any, offset: int = 0, remote: Any = REMOTE) -> int:
-        return await Connection.read(cast("Connection", self), remote, into, offset=offset)
+        return int(await self._read(remote, into, offset=offset))
 
     async def write(self, data: Any, offset: int = 0, remote: Any = REMOTE) -> int:
-        return await Connection.write(cast("Connection", self), remote, data, offset=offset)
+        return int(await self._write(remote, data, offset=offset))
 
     def complete(self, *numbers: int) -> None:
         """These have succeeded; all that are under way, if none is named."""
@@ -132,7 +136,7 @@ class Place:
 
     def __init__(self, **settings: Any) -> None:
         self.pd = Domain()
-        self.region = MemoryRegion(cast("Any", self.pd), 4096)
+        self.region = MemoryRegion(self.pd, 4096)
         self.end = End(self.pd, **settings)
 
     async def close(self) -> None:

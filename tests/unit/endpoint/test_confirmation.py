@@ -7,7 +7,7 @@ import gc
 import os
 import weakref
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -26,7 +26,7 @@ from ..conftest import Run
 class Id:
     """As much of a ConnectionId as the confirmation needs."""
 
-    notify_established = ConnectionId.notify_established
+    notify_established: Any = ConnectionId.notify_established
     _confirm = ConnectionId._confirm
 
     def __init__(self, failure: BaseException | None = None) -> None:
@@ -71,7 +71,7 @@ def test_a02_a_confirmation_is_waited_for(run: Run, library: Library, what: str)
         if what == "already":
             cm_id.stage = Stage.CONNECTED
         for _ in range(3):  # of many messages
-            cast("Any", cm_id).notify_established()
+            cm_id.notify_established()
         assert library.told == []
         if what == "late":
             cm_id.stage = Stage.CONNECTED

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -58,10 +58,10 @@ def test_c_posts_what_python_posts(run: Run, c: Lib, seed: int) -> None:
         print("seed", seed)
         rng = random.Random(seed)
         pd, foreign = Domain(), Domain()
-        regions = [MemoryRegion(cast("Any", pd), 2 * MIB), MemoryRegion(cast("Any", pd), 4096)]
-        readonly = MemoryRegion(cast("Any", pd), 4096 + MIB, Access(0))
-        other = MemoryRegion(cast("Any", foreign), 4096)
-        closed = MemoryRegion(cast("Any", pd), 4096)
+        regions = [MemoryRegion(pd, 2 * MIB), MemoryRegion(pd, 4096)]
+        readonly = MemoryRegion(pd, 4096 + MIB, Access(0))
+        other = MemoryRegion(foreign, 4096)
+        closed = MemoryRegion(pd, 4096)
         all_regions = [*regions, *regions, readonly, other, closed]
         closed.close()
         by_c, by_python = End(pd), End(pd)
@@ -160,7 +160,7 @@ def test_who_is_resumed_and_posts_again_does_not_overtake(run: Run, c: Lib) -> N
         await called_by_the_loop(end.tell)
         await settle()
         await end.finish(second)
-        await end.finish(cast("Any", first))
+        await end.finish(first)
         # Field 4 is the address at the peer.
         assert [posted[4] - REMOTE.addr for posted in end.adapter.posted] == [1, 2, 3]
         await place.close()
@@ -285,7 +285,7 @@ def test_a_failure_is_raised(run: Run, c: Lib, awaited: bool) -> None:
         task = asyncio.create_task(wait()) if awaited else None
         await settle()
         status = int(WCStatus.REM_ACCESS_ERR)
-        failed = cast("Any", (0, status, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0))
+        failed = (0, status, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0)
         end.operations.on_ended(end.adapter.numbers[0], failed)
         with pytest.raises(RemoteAccessError):
             await (task or wait())

@@ -24,9 +24,9 @@ from .fabric import FakeLink, LeftConnection
 class Side:
     """The parts of a connection whose peer is the test."""
 
-    def __init__(self, **settings: object) -> None:
-        values = {"slot_size": 64, "recv_depth": 4} | settings
-        self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
+    def __init__(self, **settings: Any) -> None:
+        values: dict[str, Any] = {"slot_size": 64, "recv_depth": 4} | settings
+        self.config = ConnectionConfig(**values)
         self.link = FakeLink(self.config)
         self.core = LeftConnection(self.link, self.config)
         self.receiver, self.state = receiver_of(self.core), self.link.state

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,15 +22,17 @@ class Asked:
     def __init__(self, *, raw: bool) -> None:
         self.sent: list[bytes] = []
         self.closed = 0
-        cm_id = SimpleNamespace(_ends=lambda: (None, None), reject=self.sent.append)
+        cm_id: Any = SimpleNamespace(_ends=lambda: (None, None), reject=self.sent.append)
         cm_id.close = self._close
-        asked = Request(cast("Any", None), cast("Any", cm_id), cast("Any", SimpleNamespace()))
+        loop: Any = None
+        limit: Any = None
+        asked = Request(loop, cm_id, limit)
         asked.greeting = None if raw else SimpleNamespace(user_data=b"")
-        listener = SimpleNamespace(
+        listener: Any = SimpleNamespace(
             config=ConnectionConfig(raw=raw), _pending=[],
             _loop=SimpleNamespace(is_running=lambda: False),
         )  # fmt: skip
-        self.request = ConnectRequest(cast("Any", listener), asked)
+        self.request = ConnectRequest(listener, asked)
 
     def _close(self) -> None:
         self.closed += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,9 +20,9 @@ from .fabric import FakeLink, LeftConnection
 class Side:
     """The parts of a connection whose peer is the test."""
 
-    def __init__(self, **settings: object) -> None:
-        values = {"slot_size": 64, "send_depth": 2, "recv_depth": 4} | settings
-        self.config = ConnectionConfig(**values)  # type: ignore[arg-type]
+    def __init__(self, **settings: Any) -> None:
+        values: dict[str, Any] = {"slot_size": 64, "send_depth": 2, "recv_depth": 4} | settings
+        self.config = ConnectionConfig(**values)
         self.link = FakeLink(self.config)
         self.core = LeftConnection(self.link, self.config)
         self.sender, self.state = sender_of(self.core), self.link.state

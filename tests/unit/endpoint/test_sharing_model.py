@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -227,7 +227,8 @@ def test_what_c_posts_later_leaves_as_well(later: int) -> None:
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         window, link = receiver_of(wire.ends[1]).window, wire.links[1]
-        recv, state = cast("FakeElastic", link.slots.recv), link.state
+        recv: FakeElastic = link.slots.recv
+        state = link.state
 
         async def message() -> None:
             one.send(10)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 from aiordma._core import FRAME_PING, FRAME_SIZE, SUB_SHIFT
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
@@ -40,7 +40,8 @@ class Slots:
             self._qp.address, 0, 0, 0, (0, 0, 0, 0), (self._bytes.addr, 64, 7, self.count),
             (self._control.addr, 64, 8), 0,
         )  # fmt: skip
-        self.window = Window(cast("Any", self))
+        link: Any = self
+        self.window = Window(link)
 
     def _send(self, wr: Any) -> None:
         """A frame without data."""

@@ -44,45 +44,49 @@ class Target:
 
 def test_a_waiter_is_found_with_its_own_bits() -> None:
     table: SlotTable[Sink] = SlotTable()
-    waiter, queue = Target(), Target()
+    waiter = Target()
+    queue: Any = Target()
     wr_id = table.add(waiter)
     for sub in (0, 1, 0xFFFF):
-        route(record(wr_id + (sub << SUB_SHIFT)), table, queue)  # type: ignore[arg-type]
+        route(record(wr_id + (sub << SUB_SHIFT)), table, queue)
     assert waiter.got == [wr_id + (sub << SUB_SHIFT) for sub in (0, 1, 0xFFFF)]
     table.remove(wr_id)
     again = Target()
     assert table.add(again) != wr_id
-    route(record(wr_id), table, queue)  # type: ignore[arg-type]
+    route(record(wr_id), table, queue)
     assert (again.got, queue.got) == ([], [])
 
 
 def test_a_shared_receive_is_found_by_the_number_of_its_queue() -> None:
     table: SlotTable[Sink] = SlotTable()
-    shared, queue = Target(), Target()
+    shared = Target()
+    queue: Any = Target()
     shared_queues[60_000] = shared
     wr_id = SHARED_TAG << TAG_SHIFT | 60_000 << SUB_SHIFT | 5
-    route(record(wr_id), table, queue)  # type: ignore[arg-type]
+    route(record(wr_id), table, queue)
     assert shared.got == [(queue, wr_id)]
     del shared
     assert 60_000 not in shared_queues
-    route(record(wr_id), table, queue)  # type: ignore[arg-type]
+    route(record(wr_id), table, queue)
     assert queue.got == []
 
 
 @given(st.integers(0, (1 << 64) - 1).filter(lambda n: n >> TAG_SHIFT not in (TAG, SHARED_TAG)))
 def test_what_nobody_here_made_goes_to_the_queue(wr_id: int) -> None:
-    queue = Target()
-    route(record(wr_id), SlotTable(), queue)  # type: ignore[arg-type]
+    queue: Any = Target()
+    route(record(wr_id), SlotTable(), queue)
     assert queue.got == [("queue", wr_id)]
     route(record(wr_id), SlotTable(), None)
 
 
 def test_an_event_finds_its_queue_as_long_as_it_lives() -> None:
-    first, second = Target(), Target()
+    first: Any = Target()
+    second: Any = Target()
     tokens = [async_event.next_token() for _ in range(2)]
     for token, target in zip(tokens, (first, second), strict=True):
-        async_event.enroll(token, target)  # type: ignore[arg-type]
-    event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, None)  # type: ignore[arg-type]
+        async_event.enroll(token, target)
+    context: Any = None
+    event = AsyncEvent(AsyncEventType.CQ_ERR, 0, 0, context)
     tell(tokens[1], event)
     assert (first.got, second.got) == ([], [AsyncEventType.CQ_ERR])
     del second

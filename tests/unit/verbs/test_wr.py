@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -332,7 +332,8 @@ def test_a_transfer_is_the_request_that_would_be_built(opcode: Opcode) -> None:
 
 
 def test_what_is_left_to_the_rules_of_all_requests() -> None:
-    huge = SGE(cast("Any", Region(1 << 40)), 0, 1 << 32)
+    region: Any = Region(1 << 40)
+    huge = SGE(region, 0, 1 << 32)
     assert rules().transfer(Opcode.RDMA_READ, huge, 0, 0, "it") is None
     assert rules().transfer(Opcode.RDMA_READ, [piece()], 0, 0, "it") is None
     assert rules(qp_type=QPType.UD).transfer(Opcode.RDMA_WRITE, piece(), 0, 0, "it") is None
