@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -17,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("module", [aiordma, aiordma.cm, aiordma.verbs], ids=lambda m: m.__name__)
-def test_every_public_name_is_there_once_and_documented(module: object) -> None:
-    names = module.__all__  # type: ignore[attr-defined]
+def test_every_public_name_is_there_once_and_documented(module: ModuleType) -> None:
+    names = module.__all__
     assert len(set(names)) == len(names)
     for name in names:
         assert getattr(module, name).__doc__, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -20,7 +20,8 @@ ESTABLISHED = frozenset({EventType.ESTABLISHED})
 
 
 def event(kind: EventType, status: int = 0) -> ConnectionEvent:
-    return ConnectionEvent(cast("Any", None), kind, status, None)
+    channel: Any = None
+    return ConnectionEvent(channel, kind, status, None)
 
 
 def begin(step: Step, timeout: float | None = None) -> asyncio.Task[ConnectionEvent]:

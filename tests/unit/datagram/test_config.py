@@ -74,17 +74,20 @@ def test_whole_numbers(name: str) -> None:
     for value in (0, -1, 1 << 60):
         with pytest.raises(ValueError, match=name):
             DatagramConfig(**{name: value})
-    for other in (1.5, "1", True, None):
+    wrong: Any
+    for wrong in (1.5, "1", True, None):
         with pytest.raises(TypeError, match=name):
-            DatagramConfig(**{name: other})  # type: ignore[arg-type]
+            DatagramConfig(**{name: wrong})
 
 
 @pytest.mark.parametrize("name", ["resolve_timeout_s", "refresh_s", "close_timeout_s"])
 def test_seconds(name: str) -> None:
-    assert getattr(DatagramConfig(**{name: 0.5}), name) == 0.5  # type: ignore[arg-type]
-    for value in (0, -1, float("inf"), float("nan"), "1"):
+    half: Any = {name: 0.5}
+    assert getattr(DatagramConfig(**half), name) == 0.5
+    wrong: Any
+    for wrong in (0, -1, float("inf"), float("nan"), "1"):
         with pytest.raises(ValueError, match=name):
-            DatagramConfig(**{name: value})  # type: ignore[arg-type]
+            DatagramConfig(**{name: wrong})
     assert DatagramConfig(refresh_s=None).refresh_s is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -58,20 +58,23 @@ class Place:
         self.restarted: list[OSError] = []
         self.received: list[int] = []
         self.table = Table()
-        self.recv = RecvSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE)
-        channel, cq = SimpleNamespace(table=self.table), SimpleNamespace(manage=lambda **_: None)
+        to_send: Any = FakeRegion(COUNT * SIZE)
+        to_receive: Any = FakeRegion(COUNT * SIZE)
+        self.recv = RecvSlots(to_receive, COUNT, SIZE)
+        channel: Any = SimpleNamespace(table=self.table)
+        cq: Any = SimpleNamespace(manage=lambda **_: None)
         parts: list[Any] = [
             SimpleNamespace(_sink=None, _start_qp=lambda qp: None),  # the connection id
             None,
-            Completions(cast("Any", channel), cast("Any", cq)),
+            Completions(channel, cq),
             None,
             SimpleNamespace(modify=self._modify, _require=lambda: ffi.NULL),
             self.recv,
-            SendSlots(cast("Any", FakeRegion(COUNT * SIZE)), COUNT, SIZE),
+            SendSlots(to_send, COUNT, SIZE),
         ]
-        port = self.port = DatagramPort(*parts)
-        self.loop = Timed()
-        port.loop = cast("Any", self.loop)
+        port: Any = DatagramPort(*parts)
+        self.port: DatagramPort = port
+        self.loop = port.loop = Timed()
         port.start(self)
         port.post_recv(range(COUNT))
 
@@ -90,8 +93,8 @@ class Place:
     def _modify(self, mask: Any, *, qp_state: QPState) -> None:
         self.states.append(qp_state)
 
-    def send(self, data: bytes, handle: FakeHandle) -> bool:
-        return self.port.post_send(data, cast("Any", handle), 5, 6)
+    def send(self, data: bytes, handle: Any) -> bool:
+        return self.port.post_send(data, handle, 5, 6)
 
     def completes(self, sub: int, status: WCStatus) -> None:
         wr_id = self.table.base + (sub << SUB_SHIFT)

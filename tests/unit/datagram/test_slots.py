@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from aiordma._core import SUB_RECV
 from aiordma._ffi import ffi, lib, load_error
 from aiordma.datagram.slots import RecvSlots, SendSlots
-from aiordma.verbs.ah import AddressHandle
-from aiordma.verbs.mr import MemoryRegion
 
 pytestmark = pytest.mark.skipif(load_error() is not None, reason="rdma-core is not installed")
 
@@ -59,9 +57,10 @@ def posted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 def test_sending(posted: list[tuple[int, ...]]) -> None:
-    region, handle = FakeRegion(30), FakeHandle()
-    slots = SendSlots(cast("MemoryRegion", region), 3, 10)
-    ah = cast("AddressHandle", handle)
+    region: Any = FakeRegion(30)
+    handle = FakeHandle()
+    slots = SendSlots(region, 3, 10)
+    ah: Any = handle
     for n in range(3):
         assert not slots.full
         assert slots.post(None, BASE, b"%d" % n * (n + 1), ah, 17, 5) == 0
@@ -83,8 +82,8 @@ def test_sending(posted: list[tuple[int, ...]]) -> None:
 
 
 def test_receiving(posted: list[tuple[int, ...]]) -> None:
-    region = FakeRegion(40)
-    slots = RecvSlots(cast("MemoryRegion", region), 4, 10)
+    region: Any = FakeRegion(40)
+    slots = RecvSlots(region, 4, 10)
     slots.post(None, BASE, range(4))
     assert posted == [(BASE + (SUB_RECV << 24), 0x10000, 10, 7, 0, 1, 2, 3)]
     assert len(slots) == 4

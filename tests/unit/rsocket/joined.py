@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiordma.rsocket import (
     DESCRIPTOR_SIZE,
@@ -217,10 +217,10 @@ def join(a: Side, b: Side) -> None:
     b.machine.open()
 
 
-def pair(**options: int | bool) -> tuple[Side, Side]:
+def pair(**options: Any) -> tuple[Side, Side]:
     """Two sides with the same options, joined."""
-    a = Side(base=0x7F00_0000_1000, **options)  # type: ignore[arg-type]
-    b = Side(base=0x7F11_0000_2002, **options)  # type: ignore[arg-type]
+    a = Side(base=0x7F00_0000_1000, **options)
+    b = Side(base=0x7F11_0000_2002, **options)
     join(a, b)
     return a, b
 

@@ -6,6 +6,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ def test_places_are_counted_by_folder(words: ModuleType) -> None:
 
 
 @pytest.fixture(scope="module")
-def known(words: ModuleType) -> object:
+def known(words: ModuleType) -> Any:
     sources = {Path("aiordma/loop/pump.py"): PYTHON, Path("aiordma/_ffi/glue.c"): C}
     return words.Known(sources, [Path(name) for name in FILES])
 
@@ -135,8 +136,8 @@ def known(words: ModuleType) -> object:
         "`self.kicked`, `len(x)`, `a + b`, `mlx5_0`, ``Pump``",
     ],
 )
-def test_references_that_exist(known: object, text: str) -> None:
-    assert not list(known.stale(text))  # type: ignore[attr-defined]
+def test_references_that_exist(known: Any, text: str) -> None:
+    assert not list(known.stale(text))
 
 
 @pytest.mark.parametrize(
@@ -153,8 +154,8 @@ def test_references_that_exist(known: object, text: str) -> None:
         ("`loop.glue`", "loop.glue"),
     ],
 )
-def test_references_that_are_stale(known: object, text: str, name: str) -> None:
-    assert list(known.stale(f"\n{text}")) == [(1, name)]  # type: ignore[attr-defined]
+def test_references_that_are_stale(known: Any, text: str, name: str) -> None:
+    assert list(known.stale(f"\n{text}")) == [(1, name)]
 
 
 def test_a_stale_reference_is_told_with_its_line(words: ModuleType) -> None:
