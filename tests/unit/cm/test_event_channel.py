@@ -70,9 +70,6 @@ class Owner:
         self.closed = closed
         self._unacked = 0
 
-    def _fail(self, cause: BaseException) -> None:
-        """It has no tasks."""
-
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
@@ -205,6 +202,7 @@ def test_i02_a_request_for_a_listener_that_is_gone_is_refused(
         assert await asyncio.to_thread(reaper.drain, LIMIT_S)
         assert [name for name, *_ in calls] == ["create", "reject", "destroy"]
         assert not kept_of(events)
+        del listener
         await close(events)
 
     run(main())
