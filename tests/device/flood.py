@@ -13,6 +13,7 @@ from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType
 from aiordma.endpoint.config import DEFAULTS, hello_of
 from aiordma.rsocket import Hello
 from tests.device.foreign import DEPTHS
+from tests.inside.cm import take_events
 from tests.native_ends import LIMIT_S, End
 
 __all__ = ["Flood", "flooding", "pinned_bytes"]
@@ -83,7 +84,7 @@ class Flood:
 
         await end.cm_id.resolve_addr(self._where, timeout=LIMIT_S)
         await end.cm_id.resolve_route(timeout=LIMIT_S)
-        end.cm_id._sink = sink
+        take_events(end.cm_id, sink)
         end.build(room=4, max_send_wr=1, max_recv_wr=1)
         self.sent += len(self._hello)
         try:

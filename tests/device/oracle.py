@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable
 
 from aiordma.loop.workers import (
-    _blocking,
     answering,
     answering_slowly,
     connecting,
@@ -19,6 +18,7 @@ from aiordma.loop.workers import (
 )
 from aiordma.verbs import CompletionQueue, WorkCompletion
 from tests.device.kernel_counts import resources
+from tests.inside.loop import default_pool, unfinished
 
 
 def adapter_objects() -> Counter[str]:
@@ -74,13 +74,13 @@ class Connecting:
     """
 
     def __init__(self) -> None:
-        self._before = connecting._unfinished
+        self._before = unfinished(connecting)
 
     def let_go(self) -> None:
         """Wait until no thread has an object of a connect that has ended."""
-        assert _blocking.drain(20), "a blocking call is stuck"
+        assert default_pool().drain(20), "a blocking call is stuck"
         deadline = time.monotonic() + 10
-        while connecting._unfinished > self._before:
+        while unfinished(connecting) > self._before:
             assert time.monotonic() < deadline, "a connect is stuck"
             time.sleep(0.001)
 
@@ -117,7 +117,7 @@ async def settle(seconds: float = 10.0) -> None:
     # reaper's threads hand callbacks to the loop, and these may leave something to the threads.
     for _ in range(3):
         await _end_of_tasks(seconds)
-        for pool in (_blocking, answering, answering_slowly):
+        for pool in (default_pool(), answering, answering_slowly):
             assert await asyncio.to_thread(pool.drain, 20), "a blocking call is stuck"
         assert await asyncio.to_thread(reaper.drain, 20), "the reaper is stuck"
         await asyncio.sleep(0)

@@ -20,8 +20,8 @@ from aiordma import Connection
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.loop import timers
 from tests.device.oracle import until
-from tests.inside.endpoint import link_of
-from tests.inside.link import channel_of
+from tests.inside.cm import after_each_event
+from tests.inside.endpoint import after_frames
 
 pytestmark = pytest.mark.device
 
@@ -271,7 +271,6 @@ def test_a01_a_task_that_ends_the_loop_ends_nothing_else(
     with running(new_loop) as run:
         hall = Hall(address)
         run(hall.open())
-        channel = channel_of(link_of(hall.pairs[0][0]))
         for place in PLACES:
             run(place(hall, ending))
             left, reported = run.took()
@@ -280,7 +279,6 @@ def test_a01_a_task_that_ends_the_loop_ends_nothing_else(
             assert left == ([kind] if kind in ENDS else []), place
             expected = [kind] if kind not in ENDS and place in CALLBACKS else []
             assert reported == expected, place
-            assert channel._failure is None, place
             run(hall.works())
             assert run.took() == ([], []), place
         run(hall.close())
@@ -307,19 +305,8 @@ def test_a01_a_handler_of_events_that_raises_keeps_the_channel(
                     signal.raise_signal(signal.SIGINT)
                 raise kind
 
-        on_event, on_frames = ConnectionId._on_event, Connection._on_events
-
-        def on_event_spy(self: ConnectionId, event: Any) -> bool:
-            taken = on_event(self, event)
-            interrupt("event")
-            return taken
-
-        def on_frames_spy(self: Any, events: int) -> None:
-            on_frames(self, events)
-            interrupt("frames")
-
-        monkeypatch.setattr(ConnectionId, "_on_event", on_event_spy)
-        monkeypatch.setattr(Connection, "_on_events", on_frames_spy)
+        after_each_event(monkeypatch, lambda: interrupt("event"))
+        after_frames(monkeypatch, lambda: interrupt("frames"))
         run(hall.works())
         assert sorted(dispatched) == ["event", "frames"]
         assert run.took() == (([kind] * 2, []) if kind in ENDS else ([], [kind] * 2))

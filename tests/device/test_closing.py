@@ -14,7 +14,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ import pytest
 import aiordma
 from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
-from aiordma.verbs.resource import Resource, ResourceState
 from tests.device.closing import NAMES, End, Hall, Heartbeat
 from tests.device.oracle import (
     Connecting,
@@ -32,8 +31,9 @@ from tests.device.oracle import (
     settle,
     until,
 )
-from tests.inside.cm import kept_of
+from tests.inside.cm import closing_threads, kept_of
 from tests.inside.endpoint import link_of
+from tests.inside.verbs import destroying_threads, is_gone
 
 pytestmark = pytest.mark.device
 
@@ -61,15 +61,7 @@ STALL_S = 3.0  # generous: machines that run tests are busy; the destroyers tell
 @pytest.fixture
 def destroyers(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Names of the threads that destroyed something."""
-    threads: set[str] = set()
-    finish = Resource._finish
-
-    def spy(self: Resource) -> None:
-        threads.add(threading.current_thread().name)
-        finish(self)
-
-    monkeypatch.setattr(Resource, "_finish", spy)
-    return threads
+    return destroying_threads(monkeypatch)
 
 
 def check_end(results: list[Any]) -> None:
@@ -154,7 +146,7 @@ async def test_every_nesting_of_with_and_async_with(hall: Hall) -> None:
                     assert await outer.enter_async_context(end[name]) is end[name]
             # The blocks that could wait have waited, so it is over.
             for name in NAMES:
-                assert end[name]._state is ResourceState.GONE, f"{name} of {nesting}"
+                assert is_gone(end[name]), f"{name} of {nesting}"
             check_end(await end.ended())
 
 
@@ -262,9 +254,8 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
     for _ in range(5):
         ends = list(await hall.connected(await_=False))
         assert adapter_objects() != objects
-        threads: set[int] = set()
         with unclosed() as kinds, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(EventChannel, "_on_close", spy(threads, EventChannel._on_close))
+            threads = closing_threads(patch)
             for end in ends:
                 forgotten(end)
             ends.clear()
@@ -281,14 +272,6 @@ async def test_what_is_forgotten_is_given_back_and_warned_of(hall: Hall, where: 
         assert rdma_descriptors() == descriptors
         # Readers and tables belong to the loop, whoever collects.
         assert threads == {threading.get_ident()}
-
-
-def spy(threads: set[int], function: Callable[..., None]) -> Callable[..., None]:
-    def spied(self: Any) -> None:
-        threads.add(threading.get_ident())
-        function(self)
-
-    return spied
 
 
 def test_what_outlives_its_loop_is_given_back(address: str) -> None:
@@ -314,13 +297,12 @@ def test_what_outlives_its_loop_is_given_back(address: str) -> None:
 
 
 async def test_closing_in_a_thread_leaves_the_loop_its_part(hall: Hall) -> None:
-    threads: set[int] = set()
     for end in await hall.connected():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(EventChannel, "_on_close", spy(threads, EventChannel._on_close))
+            threads = closing_threads(patch)
             await asyncio.to_thread(end.close)
             check_end(await end.ended())
-    assert threads == {threading.get_ident()}
+        assert threads == {threading.get_ident()}
 
 
 # A destroy that takes long

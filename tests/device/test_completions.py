@@ -18,6 +18,7 @@ from aiordma.verbs import (
     CompletionQueue,
     DeviceEvents,
     MemoryRegion,
+    ProtectionDomain,
     QPInitAttr,
     QPState,
     QueuePair,
@@ -25,11 +26,24 @@ from aiordma.verbs import (
     SendWR,
     WCOpcode,
     WCStatus,
-    comp_channel,
 )
 from tests.device.ends import Ends, connected
 from tests.device.oracle import polled, until
-from tests.inside.verbs import known_queues, poll_for_safety, promised, pump_of, tell, token_of
+from tests.inside.verbs import (
+    drain_once,
+    end_flush_grace,
+    known_queues,
+    on_first_failure,
+    poll_for_safety,
+    poll_for_safety_every,
+    promise_nothing,
+    promised,
+    pump_of,
+    state_of_queue,
+    tell,
+    token_of,
+    untaken,
+)
 
 pytestmark = pytest.mark.device
 
@@ -155,7 +169,7 @@ async def test_solicited_only_in_the_loop(
 ) -> None:
     # The poll that nobody asks for is all that finds anything on software iWARP; elsewhere it
     # comes too late to have a part in it.
-    monkeypatch.setattr(comp_channel, "_SAFETY_S", 1.0 if is_siw else 30.0)
+    poll_for_safety_every(monkeypatch, 1.0 if is_siw else 30.0)
     cq, channel = ends.server.cq, ends.server.channel
     post_receives(ends, 4)
     cq.manage(solicited_only=True)
@@ -216,7 +230,7 @@ async def test_a_full_queue_delays_the_others_by_one_turn(address: str) -> None:
         # As the loop does it, but one drain at a time.
         for cq in (deep, shallow):
             cq.req_notify()
-            cq._aio.managed = 1
+            state_of_queue(cq).managed = 1
         pump_of(channel).pause()
         post_receives(busy, 400)
         for n in range(400):
@@ -224,10 +238,10 @@ async def test_a_full_queue_delays_the_others_by_one_turn(address: str) -> None:
         region = post_receives(calm, 1)
         await solicit(calm, b"calm", solicited=False)
         await until(lambda: bytes(region.view[:4]) == b"calm")
-        assert channel._on_readable()  # there is more
-        assert len(shallow._queue) == 1
-        assert 0 < len(deep._queue) < 256
-        while channel._on_readable():
+        assert drain_once(channel)  # there is more
+        assert untaken(shallow) == 1
+        assert 0 < untaken(deep) < 256
+        while drain_once(channel):
             pass
         assert [wc.wr_id for wc in deep.poll(500)] == list(range(400))
     for part in (deep, shallow, channel):
@@ -355,7 +369,7 @@ async def test_a_success_that_is_polled_late_stays_one(ends: Ends) -> None:
     """What the adapter does not flush within its time is given up; this it had completed."""
     await failed_behind_a_success(ends)
     client = ends.client
-    client.qp._fail_waiters()  # as the timer of to_error() does
+    end_flush_grace(client.qp)  # as the timer of to_error() does
     (outcome,) = client.cq.poll()
     assert (outcome.wr_id, outcome.status) == (1, WCStatus.SUCCESS)
 
@@ -370,8 +384,7 @@ async def test_an_overrun_fails_the_queue_and_its_queue_pairs(
         channel = CompletionChannel(probe.context)
         small = CompletionQueue(probe.context, 1, channel)
     with monkeypatch.context() as cheat:
-        cheat.setattr(CompletionQueue, "_promise", lambda cq, depth: None)
-        cheat.setattr(CompletionQueue, "_unpromise", lambda cq, depth: None)
+        promise_nothing(cheat)
         async with connected(address, recv_cq=small) as ends:
             events = DeviceEvents(channel.context)
             server = ends.server.qp
@@ -394,11 +407,11 @@ async def test_an_overrun_fails_the_queue_and_its_queue_pairs(
                     await server.send(region)
             assert isinstance(flushed.value.__cause__, aiordma.QueueError)
             events.close()
-            small.ack_events(small._unacked)
+            small.ack_events(1)
     with pytest.raises(aiordma.QueueError):
         await anext(small)
-    with pytest.raises(aiordma.QueueError):
-        small._promise(1)
+    with ProtectionDomain(channel.context) as pd, pytest.raises(aiordma.QueueError):
+        QueuePair(pd, QPInitAttr(send_cq=small))
     for part in (small, channel):
         part.close()
         await part.wait_closed()
@@ -415,7 +428,7 @@ async def test_who_iterates_over_a_queue_that_fails(ends: Ends) -> None:
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     # Flushed by the end of the queue pair, or told by the queue: nobody hangs.
     assert any(isinstance(outcome, aiordma.QueueError) for outcome in outcomes)
-    assert ends.server.qp._in_error
+    assert ends.server.qp.state == QPState.ERR
     tell(1 << 60, event)  # of a queue that is no more
 
 
@@ -427,8 +440,8 @@ async def test_a_fatal_event_ends_every_wait(ends: Ends, kind: AsyncEventType) -
     waiting = [asyncio.create_task(qp.recv(region)) for _ in range(3)]
     await asyncio.sleep(0)
     causes: list[BaseException] = []
-    qp._on_first_failure = causes.append
-    qp._on_async_event(AsyncEvent(kind, 0, 0, ends.server.context))
+    on_first_failure(qp, causes.append)
+    tell(token_of(qp), AsyncEvent(kind, 0, 0, ends.server.context))
     async with asyncio.timeout(5):
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
@@ -456,4 +469,6 @@ async def test_an_event_of_the_device_finds_its_queue_pair(ends: Ends, is_siw: b
             while (await anext(events)).type != AsyncEventType.QP_FATAL:
                 pass
     region.lkey = key
-    assert isinstance(ends.client.qp._first_failure, (aiordma.QueueError, aiordma.CompletionError))
+    with pytest.raises(aiordma.FlushedError) as flushed:
+        await ends.client.qp.send(region)
+    assert isinstance(flushed.value.__cause__, (aiordma.QueueError, aiordma.CompletionError))

@@ -11,6 +11,7 @@ import aiordma
 from aiordma import ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel, EventType
 from tests.device.oracle import until
+from tests.inside.endpoint import waiting_requests
 
 pytestmark = pytest.mark.device
 
@@ -153,7 +154,7 @@ async def test_b06_more_than_the_backlog_are_told_so(address: str) -> None:
     async with aiordma.listen(address, 0, backlog=2) as listener:
         requests = listener.requests()
         early = [asyncio.create_task(_try_to_connect(address, listener.port)) for _ in range(2)]
-        await until(lambda: len(listener._pending) == 2)
+        await until(lambda: waiting_requests(listener) == 2)
         late = [asyncio.create_task(_try_to_connect(address, listener.port, 1)) for _ in range(4)]
         tries = [*early, *late]
         done, pending = await asyncio.wait(tries, return_when=asyncio.FIRST_COMPLETED)
@@ -222,7 +223,7 @@ async def test_a_client_that_is_refused_at_the_end_of_a_listener_counts(address:
     listener = await aiordma.listen(address, 0)
     listener.requests()
     knocking = asyncio.create_task(_try_to_connect(address, listener.port))
-    await until(lambda: len(listener._pending) == 1)
+    await until(lambda: waiting_requests(listener) == 1)
     listener.close()
     assert listener.refused == 1
     assert isinstance(await knocking, ConnectionRefusedError)

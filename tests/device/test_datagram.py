@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import random
 from collections.abc import AsyncIterator
 
@@ -26,6 +25,7 @@ from aiordma.verbs import (
 )
 from tests.device.datagrams import UDEnd, bound, next_request, routed
 from tests.device.stepping import Steps, run_canceled
+from tests.inside.verbs import change_rules
 
 pytestmark = pytest.mark.device
 
@@ -241,9 +241,9 @@ async def test_a_datagram_fills_the_mtu_and_no_more(end: UDEnd, address: str) ->
 async def test_an_adapter_drops_what_is_longer_than_the_mtu(end: UDEnd, address: str) -> None:
     """It completes with success, and nothing is sent: the reason for the check."""
     assert end.cm_id.context is not None
-    mtu = end.qp._rules.max_datagram
+    mtu = end.cm_id.context.query_port(1).active_mtu.in_bytes
     handle = await AddressHandle.create(end.pd, AHAttributes.to(end.cm_id.context, address))
-    end.qp._rules = dataclasses.replace(end.qp._rules, max_datagram=1 << 20)
+    change_rules(end.qp, max_datagram=1 << 20)
     receiving = await end.receiving()
     to = {"ah": handle, "remote_qpn": end.qp.num, "remote_qkey": QKEY}
     sent = await end.qp.send(SGE(end.outgoing, 0, mtu + 1), **to)  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import aiordma
 from aiordma import DatagramConfig, RdmaDatagramTransport, create_datagram_endpoint
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.stepping import Steps, run_canceled
+from tests.inside.datagram import known_destinations, known_services
 
 pytestmark = pytest.mark.device
 
@@ -75,7 +76,7 @@ async def test_a_service_that_is_restarted_is_found_again(address: str) -> None:
                 await asyncio.sleep(0.02)
         assert client.got[0][1][:2] == client.got[-1][1][:2] == place
         assert client.got[0][1].qpn != client.got[-1][1].qpn
-        assert len(client_transport._outbox.destinations._services) == 1  # the old one is nobody
+        assert known_services(client_transport) == 1  # not the old one
     client_transport.close()
     await client_transport.wait_closed()
     assert client.calls.count("lost") == 1
@@ -131,7 +132,7 @@ async def test_many_destinations(address: str) -> None:
                 other: Recorder = transport.get_protocol()
                 one.transport.sendto(round_, where(other))
                 await other.until(lambda o=other, r=round_: o.data and o.data[-1] == r)
-        assert len(one.transport._outbox.destinations) == 4
+        assert known_destinations(one.transport) == 4
         assert not one.errors
         for transport in transports:
             transport.close()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.device.datagrams import Recorder, endpoint, where
+from tests.inside.datagram import catch_deliveries
 
 pytestmark = pytest.mark.device
 
@@ -32,16 +33,8 @@ async def test_a01_the_rest_of_a_batch_is_handed_over_later(
         endpoint(Raising, (address, 0)) as server,
         endpoint(Recorder, remote_addr=where(server)) as client,
     ):
-        deliver = type(server.transport)._deliver
-
-        def spy(transport: Any) -> None:
-            # In place of the loop, which such an exception would leave.
-            try:
-                deliver(transport)
-            except BaseException as exc:
-                left.append(type(exc))
-
-        monkeypatch.setattr(type(server.transport), "_deliver", spy)
+        # In place of the loop, which such an exception would leave.
+        catch_deliveries(monkeypatch, lambda exc: left.append(type(exc)))
         handler = loop.get_exception_handler()
         loop.set_exception_handler(lambda _, context: reported.append(type(context["exception"])))
         for n in range(COUNT):

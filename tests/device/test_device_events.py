@@ -24,7 +24,6 @@ from aiordma import Connection, ConnectionConfig
 from aiordma._ffi import lib
 from aiordma.cm import ConnectionEvent, EventType
 from aiordma.errors import DeviceRemovedError, FlushedError
-from aiordma.loop import registry
 from aiordma.testing.softroce.network import ADDRESS_V6
 from aiordma.verbs import (
     AsyncEvent,
@@ -39,7 +38,7 @@ from aiordma.verbs import (
 from tests.device.closing import Hall
 from tests.device.oracle import until
 from tests.inside.endpoint import iterators_of, link_of
-from tests.inside.verbs import subscriptions
+from tests.inside.verbs import read_device_events, subscriptions
 
 pytestmark = pytest.mark.device
 
@@ -199,8 +198,7 @@ class Unplugged:
 def unplug(monkeypatch: pytest.MonkeyPatch) -> Callable[[Context, list[int]], None]:
     def unplug(context: Context, answers: list[int]) -> None:
         monkeypatch.setattr(async_event, "lib", Unplugged(lib, answers))
-        entries = registry._entries_of(asyncio.get_running_loop())
-        entries["async_events", id(context)].shared._pump.kick()
+        read_device_events(context)
 
     return unplug
 

@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.loop.workers import _blocking, reaper
+from aiordma.loop.workers import reaper
 from tests.device.oracle import Connecting, adapter_objects, collect, rdma_descriptors
+from tests.inside.loop import default_pool
 
 pytestmark = pytest.mark.device
 
@@ -232,7 +233,7 @@ def test_a02_a_program_ends_at_any_moment(
             connects.let_go()
             collect()
             for _ in range(2):
-                assert _blocking.drain(20)
+                assert default_pool().drain(20)
                 assert reaper.drain(20)
         assert not seen, (seed + number, seen)
         assert adapter_objects() == objects, seed + number

@@ -12,7 +12,7 @@ import pytest
 import aiordma
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType, Stage
 from tests.device.oracle import collect, until
-from tests.inside.cm import kept_of, publish
+from tests.inside.cm import dispatch, kept_of, publish, take_event
 from tests.native_ends import End, begun, close_all, joined, listening, parameters, resolved
 
 pytestmark = pytest.mark.device
@@ -204,7 +204,7 @@ async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(
     events: EventChannel, address: str
 ) -> None:
     listener = listening(events, address)
-    events._attach()
+    assert await events.get_event(0) is None  # the loop reads it from now on
     loop = asyncio.get_running_loop()
     loop.remove_reader(events.fileno())  # the request stays with the kernel
     (client,) = await asked(address, listener, 1)
@@ -212,13 +212,13 @@ async def test_i02_a_request_for_a_listener_that_was_just_closed_is_refused(
 
     def take() -> bool:
         nonlocal taken
-        taken = events._events.next()
+        taken = take_event(events)
         return taken is not None
 
     await until(take, LIMIT_S)
     assert isinstance(taken, tuple)
     listener.close()
-    events._dispatch(*taken)
+    dispatch(events, taken)
     async with asyncio.timeout(LIMIT_S):
         await client  # refused
     assert not kept_of(events)
@@ -228,7 +228,7 @@ async def test_i02_requests_of_a_closed_listener_are_refused(
     events: EventChannel, address: str
 ) -> None:
     listener = listening(events, address)
-    events._attach()
+    assert await events.get_event(0) is None  # the loop reads it from now on
     clients = await asked(address, listener, 3)
     await until(lambda: len(kept_of(events)) == 3, LIMIT_S)
     listener.close()

@@ -17,11 +17,12 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig, Listener
-from aiordma.cm import resolving
 from aiordma.loop.workers import WorkerPool, reaper
-from aiordma.verbs import MemoryRegion
 from aiordma.verbs.context import Context
 from tests.device.oracle import collect
+from tests.inside.cm import look_for_ibacm_every
+from tests.inside.loop import keep_threads
+from tests.inside.verbs import note_regions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -78,7 +79,7 @@ async def test_a_small_connection_is_one_registration_and_no_thread(
     address: str, monkeypatch: pytest.MonkeyPatch, is_siw: bool
 ) -> None:
     # Once a second a thread looks for ibacm, which is not the connection's.
-    monkeypatch.setattr(resolving, "_FRESH_S", 3600.0)
+    look_for_ibacm_every(monkeypatch, 3600.0)
     calls: list[str] = []
 
     def noted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,15 +93,12 @@ async def test_a_small_connection_is_one_registration_and_no_thread(
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         ends = await pairs(listener, address, 2)
         with monkeypatch.context() as patched:
-            for owner, name in (
-                (MemoryRegion, "_registered"),
-                (WorkerPool, "submit"),
-                (Context, "query_device"),
-            ):
+            regions = note_regions(patched)
+            for owner, name in ((WorkerPool, "submit"), (Context, "query_device")):
                 patched.setattr(owner, name, noted(name, getattr(owner, name)))
             ends += await pairs(listener, address, 5)
         await closed(ends)
-    assert calls.count("_registered") == 10
+    assert len(regions) == 10
     assert calls.count("query_device") == 0
     # Software iWARP connects within the call, which a thread makes.
     assert calls.count("submit") == (5 if is_siw else 0)
@@ -185,7 +183,7 @@ async def test_memory_mappings_end_with_an_error_that_passes(
 ) -> None:
     # A new thread that finds no memory ends with an exception of the interpreter's, which is
     # printed; the one that destroys what was refused is there before.
-    monkeypatch.setattr(reaper, "idle_s", 20.0)
+    keep_threads(monkeypatch, reaper, 20.0)
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         await closed(await pairs(listener, address, 1))
         ends = await pairs(listener, address, 3)  # what all of them share is made

@@ -21,7 +21,17 @@ from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
 from tests.device.meeting import are_alive, meet
 from tests.device.oracle import until
-from tests.inside.endpoint import exposer_of, fetcher_of, is_fetching, link_of
+from tests.inside.endpoint import (
+    charge,
+    exposer_of,
+    fetched_ahead,
+    fetches_of,
+    kept_for_answers,
+    large_budget_of,
+    link_of,
+    source_of,
+)
+from tests.inside.memory import waiting_of
 from tests.native_ends import close_all, resolved
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
@@ -84,7 +94,7 @@ async def test_g01_what_is_announced_pins_nothing_by_itself(address: str) -> Non
         for number in range(8):
             await raw.send(announcement(number, 64 * MIB))
         await raw.flush()
-        await until(lambda: is_fetching(victim) and len(fetcher_of(victim)._fetches) == 8)
+        await until(lambda: fetches_of(victim) == 8)
         assert pinned() == before
         await victim.send(b"and nothing is held up")
 
@@ -144,17 +154,17 @@ async def test_g01_a_small_large_message_gets_past_a_source_that_holds_all(
         receiving = []
         for size in [8 * MIB] * 8 + [64 * MIB] * 4:
             raw, victim = await stack.enter_async_context(attacker(address, listener))
-            assert link_of(victim).buffers.account._source == address
+            assert source_of(victim) == address
             stuck.append(link_of(victim))
             receiving.append(asyncio.create_task(victim.recv()))
             await raw.send(announcement(1, size))
-        budget = listener._budget
-        await until(lambda: len(budget._line[address]) >= 3 if budget._line else False)
+        budget = large_budget_of(listener)
+        await until(lambda: waiting_of(budget, address) >= 3)
         client = await stack.enter_async_context(
             aiordma.connect(address, listener.port, config=config)
         )
         server = await listener.accept()
-        link_of(server).buffers._account = Account(budget, "another source")
+        charge(server, Account(budget, "another source"))
         begun = time.monotonic()
         async with asyncio.timeout(10):
             for size in (20_000, MIB):
@@ -266,9 +276,9 @@ async def test_g01_what_is_kept_of_answers_is_counted(address: str) -> None:
                     with await client.recv() as answer:
                         assert answer == data
                     await asyncio.gather(sending, answering)
-        kept = [link_of(server).buffers.outgoing._kept for server in servers]
+        kept = [kept_for_answers(server) for server in servers]
         assert 0 < sum(kept) <= MIB, kept
-        assert sum(kept) <= listener._budget.ahead <= MIB
+        assert sum(kept) <= large_budget_of(listener).ahead <= MIB
     assert PROCESS_BUDGET.ahead == 0
 
 
@@ -296,7 +306,7 @@ async def test_g01_clients_that_read_no_answers_pin_one_message_each(
         at_once = pinned() - before
         more = [asyncio.create_task(client.send(data)) for client, _ in ends for _ in range(8)]
         ahead = min(8 * room_of(size), ConnectionConfig().receive_buffer_size)
-        await until(lambda: all(fetcher_of(server)._held == ahead for _, server in ends))
+        await until(lambda: all(fetched_ahead(server) == ahead for _, server in ends))
         print(f"{size} bytes: {at_once} pinned, {pinned() - before} later")
         assert all(len(exposer_of(server)) == 1 for _, server in ends)
         for client, _ in ends:

@@ -16,6 +16,7 @@ from aiordma.endpoint import large
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import are_alive, meet
 from tests.inside.endpoint import link_of
+from tests.inside.verbs import note_regions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -84,16 +85,7 @@ async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
 @pytest.fixture
 def open_memory(monkeypatch: pytest.MonkeyPatch) -> list[MemoryRegion]:
     """All memory that was ever registered for a peer's writes."""
-    found: list[MemoryRegion] = []
-    real = MemoryRegion._registered
-
-    def noted(self: MemoryRegion, *args: object) -> None:
-        real(self, *args)  # type: ignore[arg-type]
-        if self.access & Access.REMOTE_WRITE:
-            found.append(self)
-
-    monkeypatch.setattr(MemoryRegion, "_registered", noted)
-    return found
+    return note_regions(monkeypatch, Access.REMOTE_WRITE)
 
 
 def keys_of(victim: Connection, found: list[MemoryRegion]) -> list[RemoteRegion]:

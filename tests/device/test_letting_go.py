@@ -19,13 +19,12 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.endpoint.large import Exposer
-from aiordma.loop.empty import EMPTY
 from aiordma.memory.pool import BufferPool
 from tests.device.ends import connected
 from tests.device.meeting import meet, part
 from tests.device.oracle import settle, until
 from tests.device.streaming import Note, noted, stream_pair
-from tests.inside.endpoint import says_goodbye, sender_of
+from tests.inside.endpoint import says_goodbye, state_of
 from tests.native_ends import ALL
 
 Ends = tuple[Connection, Connection]
@@ -125,7 +124,7 @@ async def _refused(ends: Ends) -> None:
         calls: list[asyncio.Task[Any]] = [asyncio.create_task(send()) for _ in range(3)]
         calls += [asyncio.create_task(client.read(region, bytearray(4096))) for _ in range(50)]
         calls.append(asyncio.create_task(client.send(bytes(1_000_000))))
-        await until(lambda: sender_of(client)._waiters != EMPTY)
+        await until(lambda: state_of(client).blocked)
         client.abort()
         done = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(it) for it in done} <= {int, type(None), aiordma.ResourceClosedError}

@@ -13,13 +13,19 @@ import pytest
 
 import aiordma
 from aiordma._ffi import ffi, lib
-from aiordma.verbs import comp_channel
 from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.ends import Ends
 from tests.device.oracle import until
 from tests.inside.link import channel_of
 from tests.inside.streams import port_of
-from tests.inside.verbs import handle_of, poll_for_safety, pump_of, safety_of
+from tests.inside.verbs import (
+    handle_of,
+    poll_for_safety,
+    poll_for_safety_every,
+    pump_of,
+    safety_of,
+    watch_again,
+)
 
 pytestmark = pytest.mark.device
 
@@ -49,14 +55,6 @@ def deaf(channel: CompletionChannel) -> Iterator[None]:
         pump.resume()
 
 
-def watch_again(channel: CompletionChannel) -> None:
-    """Set the timer of the safety poll anew."""
-    if channel._safety is not None:
-        channel._safety.cancel()
-        channel._safety = None
-    channel._watch()
-
-
 async def until_judged(channel: CompletionChannel, before: int) -> int:
     """How many have been lost since; the safety poll looks once a second."""
     with contextlib.suppress(TimeoutError):
@@ -80,7 +78,7 @@ async def test_i03_of_a_connection(pair: tuple[aiordma.Connection, aiordma.Conne
     assert await until_judged(channel, before) >= 1
     # And the queue is armed again: the next comes without the poll.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comp_channel, "_SAFETY_S", 60.0)
+        poll_for_safety_every(patch, 60.0)
         watch_again(channel)
         lost = channel.lost_events
         receiving = asyncio.create_task(server.recv())

@@ -21,10 +21,10 @@ from aiordma.verbs import (
     Access,
     MemoryRegion,
     ProtectionDomain,
-    mr,
 )
 from tests.device.ends import ALL, Ends, connected
 from tests.device.oracle import collect, until
+from tests.inside.verbs import trust_iova
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -239,7 +239,7 @@ async def test_an_address_of_ones_own(
         # It would take the number, and go on using the buffer's address.
         with pytest.raises(aiordma.NotSupportedError, match=r"siw\d+ does not support addresses"):
             MemoryRegion(ends.server.pd, buffer, ALL, iova=iova)
-        monkeypatch.setattr(mr, "_IGNORES_IOVA", ())
+        trust_iova(monkeypatch)
         region = ends.server.region(buffer, iova=iova)
         assert await ends.read(address_of(buffer), region.rkey, 100) == bytes(100)
         with pytest.raises(aiordma.CompletionError):

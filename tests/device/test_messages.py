@@ -16,7 +16,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from tests.device.meeting import are_alive
 from tests.device.oracle import until
-from tests.inside.endpoint import link_of
+from tests.inside.endpoint import ask_for_inline, link_of
 
 pytestmark = pytest.mark.device
 
@@ -266,7 +266,7 @@ async def test_an_adapter_with_no_room_for_inline_data(
     address: str, is_siw: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It refuses the queue pair, and says no more than that."""
-    monkeypatch.setattr("aiordma.endpoint.link._INLINE", 1 << 20)
+    ask_for_inline(monkeypatch, 1 << 20)
     async with (
         aiordma.listen(address, 0) as listener,
         aiordma.connect(address, listener.port) as client,

@@ -19,10 +19,11 @@ import pytest
 
 import aiordma
 from aiordma import create_datagram_endpoint
-from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace, multicast
+from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace
 from aiordma.verbs import AddressHandle, AHAttributes
 from tests.device.datagrams import Recorder, UDEnd, bound
 from tests.device.stepping import Steps, run_canceled
+from tests.inside.cm import before_leaving_groups
 
 pytestmark = pytest.mark.device
 
@@ -210,15 +211,10 @@ async def test_a_join_waits_for_what_is_being_left(
     events: EventChannel, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until then an event of the old membership could be taken for one of the new."""
-    leave, may_leave = multicast._leave_now, threading.Event()
-
-    def slowly(handle: Any, member: Any) -> None:
-        assert may_leave.wait(10)
-        leave(handle, member)
-
+    may_leave = threading.Event()
     end = UDEnd(bound(events, address))
     await end.cm_id.join_multicast(GROUP)
-    monkeypatch.setattr(multicast, "_leave_now", slowly)
+    before_leaving_groups(monkeypatch, lambda: may_leave.wait(10))
     with pytest.raises(TimeoutError):
         await end.cm_id.leave_multicast(GROUP, timeout=0.02)
     with pytest.raises(aiordma.ConnectTimeoutError, match="was not left"):

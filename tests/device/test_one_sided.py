@@ -18,7 +18,7 @@ import aiordma
 from aiordma import Connection, RemoteRegion
 from aiordma.verbs import SGE, Access
 from tests.device.meeting import are_alive
-from tests.inside.endpoint import link_of, state_of
+from tests.inside.endpoint import link_of, registrations_of, state_of
 
 pytestmark = pytest.mark.device
 
@@ -280,7 +280,7 @@ async def test_a_cache_of_registrations(address: str, *, is_siw: bool) -> None:
                 assert mine == bytes([number]) * 200_000
         with pytest.raises(BufferError):
             mine.append(0)  # the price, as documented
-        cache = client._one_sided._cache
+        cache = registrations_of(client)
         assert cache is not None
         # Two kinds of access; on iWARP the peer could write to what reads keep registered.
         expected = (1, 4) if is_siw else (2, 8)

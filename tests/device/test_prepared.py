@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,7 @@ from aiordma.verbs import (
 from tests.device.ends import Ends
 from tests.device.oracle import collect, until
 from tests.device.posting import DEPTH, NO_FLAGS, completions, numbers, posting_ends
+from tests.inside.verbs import set_executions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 __all__ = ["posting_ends"]  # the fixture `ends`
@@ -119,18 +121,16 @@ async def test_more_executions_than_their_number_has_bits(ends: Ends) -> None:
     addr, rkey = ends.server.mr.addr, ends.server.mr.rkey
     write = SendWR(1, [SGE(client.mr, 0, 1)], Opcode.RDMA_WRITE, flags, 0, addr, rkey)
     with client.qp.prepare_send(write) as send:
-        send._c.executions = (1 << 16) - 4
-        send._entries[0].retired = send._c.executions
+        set_executions(send, (1 << 16) - 4)
         for number in range(10):
             assert send.patch(wr_id=number).execute().is_success
             if number % 2:
                 assert await numbers(client, 2) == [number - 1, number]
-        send._c.executions = (1 << 32) - 4
-        send._entries[0].retired = send._c.executions
+        set_executions(send, (1 << 32) - 4)
         for number in range(10):
             send.patch(wr_id=number).execute()
             assert await numbers(client, 1) == [number]
-        assert send._c.executions == 6
+        assert "executions=6" in repr(send)
     assert client.qp.outstanding == 0
 
 
@@ -205,8 +205,8 @@ async def test_a_post_that_fails(ends: Ends, monkeypatch: pytest.MonkeyPatch) ->
     send = client.qp.prepare_send(SendWR(1, [SGE(client.mr, 0, 1)]))
 
     class Failing:
-        def aio_execute(self, post: object) -> int:
-            send._c.executions += 1
+        def aio_execute(self, post: Any) -> int:
+            post.executions += 1
             return 22
 
     monkeypatch.setattr(prepared, "lib", Failing())

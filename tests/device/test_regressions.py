@@ -15,6 +15,7 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
+from tests.inside.cm import kept_of
 from tests.inside.endpoint import link_of
 from tests.inside.verbs import handle_of
 
@@ -35,7 +36,7 @@ async def test_ended_connections_leave_no_event_in_the_shared_channel(address: s
                 with pytest.raises(aiordma.ConnectionEndedError):
                     await server.recv()
                 await server.close()
-            assert not channel._kept
+            assert not kept_of(channel)
         finally:
             release()
 

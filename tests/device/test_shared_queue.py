@@ -16,6 +16,7 @@ from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.device.test_sharing import CONFIG as POOL
 from tests.device.test_sharing import pairs, transfer
+from tests.inside.endpoint import state_of
 from tests.inside.link import is_quiet, queue_of
 from tests.inside.streams import port_of
 from tests.inside.verbs import state_of_queue
@@ -67,7 +68,8 @@ async def test_plain_messages_do_not_come_to_python(
         monkeypatch.setattr(Link, "__call__", counted("completion", Link.__call__))
         monkeypatch.setattr(Sender, "data", counted("send", Sender.data))
         for end in (end for pair in made for end in pair):
-            end._state.handler = counted("events", end._state.handler)
+            state = state_of(end)
+            state.handler = counted("events", state.handler)
         await asyncio.gather(*(exchange(one, other, 100) for one, other in made))
         # A sign of life may be among them.
         assert sum(calls.values()) < 10, calls

@@ -27,7 +27,15 @@ from aiordma.verbs import (
 from aiordma.verbs.resource import Resource
 from tests.device.fan import Fan, fan
 from tests.device.oracle import adapter_objects, polled, until
-from tests.inside.verbs import forget_queue, promised, tell, token_of
+from tests.inside.verbs import (
+    awaits_low_water,
+    forget_queue,
+    is_gone,
+    last_receive_of,
+    promised,
+    tell,
+    token_of,
+)
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -210,7 +218,7 @@ async def test_low_water_can_be_canceled(address: str) -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await srq.low_water(4)
-        assert not srq._marks
+        assert not awaits_low_water(srq)
         waiting = asyncio.create_task(srq.low_water(4))
         await asyncio.sleep(0)
         for i in range(3):
@@ -351,7 +359,7 @@ async def test_memory_stays_until_the_shared_queue_is_gone(address: str) -> None
             await region.wait_closed(0.05)
         made.servers[0].close()
         await region.wait_closed(10)
-        assert made.srq._handle is None
+        assert is_gone(made.srq)
         await made.srq.wait_closed(10)
 
 
@@ -373,8 +381,7 @@ async def test_a_queue_pair_that_dies_inside_a_message(address: str, is_siw: boo
         dying = made.servers[0]
         dying.to_error()
         # Linux 6.12 says so on Soft-RoCE; 6.1 and software iWARP do not.
-        assert dying._last_receive is not None
-        told = await asyncio.to_thread(dying._last_receive.wait, 2)
+        told = await asyncio.to_thread(last_receive_of(dying).wait, 2)
         assert not (told and is_siw)
         dying.close()
         await dying.wait_closed()

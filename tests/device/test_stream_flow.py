@@ -13,6 +13,7 @@ import pytest
 from aiordma import StreamConfig
 from tests.device.oracle import until
 from tests.device.streaming import Note, noted
+from tests.inside.streams import port_of
 
 pytestmark = pytest.mark.device
 
@@ -191,7 +192,7 @@ async def test_more_small_messages_than_sequence_numbers(address: str) -> None:
         assert both.server.data == sent
         # One completion stands for many messages: the last ones are not told of yet.  An answer
         # can be here before the completion of what it answers.
-        await until(lambda: both.client.transport._port.state.progress > rounds * burst - 32)
+        await until(lambda: port_of(both.client.transport).state.progress > rounds * burst - 32)
 
 
 async def test_water_marks(address: str) -> None:

@@ -7,7 +7,6 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -21,6 +20,7 @@ from aiordma.errors import (
 from aiordma.rsocket import Descriptor
 from tests.device.rsocket_peer import CREDITS, Peer
 from tests.device.stream_scene import DEPTH, HALF, LIMIT_S, SEED, Scene, playing
+from tests.inside.verbs import change_rules
 from tests.native_ends import begun
 from tests.rsocket_hostile import (
     DISCONNECT,
@@ -167,7 +167,7 @@ async def test_a_read_that_was_not_promised(scene: Scene, is_siw: bool) -> None:
         else:
             with pytest.raises(aiordma.NotSupportedError, match="initiator_depth 0"):
                 await reading
-            peer.qp._rules = replace(peer.qp._rules, read_depth=None)
+            change_rules(peer.qp, read_depth=None)
             reading = peer.qp.read(peer.mr, theirs.buffer_addr, theirs.buffer_key)
             waiting = await begun(reading)
             peer.data(b"behind")

@@ -12,6 +12,7 @@ from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import SGE
 from tests.device.oracle import until
 from tests.device.streaming import Streams, stream_pair
+from tests.inside.streams import mappings_wait
 
 CONFIG = StreamConfig(iomap_slots=2)
 SIZE = 3000
@@ -78,10 +79,10 @@ async def test_data_waits_for_a_mapping_that_got_its_credit_meanwhile(address: s
         for _ in range(16):
             here[1].write(b"x")
         with await iomap(here).map(SIZE, 7):
-            assert sending._machine.iomap.pending
+            assert mappings_wait(sending)
             receiving.resume_reading()
             assert await there[0].readexactly(16) == b"x" * 16
-            await until(lambda: not sending._machine.iomap.pending)
+            await until(lambda: not mappings_wait(sending))
             here[1].write(b"y")
             assert await there[0].readexactly(1) == b"y"
             assert [mapping.offset for mapping in iomap(there).mappings()] == [7]

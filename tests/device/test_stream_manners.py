@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.streams.policy import RdmaEventLoop, _connect
+from aiordma.streams.policy import RdmaEventLoop
 from tests.device.oracle import collect, until
 from tests.device.streaming import LIMIT_S, Note, noted
+from tests.inside.streams import connect_of_switch
 
 pytestmark = pytest.mark.device
 
@@ -60,8 +61,8 @@ async def test_h07_a_refusal_is_no_garbage(address: str) -> None:
     server.close()
     await server.wait_closed()
     calls: list[Callable[[], Awaitable[Any]]] = [
-        lambda: _connect(Note, [address], port, {}),
-        lambda: _connect(Note, [address, address], port, {"all_errors": True}),
+        lambda: connect_of_switch(Note, [address], port, {}),
+        lambda: connect_of_switch(Note, [address, address], port, {"all_errors": True}),
         lambda: aiordma.open_connection(address, port),
         lambda: aiordma.create_connection(Note, address, port, happy_eyeballs_delay=0.1),
         lambda: aiordma.connect(address, port),

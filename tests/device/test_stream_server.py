@@ -19,7 +19,8 @@ from aiordma import StreamConfig
 from tests.device.oracle import collect, until
 from tests.device.streaming import Note
 from tests.inside.link import acceptor_of
-from tests.inside.streams import active_of
+from tests.inside.streams import active_of, lose_end
+from tests.native_ends import begun
 
 pytestmark = pytest.mark.device
 
@@ -99,9 +100,8 @@ async def test_h01_an_exception_does_not_wait_for_clients(address: str, by: str)
                 raise BugError
             await server.serve_forever()
 
-    task = asyncio.create_task(main())
+    task = await begun(main())
     if by == "serve_forever":
-        await until(lambda: server._forever is not None)
         task.cancel()
     async with asyncio.timeout(20):
         with pytest.raises(BugError if by == "the block" else asyncio.CancelledError):
@@ -123,9 +123,8 @@ async def test_h01_an_end_that_was_lost_to_ctrl_c_is_made_up_for(address: str) -
     server = await aiordma.create_server(make, address, 0, config=config)
     _, client = await aiordma.create_connection(Note, address, server.port)
     await until(lambda: active_of(server) == 1)
-    protocols[0].transport._over = True
-    task = asyncio.create_task(server.serve_forever())
-    await until(lambda: server._forever is not None)
+    lose_end(protocols[0].transport)
+    task = await begun(server.serve_forever())
     task.cancel()
     async with asyncio.timeout(20):
         with pytest.raises(asyncio.CancelledError):

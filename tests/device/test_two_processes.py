@@ -41,9 +41,7 @@ async def peer(role: str, address: str, loop: str) -> AsyncIterator[tuple[int, i
     finally:
         if process.returncode is None:
             process.kill()
-        await process.wait()
-        # Close the pipes' transports before the loop does, which would warn.
-        process._transport.close()  # type: ignore[attr-defined]
+        await process.communicate()  # reads to the end: the pipes are closed, too
 
 
 @pytest.fixture
@@ -168,7 +166,6 @@ async def test_a_listener_survives_a_killed_client(address: str, loop_name: str)
             await server.close()
         finally:
             await process.wait()
-            process._transport.close()  # type: ignore[attr-defined]
         async with (
             aiordma.connect(address, listener.port) as client,
             await listener.accept() as server,

@@ -11,7 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, RemoteRegion
-from tests.inside.endpoint import link_of, state_of
+from tests.inside.endpoint import awaits_reason, cause_of, ending_of, link_of, peer_left, state_of
 
 pytestmark = pytest.mark.device
 
@@ -58,8 +58,8 @@ async def _flushed(connection: Connection) -> None:
     state, link = state_of(connection), link_of(connection)
     _break(connection)
     await connection.send(b"into the void")
-    while connection._outcome.cause is None:
-        if link._unexplained and state.completed == state.sent:
+    while cause_of(connection) is None:
+        if awaits_reason(connection) and state.completed == state.sent:
             return
         link.completions.sweep()
         await asyncio.sleep(0)
@@ -105,8 +105,7 @@ async def test_a_close_that_is_canceled_ends_who_waits(pair: Pair) -> None:
         flushing = asyncio.ensure_future(pair.client.flush())
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
-        task = pair.client._ending._task
-        assert task is not None
+        task = ending_of(pair.client)
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises((aiordma.ConnectionLostError, aiordma.ResourceClosedError)):
@@ -120,6 +119,6 @@ async def test_nothing_is_said_to_a_peer_that_has_left(pair: Pair) -> None:
         closing = asyncio.ensure_future(pair.client.close())
         await asyncio.sleep(0)
         sent = state_of(pair.client).sent
-        pair.client._ending.peer_left()
+        peer_left(pair.client)
         await closing
         assert state_of(pair.client).sent == sent

@@ -83,3 +83,26 @@ async def numeric(address: tuple[str, int], name: str, *rest: Any) -> Any:
 def one_of(groups: Groups) -> asyncio.Lock:
     """What is held by the step of a group that is under way."""
     return groups._one
+
+
+def known_destinations(transport: RdmaDatagramTransport) -> int:
+    """How many destinations a transport knows the way to."""
+    return len(transport._outbox.destinations)
+
+
+def known_services(transport: RdmaDatagramTransport) -> int:
+    """How many services a transport knows by the source of their datagrams."""
+    return len(transport._outbox.destinations._services)
+
+
+def catch_deliveries(patch: pytest.MonkeyPatch, caught: Callable[[BaseException], object]) -> None:
+    """Give the exceptions that leave a delivery to a function, in place of the loop."""
+    real = RdmaDatagramTransport._deliver
+
+    def deliver(transport: RdmaDatagramTransport) -> None:
+        try:
+            real(transport)
+        except BaseException as exc:
+            caught(exc)
+
+    patch.setattr(RdmaDatagramTransport, "_deliver", deliver)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from aiordma import Connection, ConnectionEvents
+from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
-from aiordma.endpoint import large, one_sided
-from aiordma.endpoint.large import Exposer, Fetcher, LargeMessages
+from aiordma.endpoint import large, link, one_sided
+from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
 from aiordma.endpoint.listener import ConnectRequest
@@ -19,6 +19,8 @@ from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.slots import Slots
 from aiordma.endpoint.wire import Hello
 from aiordma.memory.budget import Share, SlotBudget
+from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.cache import RegistrationCache
 from aiordma.verbs import MemoryRegion
 
 if TYPE_CHECKING:
@@ -45,21 +47,52 @@ def exposer_of(connection: Connection) -> Exposer:
     return connection._large.exposer
 
 
-def is_fetching(connection: Connection) -> bool:
-    """Whether a large message of the peer was ever announced."""
-    return connection._large.fetcher is not None
+def fetches_of(connection: Connection) -> int:
+    """How many large messages of the peer are announced and not yet read."""
+    fetcher = connection._large.fetcher
+    return len(fetcher._fetches) if fetcher is not None else 0
 
 
-def fetcher_of(connection: Connection) -> Fetcher:
-    """The large messages of the peer that are being read."""
+def fetched_ahead(connection: Connection) -> int:
+    """Bytes of the buffers for large messages that the program has not asked for."""
     fetcher = connection._large.fetcher
     assert fetcher is not None, "none was announced"
-    return fetcher
+    return fetcher._held
+
+
+def kept_for_answers(connection: Connection) -> int:
+    """Bytes of registered memory that are kept for large messages to send."""
+    return connection._link.buffers.outgoing._kept
+
+
+def large_budget_of(listener: Listener) -> ByteBudget:
+    """The budget of all large messages of its connections."""
+    return listener._budget
+
+
+def charge(connection: Connection, account: Account) -> None:
+    """Charge the large messages of a connection to another account."""
+    connection._link.buffers._account = account
+
+
+def source_of(connection: Connection) -> str:
+    """The source to which the large messages of a connection are charged."""
+    return connection._link.buffers.account._source
 
 
 def memory_of(connection: Connection) -> set[MemoryRegion]:
     """The regions that it closes at its end."""
     return connection._one_sided.memory
+
+
+def registrations_of(connection: Connection) -> RegistrationCache | None:
+    """The cache of registrations for its one-sided operations, if it has one."""
+    return connection._one_sided._cache
+
+
+def rights_of_peer(connection: Connection) -> int:
+    """The rights to memory that its queue pair allows the peer."""
+    return connection._link._rights.now
 
 
 def iterators_of(connection: Connection) -> list[ConnectionEvents]:
@@ -74,9 +107,29 @@ def says_goodbye(connection: Connection) -> bool:
     return connection._goodbye._task is not None
 
 
+def peer_left(connection: Connection) -> None:
+    """As if the peer's disconnection had been read."""
+    connection._ending.peer_left()
+
+
+def cause_of(connection: Connection) -> BaseException | None:
+    """The first cause of its end."""
+    return connection._outcome.cause
+
+
+def awaits_reason(connection: Connection) -> bool:
+    """Whether requests were flushed, and the reason is not known yet."""
+    return connection._link._unexplained is not None
+
+
 def state_of(connection: Connection) -> MessageState:
     """The state in C."""
     return connection._state
+
+
+def waiting_requests(listener: Listener) -> int:
+    """How many requests to connect wait for the program."""
+    return len(listener._pending)
 
 
 def slots_of(connection: Connection) -> Slots:
@@ -208,3 +261,19 @@ def begin_end(lease: Lease) -> None:
 def check_remote(remote: object) -> None:
     """Refuse what is no RemoteRegion."""
     one_sided._check_remote(remote)
+
+
+def after_frames(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
+    """Have a call made after a connection has divided the events of its state."""
+    real = Connection._on_events
+
+    def on_events(connection: Connection, events: int) -> None:
+        real(connection, events)
+        call()
+
+    patch.setattr(Connection, "_on_events", on_events)
+
+
+def ask_for_inline(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Have queue pairs asked for so many bytes of inline data."""
+    patch.setattr(link, "_INLINE", size)

@@ -41,3 +41,18 @@ def entries_of(timers: Any) -> int:
 def have_two_entries(patch: pytest.MonkeyPatch) -> None:
     """Have tables of slots that are full with two entries."""
     patch.setattr(slots, "_INDEX_MASK", 1)
+
+
+def default_pool() -> WorkerPool:
+    """The threads of calls that have no pool of their own."""
+    return workers._blocking
+
+
+def unfinished(pool: WorkerPool) -> int:
+    """How many of its calls have not returned."""
+    return pool._unfinished
+
+
+def keep_threads(patch: pytest.MonkeyPatch, pool: WorkerPool, seconds: float) -> None:
+    """Have its threads wait so long for the next call before they end."""
+    patch.setattr(pool, "_idle_s", seconds)

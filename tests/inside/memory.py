@@ -41,3 +41,8 @@ def own_of(budget: ByteBudget) -> tuple[dict[str, int], ...]:
 def line_of(budget: ByteBudget) -> Sized:
     """The sources that wait for bytes."""
     return budget._line
+
+
+def waiting_of(budget: ByteBudget, source: str) -> int:
+    """How many large messages of a source wait for memory."""
+    return len(budget._line.get(source, ()))

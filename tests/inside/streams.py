@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, cast
 
-from aiordma import RdmaServer, RdmaTransport
+from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport
 from aiordma.link.admission import Place, Places
+from aiordma.streams import policy
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
 
@@ -14,6 +16,26 @@ from aiordma.streams.stream_port import StreamPort
 def port_of(transport: object) -> StreamPort:
     """What a stream stands on."""
     return cast("StreamPort", cast("Any", transport)._port)
+
+
+def knows_end(reader: RdmaStreamReader) -> bool:
+    """Whether a reader knows of the end, with bytes before it or without."""
+    return reader._eof
+
+
+def lose_end(transport: Any) -> None:
+    """As if a KeyboardInterrupt had come before the report of the end was scheduled."""
+    transport._over = True
+
+
+def mappings_wait(transport: Any) -> bool:
+    """Whether a mapping waits for a credit."""
+    return bool(transport._machine.iomap.pending)
+
+
+def takes_mappings(transport: Any) -> bool:
+    """Whether the peer has slots for mappings."""
+    return bool(transport._machine.iomap._taken)
 
 
 def active_of(server: RdmaServer) -> int:
@@ -34,3 +56,13 @@ async def begin_tls(server: RdmaServer, transport: RdmaTransport) -> Place:
 def backlog_of(outgoing: Outgoing) -> Collection[memoryview | bytearray]:
     """The pieces that wait and are not in the ring yet."""
     return outgoing._backlog
+
+
+def connect_of_switch(
+    factory: Callable[[], asyncio.BaseProtocol],
+    hosts: list[str],
+    port: int,
+    options: dict[str, Any],
+) -> Awaitable[Any]:
+    """Connect as a loop under the switch does, to the first host that answers."""
+    return policy._connect(factory, hosts, port, options)

@@ -2,32 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from aiordma.verbs import mr, slab
-from aiordma.verbs.work_queue import WorkQueue
-
-if TYPE_CHECKING:
-    import pytest
-
-from typing import Any
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from aiordma._core import QueueState
+from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.verbs import (
     AsyncEvent,
     CompletionChannel,
     CompletionQueue,
+    Context,
     MemoryRegion,
+    PreparedPost,
+    QueuePair,
     SharedReceiveQueue,
     async_event,
+    comp_channel,
+    mr,
+    slab,
 )
-from aiordma.verbs.resource import Resource
+from aiordma.verbs.resource import Resource, ResourceState
+from aiordma.verbs.work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def handle_of(resource: Resource) -> Any:
     """The C object, if the resource is open."""
     return resource._require()
+
+
+def is_gone(resource: Resource) -> bool:
+    """Whether the C object is destroyed."""
+    return resource._state is ResourceState.GONE
+
+
+def destroying_threads(patch: pytest.MonkeyPatch) -> set[str]:
+    """The names of the threads that destroy C objects from now on."""
+    threads: set[str] = set()
+    real = Resource._finish
+
+    def finish(resource: Resource) -> None:
+        threads.add(threading.current_thread().name)
+        real(resource)
+
+    patch.setattr(Resource, "_finish", finish)
+    return threads
 
 
 def state_of_queue(cq: CompletionQueue) -> QueueState:
@@ -40,12 +65,30 @@ def promised(cq: CompletionQueue) -> int:
     return cq._promised
 
 
+def promise_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Have the room in completion queues not counted, so that a queue can overrun."""
+    for name in ("_promise", "_unpromise"):
+        patch.setattr(CompletionQueue, name, lambda cq, depth: None)
+
+
+def untaken(cq: CompletionQueue) -> int:
+    """How many drained completions the program has not taken."""
+    return len(cq._queue)
+
+
 # Events of a device
 
 
-def token_of(queue: CompletionQueue | SharedReceiveQueue) -> int:
+def token_of(queue: CompletionQueue | SharedReceiveQueue | QueuePair) -> int:
     """The number by which events of the device find a queue."""
-    return queue._token
+    entries = async_event._queues._entries
+    return next(token for token, known in entries.items() if known() is queue)
+
+
+def read_device_events(context: Context) -> None:
+    """Have the loop read the events of a device, as if its descriptor were readable."""
+    entries = registry._entries_of(asyncio.get_running_loop())
+    entries["async_events", id(context)].shared._pump.kick()
 
 
 def tell(token: int, event: AsyncEvent) -> None:
@@ -77,6 +120,11 @@ def pump_of(channel: CompletionChannel) -> FdPump:
     return channel._pump
 
 
+def drain_once(channel: CompletionChannel) -> bool:
+    """Drain as the loop does when the descriptor is readable; whether there is more."""
+    return channel._on_readable()
+
+
 def safety_of(channel: CompletionChannel) -> Any:
     """The timer of the poll that nothing has asked for."""
     return channel._safety
@@ -87,6 +135,19 @@ def poll_for_safety(channel: CompletionChannel) -> None:
     assert channel._safety is not None
     channel._safety.cancel()
     channel._safety_poll()
+
+
+def poll_for_safety_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the timers that are set from now on poll so often."""
+    patch.setattr(comp_channel, "_SAFETY_S", seconds)
+
+
+def watch_again(channel: CompletionChannel) -> None:
+    """Set the timer of the safety poll anew."""
+    if channel._safety is not None:
+        channel._safety.cancel()
+        channel._safety = None
+    channel._watch()
 
 
 # Memory
@@ -100,6 +161,25 @@ def uses_of(region: MemoryRegion) -> int:
 def forget_leaked(count: int) -> None:
     """Let go of the memory that could not be deregistered, of so many regions."""
     del mr._leaked[-count:]
+
+
+def note_regions(patch: pytest.MonkeyPatch, access: int = 0) -> list[MemoryRegion]:
+    """The regions that are registered from now on, and give all these rights."""
+    found: list[MemoryRegion] = []
+    real = MemoryRegion._registered
+
+    def registered(region: MemoryRegion, *args: Any) -> None:
+        real(region, *args)
+        if region.access & access == access:
+            found.append(region)
+
+    patch.setattr(MemoryRegion, "_registered", registered)
+    return found
+
+
+def trust_iova(patch: pytest.MonkeyPatch) -> None:
+    """Have every adapter asked for addresses of the program's choice."""
+    patch.setattr(mr, "_IGNORES_IOVA", ())
 
 
 def empty_slabs(patch: pytest.MonkeyPatch) -> None:
@@ -119,3 +199,39 @@ def kept_in_slabs() -> int:
 def last_number_of(queue: WorkQueue) -> int:
     """The id of the request that was posted last."""
     return queue._order[-1].wr_id
+
+
+# Queue pairs
+
+
+def change_rules(qp: QueuePair, **rules: Any) -> None:
+    """Change what a queue pair refuses by itself."""
+    qp._rules = dataclasses.replace(qp._rules, **rules)
+
+
+def end_flush_grace(qp: QueuePair) -> None:
+    """As if the time were over in which the adapter has to flush a queue pair in error."""
+    qp._fail_waiters()
+
+
+def on_first_failure(qp: QueuePair, call: Callable[[BaseException], None]) -> None:
+    """Have the first cause of its failure told to a function."""
+    qp._on_first_failure = call
+
+
+def last_receive_of(qp: QueuePair) -> threading.Event:
+    """Set by the adapter's report that it has taken the last receive of a shared queue."""
+    assert qp._last_receive is not None
+    return qp._last_receive
+
+
+def set_executions(post: PreparedPost, count: int) -> None:
+    """As if a prepared list of a single request had been executed so often, and completed."""
+    post._c.executions = count
+    (entry,) = post._entries
+    entry.retired = count
+
+
+def awaits_low_water(srq: SharedReceiveQueue) -> bool:
+    """Whether a task waits for a low number of receives."""
+    return bool(srq._marks)
