@@ -22,6 +22,7 @@ from aiordma.verbs import (
     WCStatus,
     WorkCompletion,
 )
+from tests.inside.verbs import promise_nothing
 from tests.seeds.ends import (
     DEPTH,
     LIMIT_S,
@@ -250,8 +251,7 @@ async def test_j105_a_queue_that_overruns_says_so(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The accounting makes it impossible: it has to be switched off.
-    monkeypatch.setattr(CompletionQueue, "_promise", lambda self, depth: None)
-    monkeypatch.setattr(CompletionQueue, "_unpromise", lambda self, depth: None)
+    promise_nothing(monkeypatch)
     with EventChannel() as at_client, EventChannel() as at_server:
         listener = listening(at_server, address)
         client = End(at_client, await resolved(at_client, address, listener.source_port))

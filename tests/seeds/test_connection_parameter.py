@@ -73,7 +73,7 @@ async def test_j053_limit_of_initiator_depth(address: str, monkeypatch: pytest.M
         assert context is not None
         # A device that can start fewer reads than it serves.
         fewer = dataclasses.replace(context.attributes, max_qp_init_rd_atom=2)
-        monkeypatch.setattr(context, "_attributes", fewer)
+        monkeypatch.setattr(Context, "attributes", fewer)
         calls = record_calls(monkeypatch, "rdma_connect")
         asked = ConnectionParameter(3, 100, 6, 6)
         connecting = await begun(client.cm_id.connect(asked))

@@ -164,7 +164,7 @@ async def test_j115_the_depth_is_what_may_be_under_way(address: str) -> None:
 async def test_j116_a_depth_beyond_the_devices_limit(pair: Pair, size: str) -> None:
     server = pair.server
     device = server.pd.context.attributes
-    limit = device.max_qp_wr if size.endswith("_wr") else device.max_sge
+    limit = device.max_sge if size.endswith("sge") else device.max_qp_wr
     sizes: dict[str, Any] = {size: limit + 1}
     with pytest.raises(OSError, match=f"EINVAL.*{size} {limit + 1}.*{limit}") as refused:
         QueuePair(server.pd, QPInitAttr(send_cq=server.cq, **sizes))

@@ -16,6 +16,7 @@ from aiordma.verbs import (
     CompletionQueue,
     DeviceAttributes,
     MemoryRegion,
+    QPInitAttr,
     QPState,
     RecvWR,
     WCOpcode,
@@ -115,7 +116,7 @@ async def test_j070_a_wrong_order_raises_and_never_hangs(address: str) -> None:
                     too_early()
             # A queue pair needs the device that the address brings.
             with pytest.raises(OSError, match="EINVAL"):
-                cm_id.create_qp(client.pd, client.qp._init)
+                cm_id.create_qp(client.pd, QPInitAttr(send_cq=client.cq))
         connecting = await begun(client.cm_id.connect(parameters()))
         request = await acked(server_events, EventType.CONNECT_REQUEST)
         server = request.connection_id
