@@ -87,8 +87,6 @@ class Program:
             self._process.kill()
         await self._process.wait()
         await asyncio.wait([self._reader])
-        # Close the pipes' transports before the loop does, which would warn.
-        self._process._transport.close()  # type: ignore[attr-defined]
 
 
 @asynccontextmanager

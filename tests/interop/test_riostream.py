@@ -16,6 +16,7 @@ import pytest
 from aiordma import StreamConfig
 from aiordma.streams.iomap import StreamIomap
 from aiordma.verbs import MemoryRegion
+from tests.inside.streams import takes_mappings
 from tests.interop.program import assert_bytes, running
 from tests.interop.rstream_peer import ROUNDS, SYNC, Pattern, Run
 from tests.interop.streaming import Dialed, dialed, serving_one
@@ -98,7 +99,7 @@ async def test_aiordma_serves_riostream(address: str, size: int, mode: str) -> N
 
 def _takes_mappings(riostream: Dialed) -> bool:
     """It listens first and sets its options then: who comes in between cannot map anything."""
-    return len(riostream.writer.transport._machine.iomap._taken) > 0  # type: ignore[attr-defined]
+    return takes_mappings(riostream.writer.transport)
 
 
 @each_kind
