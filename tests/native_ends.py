@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import AsyncIterator, Callable, Container, Coroutine
 from typing import Any, Self, TypeVar
 
 from aiordma.cm import (
@@ -35,6 +35,7 @@ __all__ = [
     "End",
     "acked",
     "begun",
+    "beside",
     "close_all",
     "joined",
     "listening",
@@ -114,6 +115,17 @@ async def begun(coro: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.create_task(coro)
     await asyncio.sleep(0)
     return task
+
+
+@contextlib.asynccontextmanager
+async def beside(coro: Coroutine[Any, Any, Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """Run a coroutine beside the block, at whose end it is canceled."""
+    task = await begun(coro)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def joined(

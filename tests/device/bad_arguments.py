@@ -90,6 +90,22 @@ class Mistakes(list[str]):
                 if isinstance(answer, Awaitable):
                     await answer
 
+    def of_calls(self, table: list[Bad]) -> None:
+        """Each value of each row, as `of_call`."""
+        for name, call, refused in table:
+            for wrong in refused:
+                self.of_call(name, call, wrong)
+
+    async def of_waits(
+        self, table: list[Bad], after: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
+        """Each value of each row, as `of_wait`; `after` looks at the objects behind each row."""
+        for name, call, refused in table:
+            for wrong in refused:
+                await self.of_wait(name, call, wrong)
+            if after is not None:
+                await after(name)
+
     @contextmanager
     def _judged(self, name: str, wrong: Any) -> Iterator[None]:
         try:

@@ -12,6 +12,7 @@ from aiordma.cm import EventChannel
 from aiordma.verbs import ProtectionDomain
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
+from tests.device.meeting import Pair, paired
 from tests.device.shared import *  # noqa: F403  # each folder on a device has these
 from tests.device.shared import IS_SIW
 from tests.device.switching import Switched
@@ -42,6 +43,12 @@ def new_loop(is_uvloop: bool) -> Callable[[], asyncio.AbstractEventLoop]:
     return asyncio.new_event_loop
 
 
+@pytest.fixture(params=["at once", "late"])
+def late(request: pytest.FixtureRequest) -> bool:
+    """Whether a task is canceled when its wait has ended, and not at once; see `Steps`."""
+    return bool(request.param == "late")
+
+
 @pytest.fixture
 def switched(is_uvloop: bool) -> Switched:
     """Runs a coroutine on a loop of its own, which makes connections over RDMA."""
@@ -56,14 +63,10 @@ async def ends(address: str) -> AsyncIterator[Ends]:
 
 
 @pytest.fixture
-async def pair(address: str) -> AsyncIterator[tuple[aiordma.Connection, aiordma.Connection]]:
+async def pair(address: str) -> AsyncIterator[Pair]:
     """Two connected ends: (client, server)."""
-    async with (
-        aiordma.listen(address, 0) as listener,
-        aiordma.connect(address, listener.port) as client,
-        await listener.accept() as server,
-    ):
-        yield client, server
+    async with paired(address) as ends:
+        yield ends
 
 
 @pytest.fixture

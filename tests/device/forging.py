@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.native_ends import beside
+
 __all__ = ["forged_datagrams"]
 
 _SEND_ONLY, _KEY, _UDP = 0x64, 0x01234567, 4791
@@ -68,9 +70,5 @@ async def forged_datagrams(address: str, qpn: int, rate: float) -> AsyncIterator
                     raw.send(head + _packet(source, address, qpn, 0x1000 + number))
                 await asyncio.sleep(_TICK_S)
 
-    sending = asyncio.create_task(send())
-    try:
+    async with beside(send()):
         yield
-    finally:
-        sending.cancel()
-        await asyncio.wait([sending])

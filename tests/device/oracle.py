@@ -8,7 +8,9 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from aiordma.loop.workers import (
     answering,
@@ -49,6 +51,19 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
+
+
+@contextmanager
+def reported() -> Iterator[list[dict[str, Any]]]:
+    """The contexts that the exception handler of the loop gets in the block, in place of others."""
+    loop = asyncio.get_running_loop()
+    reports: list[dict[str, Any]] = []
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    try:
+        yield reports
+    finally:
+        loop.set_exception_handler(before)
 
 
 async def polled(cq: CompletionQueue, count: int) -> list[WorkCompletion]:

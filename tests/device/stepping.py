@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any, TypeVar
 
 from tests.device.oracle import adapter_objects, settle
@@ -71,6 +71,17 @@ async def run_canceled(coro: Coroutine[Any, Any, T], steps: Steps) -> T | None:
         return None
 
 
+def every_step(*, late: bool) -> Iterator[Steps]:
+    """Steps for k = 1, 2, ..., until a run ends before its k."""
+    for at in range(1, MAX_STEPS):
+        steps = Steps(at, late=late)
+        yield steps
+        if not steps.canceled:
+            return
+    msg = "the scenario does not come to an end"
+    raise AssertionError(msg)
+
+
 async def for_every_step(
     scenario: Callable[[Steps], Awaitable[None]], *, late: bool, complete: bool = True
 ) -> int:
@@ -79,15 +90,11 @@ async def for_every_step(
     `complete`: the scenario gives back all that it takes, which is checked after each run.
     """
     before = None
-    for at in range(1, MAX_STEPS):
-        steps = Steps(at, late=late)
+    for steps in every_step(late=late):
         async with asyncio.timeout(60):
             await scenario(steps)
         await settle()
         if before is not None and complete:
-            assert adapter_objects() == before, f"left after a cancel at step {at}"
+            assert adapter_objects() == before, f"left after a cancel at step {steps.at}"
         before = adapter_objects()
-        if not steps.canceled:
-            return at - 1
-    msg = "the scenario does not come to an end"
-    raise AssertionError(msg)
+    return steps.at - 1

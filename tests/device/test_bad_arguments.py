@@ -189,9 +189,7 @@ async def test_g05_connecting_and_listening(address: str, mistakes: Mistakes) ->
                 [5, "x", StreamConfig()],
             ),
         ]
-        for name, call, refused in table:
-            for wrong in refused:
-                mistakes.of_call(name, call, wrong)
+        mistakes.of_calls(table)
         ends = await meet(listener, address, config=SMALL)
         await works(ends)
         await part(*ends)
@@ -230,6 +228,4 @@ def test_g05_names_of_memory(mistakes: Mistakes) -> None:
         ("offset", lambda x: region.check(x, 8, Access.REMOTE_READ), [*NO_OFFSET, 65]),
         ("slice", lambda x: region[x], [5, "x", None, slice(0, 8, 2), slice(1.5, 2)]),
     ]
-    for name, call, refused in table:
-        for wrong in refused:
-            mistakes.of_call(name, call, wrong)
+    mistakes.of_calls(table)

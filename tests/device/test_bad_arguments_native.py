@@ -88,13 +88,14 @@ async def test_g05_requests_of_a_queue_pair(ends: Ends, is_siw: bool) -> None:
     if not is_siw:  # which has no immediates
         kind = Opcode.SEND_WITH_IMM
         table.append(("SendWR.imm_data", lambda x: send(opcode=kind, imm_data=x), NO_32_BITS))
+    before = qp.outstanding
+
+    async def nothing_left(name: str) -> None:
+        if qp.outstanding != before:
+            mistakes.append(f"{name} left requests behind")
+
     with no_mistakes() as mistakes:
-        for name, call, refused in table:
-            before = qp.outstanding
-            for wrong in refused:
-                await mistakes.of_wait(name, call, wrong)
-            if qp.outstanding != before:
-                mistakes.append(f"{name} left requests behind")
+        await mistakes.of_waits(table, nothing_left)
         await works(ends)
 
 
@@ -126,9 +127,7 @@ async def test_g05_objects_of_a_device(ends: Ends) -> None:
         ("query_gid", lambda x: context.query_gid(1, x), [*NO_INT_OR_NONE, -1, 1 << 40]),
     ]  # fmt: skip
     with no_mistakes() as mistakes:
-        for name, call, refused in table:
-            for wrong in refused:
-                await mistakes.of_wait(name, call, wrong)
+        await mistakes.of_waits(table)
         await works(ends)
 
 
@@ -160,9 +159,7 @@ async def test_g05_connection_ids(events: EventChannel, address: str, ends: Ends
         ("ack_event", events.ack_event, [5, None, "x"]),
     ]  # fmt: skip
     with no_mistakes() as mistakes:
-        for name, call, refused in table:
-            for wrong in refused:
-                await mistakes.of_wait(name, call, wrong)
+        await mistakes.of_waits(table)
         fresh.bind_addr((address, 0))  # as good as new
         fresh.listen()
     for each in (cm_id, fresh):

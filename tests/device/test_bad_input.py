@@ -8,11 +8,9 @@ import pytest
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
-from tests.device.meeting import are_alive
+from tests.device.meeting import Pair, are_alive
 
 pytestmark = pytest.mark.device
-
-Pair = tuple[Connection, Connection]
 
 
 async def test_what_is_no_buffer(pair: Pair) -> None:

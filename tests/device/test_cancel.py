@@ -18,7 +18,7 @@ import aiordma
 from aiordma import Connection, ConnectionConfig
 from aiordma.link import dialing
 from aiordma.testing.softroce.network import ADDRESS_V6
-from tests.device.meeting import are_alive, part
+from tests.device.meeting import Pair, are_alive, paired, part
 from tests.device.oracle import settle, until
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.inside.core import exports_of, is_released
@@ -26,13 +26,18 @@ from tests.inside.endpoint import exposer_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
-Pair = tuple[Connection, Connection]
 CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096)
 
 
-@pytest.fixture(params=["at once", "late"])
-def late(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "late")
+async def served(listener: aiordma.Listener, client: Connection) -> None:
+    """The listener has accepted this client, too, behind those that were canceled; close both."""
+    async for server in listener:
+        if server.get_extra_info("peername") == client.get_extra_info("sockname"):
+            await are_alive((client, server))
+            await part(client, server)
+            return
+        await server.close()
+    pytest.fail("it was not accepted")
 
 
 async def test_connect(address: str, late: bool) -> None:
@@ -49,12 +54,7 @@ async def test_connect(address: str, late: bool) -> None:
                 await part(client, server)
             # The listener is unharmed.
             client = await aiordma.connect(address, listener.port, config=CONFIG)
-            async for server in listener:
-                if server.get_extra_info("peername") == client.get_extra_info("sockname"):
-                    await are_alive((client, server))
-                    break
-                await server.close()
-            await part(client, server)
+            await served(listener, client)
 
     # The way, and the answer.
     assert await for_every_step(scenario, late=late) >= 2
@@ -84,12 +84,7 @@ async def test_connect_to_a_name_with_two_addresses(
             clients = [client] if client is not None else []
             clients.append(await connect(address))  # the listener is unharmed
             for client in clients:
-                async for server in listener:
-                    if server.get_extra_info("peername") == client.get_extra_info("sockname"):
-                        await are_alive((client, server))
-                        break
-                    await server.close()
-                await part(client, server)
+                await served(listener, client)
 
     assert await for_every_step(scenario, late=late) >= 3
 
@@ -141,12 +136,8 @@ async def test_accept_of_a_request(address: str, late: bool) -> None:
 
 @pytest.fixture
 async def small_pair(address: str) -> AsyncIterator[Pair]:
-    async with (
-        aiordma.listen(address, 0, config=CONFIG) as listener,
-        aiordma.connect(address, listener.port, config=CONFIG) as client,
-        await listener.accept() as server,
-    ):
-        yield client, server
+    async with paired(address, CONFIG) as ends:
+        yield ends
 
 
 async def test_recv_loses_nothing(small_pair: Pair, late: bool) -> None:
@@ -240,11 +231,7 @@ async def _quietly(operation: Awaitable[None]) -> None:
 
 async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> None:
     config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
-    async with (
-        aiordma.listen(address, 0, config=config) as listener,
-        aiordma.connect(address, listener.port, config=config) as client,
-        await listener.accept() as server,
-    ):
+    async with paired(address, config) as (client, server):
         # The peer fetches one large message ahead, and the next only when that was taken.
         await client.send(bytes(10_000))
         data = bytearray(os.urandom(500_000))  # not copied
@@ -334,9 +321,7 @@ async def test_a00_a_message_that_was_written_can_be_released(address: str) -> N
         config = ConnectionConfig(registration_cache_size=cache)
         async with (
             asyncio.timeout(60),
-            aiordma.listen(address, 0, config=config) as listener,
-            aiordma.connect(address, listener.port, config=config) as client,
-            await listener.accept() as server,
+            paired(address, config) as (client, server),
         ):
             target = bytearray(200_000)
             for _ in range(5):

@@ -10,37 +10,22 @@ from collections.abc import AsyncIterator
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig
+from aiordma import ConnectionConfig
+from tests.device.meeting import Pair, paired
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
 from tests.inside.endpoint import rights_of_peer
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
-Pair = tuple[Connection, Connection]
 CONFIG = ConnectionConfig(recv_depth=4, slot_size=4096, one_sided_depth=2)
 # Copied through a buffer of the pool; registered, in four requests, two at a time.
 SIZES = (1000, 3_500_000)
 
 
-@pytest.fixture(params=["at once", "late"])
-def late(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "late")
-
-
-@contextlib.asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Pair]:
-    async with (
-        aiordma.listen(address, 0, config=CONFIG) as listener,
-        aiordma.connect(address, listener.port, config=CONFIG) as client,
-        await listener.accept() as server,
-    ):
-        yield client, server
-
-
 @pytest.fixture
 async def small_pair(address: str) -> AsyncIterator[Pair]:
-    async with connected(address) as pair:
+    async with paired(address, CONFIG) as pair:
         yield pair
 
 
@@ -107,7 +92,7 @@ async def test_a_lease(address: str, late: bool, size: int) -> None:
     async def scenario(steps: Steps) -> None:
         theirs = bytearray(size)
         into = bytearray(8)
-        async with connected(address) as (client, server):
+        async with paired(address, CONFIG) as (client, server):
 
             async def use() -> None:
                 async with server.expose(theirs, read=True) as region:

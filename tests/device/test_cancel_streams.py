@@ -20,11 +20,6 @@ pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 CONFIG = StreamConfig(receive_buffer_size=4096, send_buffer_size=4096, recv_depth=16)
 
 
-@pytest.fixture(params=["at once", "late"])
-def late(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "late")
-
-
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     try:
         while data := await reader.read(1000):

@@ -13,12 +13,12 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, Message
 from aiordma.verbs import Access, MemoryRegion, ProtectionDomain
+from tests.device.meeting import Pair
 from tests.device.oracle import collect
 from tests.inside.core import is_released
 
 pytestmark = pytest.mark.device
 
-Pair = tuple[Connection, Connection]
 SIZES = (1, 10_000, 100_000, 1_000_000)
 LIMIT_S = 20.0
 

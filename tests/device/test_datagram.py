@@ -24,8 +24,9 @@ from aiordma.verbs import (
     WCFlags,
 )
 from tests.device.datagrams import UDEnd, bound, next_request, routed
-from tests.device.stepping import Steps, run_canceled
+from tests.device.stepping import every_step, run_canceled
 from tests.inside.verbs import change_rules
+from tests.native_ends import beside
 
 pytestmark = pytest.mark.device
 
@@ -180,7 +181,6 @@ async def test_a_server_that_does_not_answer(
     serving.close()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 async def test_canceled_at_every_await(
     events: EventChannel, listener: ConnectionId, end: UDEnd, address: str, late: bool
 ) -> None:
@@ -205,18 +205,10 @@ async def test_canceled_at_every_await(
         finally:
             asking.close()
 
-    serving = asyncio.create_task(serve())
-    await asyncio.sleep(0)
-    at = 0
-    while True:
-        at += 1
-        steps = Steps(at, late=late)
-        await run_canceled(ask(), steps)
-        if not steps.canceled:
-            break
-    assert at > 4
-    serving.cancel()
-    await asyncio.wait([serving])
+    async with beside(serve()):
+        for steps in every_step(late=late):
+            await run_canceled(ask(), steps)
+    assert steps.at > 4
 
 
 async def test_a_datagram_fills_the_mtu_and_no_more(end: UDEnd, address: str) -> None:

@@ -13,7 +13,8 @@ import pytest
 import aiordma
 from aiordma import DatagramConfig, RdmaDatagramTransport, create_datagram_endpoint
 from tests.device.datagrams import Echo, Recorder, endpoint, where
-from tests.device.stepping import Steps, run_canceled
+from tests.device.oracle import reported
+from tests.device.stepping import every_step, run_canceled
 from tests.inside.datagram import known_destinations, known_services
 
 pytestmark = pytest.mark.device
@@ -104,11 +105,7 @@ async def test_a_protocol_that_raises(address: str) -> None:
             if data == b"bad":
                 raise ZeroDivisionError
 
-    loop = asyncio.get_running_loop()
-    reports: list[dict[str, Any]] = []
-    handler = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reports.append(context))
-    try:
+    with reported() as reports:
         async with (
             endpoint(Clumsy, (address, 0)) as server,
             endpoint(Recorder, remote_addr=where(server)) as client,
@@ -116,8 +113,6 @@ async def test_a_protocol_that_raises(address: str) -> None:
             for data in (b"bad", b"good", b"bad", b"good"):
                 client.transport.sendto(data)
             await server.until(lambda: len(server.got) >= 4)
-    finally:
-        loop.set_exception_handler(handler)
     assert [type(report["exception"]) for report in reports] == [ZeroDivisionError] * 2
     assert all(report["protocol"] is server for report in reports)
 
@@ -140,7 +135,6 @@ async def test_many_destinations(address: str) -> None:
             await transport.wait_closed()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 async def test_canceled_at_every_await(address: str, late: bool) -> None:
     made: list[RdmaDatagramTransport] = []
 
@@ -151,11 +145,9 @@ async def test_canceled_at_every_await(address: str, late: bool) -> None:
         made.append(transport)
 
     async with endpoint(Echo, (address, 0)) as server:
-        at = 0
-        while not made:
-            at += 1
-            await run_canceled(make(), Steps(at, late=late))
-        assert at > 6
+        for steps in every_step(late=late):
+            await run_canceled(make(), steps)
+        assert steps.at > 6
         await made[0].join_group("239.80.0.2")
         made[0].abort()
         await made[0].wait_closed()

@@ -12,6 +12,7 @@ import pytest
 from aiordma import DatagramAddress, DatagramConfig
 from tests.device.datagrams import Echo, Recorder, endpoint, where
 from tests.device.test_datagram_faults import run
+from tests.native_ends import beside
 
 pytestmark = pytest.mark.device
 
@@ -52,12 +53,8 @@ async def flood(server: Recorder) -> AsyncIterator[None]:
             if number > AT_ONCE:
                 await asyncio.sleep(1 / RATE)
 
-    sending = asyncio.create_task(send())
-    try:
+    async with beside(send()):
         yield
-    finally:
-        sending.cancel()
-        await asyncio.wait([sending])
 
 
 async def test_g09_forged_sources_do_not_stop_answers(address: str) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from tests.device.datagrams import Recorder, endpoint, where
+from tests.device.oracle import reported
 from tests.inside.datagram import catch_deliveries
 
 pytestmark = pytest.mark.device
@@ -19,9 +19,7 @@ COUNT = 40
 async def test_a01_the_rest_of_a_batch_is_handed_over_later(
     address: str, kind: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loop = asyncio.get_running_loop()
     left: list[type[BaseException]] = []
-    reported: list[type[BaseException]] = []
 
     class Raising(Recorder):
         def datagram_received(self, data: bytes, addr: Any) -> None:
@@ -35,12 +33,11 @@ async def test_a01_the_rest_of_a_batch_is_handed_over_later(
     ):
         # In place of the loop, which such an exception would leave.
         catch_deliveries(monkeypatch, lambda exc: left.append(type(exc)))
-        handler = loop.get_exception_handler()
-        loop.set_exception_handler(lambda _, context: reported.append(type(context["exception"])))
-        for n in range(COUNT):
-            client.transport.sendto(bytes([n]))
-        await server.until(lambda: len(server.got) >= COUNT)
-        loop.set_exception_handler(handler)
+        with reported() as reports:
+            for n in range(COUNT):
+                client.transport.sendto(bytes([n]))
+            await server.until(lambda: len(server.got) >= COUNT)
+        told = [type(report["exception"]) for report in reports]
         assert sorted(server.data) == [bytes([n]) for n in range(COUNT)]
         raised = [kind] * (COUNT // 10)
-        assert (left, reported) == (([], raised) if kind is GeneratorExit else (raised, []))
+        assert (left, told) == (([], raised) if kind is GeneratorExit else (raised, []))

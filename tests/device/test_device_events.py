@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig
+from aiordma import ConnectionConfig
 from aiordma._ffi import lib
 from aiordma.cm import ConnectionEvent, EventType
 from aiordma.errors import DeviceRemovedError, FlushedError
@@ -36,13 +36,13 @@ from aiordma.verbs import (
     async_event,
 )
 from tests.device.closing import Hall
+from tests.device.meeting import Pair
 from tests.device.oracle import until
 from tests.inside.endpoint import iterators_of, link_of
 from tests.inside.verbs import read_device_events, subscriptions
 
 pytestmark = pytest.mark.device
 
-Pair = tuple[Connection, Connection]
 CARD = "dummy0"
 
 

@@ -19,7 +19,7 @@ from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
 from aiordma.memory.pool import room_of
 from aiordma.verbs import SGE, RecvWR
 from tests.device.foreign import Foreign
-from tests.device.meeting import are_alive, meet
+from tests.device.meeting import are_alive, meet, paired
 from tests.device.oracle import until
 from tests.inside.endpoint import (
     charge,
@@ -237,11 +237,7 @@ async def test_g01_a_message_larger_than_any_budget_is_fetched(address: str) -> 
     config = ConnectionConfig(max_message_size=256 * MIB)
     aiordma.set_large_message_budget(MIB)
     try:
-        async with (
-            aiordma.listen(address, 0, config=config) as listener,
-            aiordma.connect(address, listener.port, config=config) as client,
-            await listener.accept() as server,
-        ):
+        async with paired(address, config) as (client, server):
             data = bytes(3 * MIB)
             async with asyncio.timeout(60):
                 for sender, receiver in ((client, server), (server, client)):

@@ -14,13 +14,12 @@ from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma._core import crc32c
 from aiordma.endpoint import large
 from aiordma.verbs import Access, MemoryRegion
-from tests.device.meeting import are_alive, meet
+from tests.device.meeting import Pair, are_alive, meet
 from tests.inside.endpoint import link_of
 from tests.inside.verbs import note_regions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
-Pair = tuple[Connection, Connection]
 SIZES = (20_000, 300_000, 3 << 20)
 
 

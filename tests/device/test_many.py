@@ -25,6 +25,7 @@ import pytest
 import aiordma
 from aiordma.verbs import SGE, MemoryRegion, RecvWR, WorkCompletion
 from tests.device.fan import Fan, fan
+from tests.device.meeting import Pair
 from tests.inside.endpoint import budget_of, receiver_of, share_of
 from tests.inside.link import queue_of
 from tests.inside.verbs import promised
@@ -168,7 +169,6 @@ MANY = aiordma.ConnectionConfig(
     connect_timeout_s=60, handshake_timeout_s=60, idle_timeout_s=120, keepalive_s=60,
 )  # fmt: skip
 MESSAGES = 12
-Pair = tuple[aiordma.Connection, aiordma.Connection]
 
 
 @asynccontextmanager

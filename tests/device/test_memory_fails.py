@@ -18,13 +18,13 @@ import pytest
 
 from aiordma import Connection
 from aiordma.verbs import SGE
+from tests.device.meeting import Pair
 from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.inside.endpoint import state_of
 
 pytestmark = pytest.mark.device
 
-Pair = tuple[Connection, Connection]
 #: Allocations of one call, at most: those refused one after the other.
 ALLOCATIONS = 48
 

@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig
-from tests.device.meeting import are_alive
+from aiordma import ConnectionConfig
+from tests.device.meeting import Pair, are_alive, paired, talk_both_ways
 from tests.device.oracle import until
 from tests.inside.endpoint import ask_for_inline, link_of
 
 pytestmark = pytest.mark.device
-
-Pair = tuple[Connection, Connection]
 
 
 @pytest.mark.smoke
@@ -81,23 +79,7 @@ async def test_order_is_kept_between_small_and_large(pair: Pair) -> None:
 
 
 async def test_both_directions_at_once(pair: Pair) -> None:
-    async def run(sender: Connection, receiver: Connection, seed: int) -> None:
-        rng = random.Random(seed)
-        blocks = [rng.randbytes(rng.randrange(0, 60_000)) for _ in range(150)]
-
-        async def send_all() -> None:
-            for block in blocks:
-                await sender.send(block)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(send_all())
-            for block in blocks:
-                assert bytes(await receiver.recv()) == block
-
-    client, server = pair
-    async with asyncio.TaskGroup() as group:
-        group.create_task(run(client, server, 1))
-        group.create_task(run(server, client, 2))
+    await talk_both_ways(pair, 150, lambda rng: rng.randrange(0, 60_000))
 
 
 async def test_a_program_may_keep_every_message(pair: Pair) -> None:
@@ -239,11 +221,7 @@ async def test_a_hundred_connections_one_after_the_other(address: str) -> None:
 
 async def test_raw_messages(address: str) -> None:
     config = ConnectionConfig(raw=True, slot_size=4096)
-    async with (
-        aiordma.listen(address, 0, config=config) as listener,
-        aiordma.connect(address, listener.port, config=config) as client,
-        await listener.accept() as server,
-    ):
+    async with paired(address, config) as (client, server):
         await client.send(b"plain")
         assert bytes(await server.recv()) == b"plain"
         with pytest.raises(aiordma.MessageTooLargeError):
@@ -267,11 +245,7 @@ async def test_an_adapter_with_no_room_for_inline_data(
 ) -> None:
     """It refuses the queue pair, and says no more than that."""
     ask_for_inline(monkeypatch, 1 << 20)
-    async with (
-        aiordma.listen(address, 0) as listener,
-        aiordma.connect(address, listener.port) as client,
-        await listener.accept() as server,
-    ):
+    async with paired(address) as (client, server):
         assert is_siw or link_of(client).state.inline_size < 1 << 20
         await are_alive((client, server))
 
@@ -297,9 +271,7 @@ async def test_a_loop_has_no_timer_because_of_connections_and_streams(
     monkeypatch.setattr(loop, "call_later", noted(loop.call_later))
     monkeypatch.setattr(loop, "call_at", noted(loop.call_at))
     async with (
-        aiordma.listen(address, 0) as listener,
-        aiordma.connect(address, listener.port) as client,
-        await listener.accept() as server,
+        paired(address) as (client, server),
         await aiordma.start_server(until_the_end, address, 0) as streams,
     ):
         port = streams.sockets[0].getsockname()[1]

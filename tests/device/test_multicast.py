@@ -22,7 +22,7 @@ from aiordma import create_datagram_endpoint
 from aiordma.cm import ConnectionId, EventChannel, EventType, PortSpace
 from aiordma.verbs import AddressHandle, AHAttributes
 from tests.device.datagrams import Recorder, UDEnd, bound
-from tests.device.stepping import Steps, run_canceled
+from tests.device.stepping import every_step, run_canceled
 from tests.inside.cm import before_leaving_groups
 
 pytestmark = pytest.mark.device
@@ -301,7 +301,6 @@ async def test_members_that_are_closed(address: str, first: str) -> None:
     assert not joined(GROUP)
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 async def test_canceled_at_every_await(events: EventChannel, address: str, late: bool) -> None:
     end = UDEnd(bound(events, address))
 
@@ -309,10 +308,7 @@ async def test_canceled_at_every_await(events: EventChannel, address: str, late:
         await end.cm_id.join_multicast(GROUP)
         await end.cm_id.leave_multicast(GROUP)
 
-    at = 0
-    while True:
-        at += 1
-        steps = Steps(at, late=late)
+    for steps in every_step(late=late):
         await run_canceled(come_and_go(), steps)
         if not steps.canceled:
             break
@@ -324,7 +320,7 @@ async def test_canceled_at_every_await(events: EventChannel, address: str, late:
         assert event.ah_attr.dgid[12:] == socket.inet_aton(MARKER)
         await end.cm_id.leave_multicast(MARKER)
         assert not joined(GROUP)
-    assert at > 2
+    assert steps.at > 2
     end.close()
 
 

@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma import Connection, RemoteRegion
+from aiordma import RemoteRegion
 from aiordma.verbs import SGE, Access
-from tests.device.meeting import are_alive
+from tests.device.meeting import Pair, are_alive, paired
 from tests.inside.endpoint import link_of, registrations_of, state_of
 
 pytestmark = pytest.mark.device
-
-Pair = tuple[Connection, Connection]
 
 
 @asynccontextmanager
@@ -266,11 +264,7 @@ async def test_one_sided_traffic_beside_messages(pair: Pair) -> None:
 
 async def test_a_cache_of_registrations(address: str, *, is_siw: bool) -> None:
     config = aiordma.ConnectionConfig(registration_cache_size=1 << 20)
-    async with (
-        aiordma.listen(address, 0, config=config) as listener,
-        aiordma.connect(address, listener.port, config=config) as client,
-        await listener.accept() as server,
-    ):
+    async with paired(address, config) as (client, server):
         mine = bytearray(200_000)
         async with exposed((client, server), bytearray(200_000), read=True, write=True) as remote:
             for number in range(5):
@@ -293,9 +287,7 @@ async def test_a_task_that_reads_on_and_on_holds_up_nobody(pair: Pair, address: 
     """Where the adapter answers at once, no READ of its ever waits for the loop."""
     reader = pair[0]
     async with (
-        aiordma.listen(address, 0) as listener,
-        aiordma.connect(address, listener.port) as talker,
-        await listener.accept() as other,
+        paired(address) as (talker, other),
         exposed(pair, 64, read=True) as remote,
     ):
         piece = SGE(await reader.register(64))

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 import aiordma
-from tests.device.meeting import meet
+from tests.device.meeting import Pair, meet
 from tests.device.streaming import stream_pair
 
 pytestmark = pytest.mark.device
 
 LIMIT_S = 20
-Pair = tuple[aiordma.Connection, aiordma.Connection]
 
 
 async def in_a_thread(call: Callable[[], Any], *, loop: bool) -> BaseException | None:

@@ -15,13 +15,12 @@ from aiordma import Connection, ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.link.dialing import shared_channel
 from aiordma.verbs import Access
+from tests.device.meeting import Pair, paired
 from tests.inside.cm import kept_of
 from tests.inside.endpoint import link_of
 from tests.inside.verbs import handle_of
 
 pytestmark = pytest.mark.device
-
-Pair = tuple[Connection, Connection]
 
 
 async def test_ended_connections_leave_no_event_in_the_shared_channel(address: str) -> None:
@@ -177,11 +176,7 @@ async def test_closing_a_channel_ends_the_steps_of_its_ids() -> None:
 @pytest.mark.virtual_time
 async def test_a_large_message_that_nobody_takes_is_given_up(address: str) -> None:
     config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024, stall_timeout_s=3)
-    async with (
-        aiordma.listen(address, 0, config=config) as listener,
-        aiordma.connect(address, listener.port, config=config) as client,
-        await listener.accept() as server,
-    ):
+    async with paired(address, config) as (client, server):
         await client.send(bytes(10_000))
         with pytest.raises(TimeoutError, match="took nothing for 3 s"):
             await client.send(bytes(10_000))

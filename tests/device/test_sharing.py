@@ -13,6 +13,7 @@ import aiordma
 from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.link.completions import Completions
 from aiordma.verbs import AsyncEvent, AsyncEventType
+from tests.device.meeting import Pair
 from tests.device.oracle import until
 from tests.inside.endpoint import budget_of, link_of, receiver_of, share_of, slots_of, state_of
 from tests.inside.link import queue_of
@@ -24,7 +25,6 @@ CONFIG = aiordma.ConnectionConfig(
     slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2, one_sided_depth=4,
     initiator_depth=2, responder_resources=2, receive_buffer_size=1 << 20, shared_slots=200,
 )  # fmt: skip
-Pair = tuple[aiordma.Connection, aiordma.Connection]
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import collect, until
+from tests.device.oracle import collect, reported, until
 from tests.device.streaming import Note
 from tests.inside.link import acceptor_of
 from tests.inside.streams import active_of, lose_end
@@ -264,17 +264,15 @@ async def test_several_addresses(address: str) -> None:
 
 
 async def test_an_exception_of_a_handler_is_reported(address: str) -> None:
-    reports: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-
     async def fail(reader: Any, writer: Any) -> None:
         raise ValueError
 
-    async with await aiordma.start_server(fail, address, 0) as server:
-        reader, writer = await aiordma.open_connection(address, server.port)
-        assert await reader.read() == b""
-        writer.close()
-        await writer.wait_closed()
+    with reported() as reports:
+        async with await aiordma.start_server(fail, address, 0) as server:
+            reader, writer = await aiordma.open_connection(address, server.port)
+            assert await reader.read() == b""
+            writer.close()
+            await writer.wait_closed()
     assert [str(report["message"]) for report in reports] == [
         "Unhandled exception in client_connected_cb"
     ]

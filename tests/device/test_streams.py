@@ -15,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import StreamConfig
-from tests.device.oracle import Connecting, adapter_objects, collect, settle, until
+from tests.device.oracle import Connecting, adapter_objects, collect, reported, settle, until
 from tests.device.streaming import Note, noted, stream_pair
 from tests.inside.streams import active_of, knows_end
 
@@ -300,18 +300,14 @@ async def test_a_factory_that_raises(address: str) -> None:
         msg = "no protocol today"
         raise LookupError(msg)
 
-    reports: list[dict[str, Any]] = []
-    loop = asyncio.get_running_loop()
     async with await aiordma.create_server(Note, address, 0) as server:
         with pytest.raises(LookupError):
             await aiordma.create_connection(factory, address, server.port)
-    before = loop.get_exception_handler()
-    loop.set_exception_handler(lambda _, context: reports.append(context))
-    async with await aiordma.create_server(factory, address, 0) as server:
-        _, client = await aiordma.create_connection(Note, address, server.port)
-        assert await client.ended() is None
-        assert client.calls == ["made", "eof", "lost"]
-    loop.set_exception_handler(before)
+    with reported() as reports:
+        async with await aiordma.create_server(factory, address, 0) as server:
+            _, client = await aiordma.create_connection(Note, address, server.port)
+            assert await client.ended() is None
+            assert client.calls == ["made", "eof", "lost"]
     assert [type(report["exception"]) for report in reports] == [LookupError]
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig
+from aiordma import ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.verbs import SGE, RecvWR, SendWR, WCStatus
+from tests.device.meeting import Pair, talk_both_ways
 from tests.device.oracle import polled
 from tests.native_ends import End, close_all, joined, listening
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
-Pair = tuple[Connection, Connection]
 CONFIG = ConnectionConfig(keepalive_s=2, idle_timeout_s=8, close_timeout_s=3)
 
 
@@ -69,24 +68,8 @@ LARGE = (90_000,)
 
 async def exchange(pair: Pair, count: int, sizes: tuple[int, ...] = SMALL + LARGE) -> None:
     """Both ways at once; every byte is compared."""
-
-    async def one_way(sender: Connection, receiver: Connection, seed: int) -> None:
-        rng = random.Random(seed)
-        blocks = [rng.randbytes(rng.choice(sizes)) for _ in range(count)]
-
-        async def send_all() -> None:
-            for block in blocks:
-                await sender.send(block)
-
-        async with asyncio.TaskGroup() as group:
-            group.create_task(send_all())
-            for block in blocks:
-                assert bytes(await receiver.recv()) == block
-
-    client, server = pair
-    async with asyncio.timeout(600), asyncio.TaskGroup() as group:
-        group.create_task(one_way(client, server, 1))
-        group.create_task(one_way(server, client, 2))
+    async with asyncio.timeout(600):
+        await talk_both_ways(pair, count, lambda rng: rng.choice(sizes))
 
 
 async def test_traffic_crosses_the_wire(ends: Pair) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection
+from tests.device.meeting import still_accepts
 
 pytestmark = pytest.mark.device
 
@@ -137,12 +138,7 @@ async def test_a_killed_peer_is_noticed(address: str, loop_name: str, *, busy: b
                 assert isinstance(error, ConnectionResetError), error
                 assert "without a word" in str(error) or error.__cause__ is not None
             await client.close()
-        async with (
-            aiordma.connect(address, listener.port) as other,
-            await listener.accept() as server,
-        ):
-            await other.send(b"alive")
-            assert bytes(await server.recv()) == b"alive"
+        await still_accepts(listener, address)
 
 
 async def test_a_listener_survives_a_killed_client(address: str, loop_name: str) -> None:
@@ -166,9 +162,4 @@ async def test_a_listener_survives_a_killed_client(address: str, loop_name: str)
             await server.close()
         finally:
             await process.wait()
-        async with (
-            aiordma.connect(address, listener.port) as client,
-            await listener.accept() as server,
-        ):
-            await client.send(b"next")
-            assert bytes(await server.recv()) == b"next"
+        await still_accepts(listener, address)

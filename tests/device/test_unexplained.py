@@ -11,6 +11,7 @@ import pytest
 
 import aiordma
 from aiordma import Connection, RemoteRegion
+from tests.device.meeting import paired
 from tests.inside.endpoint import awaits_reason, cause_of, ending_of, link_of, peer_left, state_of
 
 pytestmark = pytest.mark.device
@@ -28,9 +29,7 @@ class Pair:
 @pytest.fixture
 async def pair(address: str) -> AsyncIterator[Pair]:
     async with (
-        aiordma.listen(address, 0) as listener,
-        aiordma.connect(address, listener.port) as client,
-        await listener.accept() as server,
+        paired(address) as (client, server),
         server.expose(bytearray(64), read=True) as remote,
     ):
         assert await client.read(remote, bytearray(8)) == 8
