@@ -49,6 +49,7 @@ __all__ = [
     "next_event",
     "parameters",
     "record_calls",
+    "requested",
     "resolved",
 ]
 
@@ -81,6 +82,13 @@ class End(native_ends.End):
     async def completions(self, count: int) -> list[WorkCompletion]:
         """The next `count` completions of raw posts, by polling."""
         return await polled(self.cq, count)
+
+
+async def requested(events: EventChannel) -> tuple[End, ConnectionEvent]:
+    """The server's end of the next client, without a queue pair, and the client's request."""
+    request = await acked(events, EventType.CONNECT_REQUEST)
+    assert request.connection_id is not None
+    return End(events, request.connection_id), request
 
 
 @dataclass
@@ -122,9 +130,7 @@ async def connected(
     async with half_way(host) as (listener, client, server_events):
         prepare(client)
         connecting = await begun(client.cm_id.connect(client_param or parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
+        server, request = await requested(server_events)
         try:
             server.allocate()
             prepare(server)

@@ -16,6 +16,7 @@ from tests.seeds.ends import (
     next_event,
     parameters,
     record_calls,
+    requested,
 )
 from tests.seeds.programs import PORT, main_of, running
 from tests.seeds.test_server_flow import ALLOCATING
@@ -66,9 +67,7 @@ async def test_j088_structures_may_come_before_the_route(address: str) -> None:
         early.allocate()
         await early.cm_id.resolve_route(timeout=5)
         connecting = await begun(early.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
+        server, _ = await requested(server_events)
         server.allocate()
         await server.cm_id.accept(parameters())
         await connecting
@@ -83,10 +82,8 @@ async def test_j089_a_receive_before_connecting(
     async with half_way(address) as (_, client, server_events):
         client.post_recv(7)
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
+        server, _ = await requested(server_events)
         assert [name for name, _ in calls] == ["ibv_post_recv", "rdma_connect"]
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
         server.allocate()
         await server.cm_id.accept(parameters())
         await connecting  # on iWARP a message that comes with the answer would spoil it
@@ -113,9 +110,7 @@ async def test_j090_connecting_reaches_the_server(address: str) -> None:
 async def test_j091_established(address: str) -> None:
     async with half_way(address) as (_, client, server_events):
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
+        server, _ = await requested(server_events)
         server.allocate()
         watching = await begun(client.events.get_event(LIMIT_S))
         assert client.cm_id.destination is None

@@ -9,7 +9,7 @@ import time
 import pytest
 
 import aiordma
-from aiordma.cm import EventChannel, EventType
+from aiordma.cm import EventChannel
 from aiordma.verbs import (
     SGE,
     AsyncEventType,
@@ -29,12 +29,12 @@ from tests.seeds.ends import (
     MOMENT_S,
     End,
     Pair,
-    acked,
     begun,
     connected,
     listening,
     parameters,
     record_calls,
+    requested,
     resolved,
 )
 
@@ -257,9 +257,7 @@ async def test_j105_a_queue_that_overruns_says_so(
         client = End(at_client, await resolved(at_client, address, listener.source_port))
         client.allocate(room=256, max_send_wr=128)
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(at_server, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(at_server, request.connection_id)
+        server, _ = await requested(at_server)
         server.allocate(room=16, max_recv_wr=128)
         too_many = server.cq.cqe + 8
         server.post_recv(*range(too_many))
@@ -297,9 +295,7 @@ async def test_j106_the_queue_pair_of_a_completion(address: str) -> None:
             client = End(at_client, await resolved(at_client, address, listener.source_port))
             client.allocate(first[0].cq if first else None, room=count * 2 * DEPTH)
             connecting = await begun(client.cm_id.connect(parameters()))
-            request = await acked(at_server, EventType.CONNECT_REQUEST)
-            assert request.connection_id is not None
-            server = End(at_server, request.connection_id)
+            server, _ = await requested(at_server)
             server.allocate(first[1].cq if first else None, room=count * 2 * DEPTH)
             server.post_recv(number)
             await server.cm_id.accept(parameters())

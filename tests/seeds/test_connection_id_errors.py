@@ -16,7 +16,7 @@ import pytest
 
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, EventType
 from aiordma.verbs import QPInitAttr
-from tests.seeds.ends import End, acked, begun, broken, half_way, parameters, record_calls
+from tests.seeds.ends import End, begun, broken, half_way, parameters, record_calls, requested
 
 pytestmark = pytest.mark.device
 
@@ -44,9 +44,7 @@ class Stand:
         connecting.allocate()
         self.connecting = connecting
         self.task = await begun(connecting.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        self.server = End(server_events, request.connection_id)
+        self.server, _ = await requested(server_events)
         self.server.allocate()
 
     async def accept(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from aiordma.cm import ConnectionId, EventChannel, EventType
 from aiordma.verbs import QPInitAttr, QPState, QueuePair
-from tests.seeds.ends import Pair, acked, begun, connected, half_way, parameters
+from tests.seeds.ends import Pair, acked, begun, connected, half_way, parameters, requested
 from tests.seeds.network import ipv6
 
 pytestmark = pytest.mark.device
@@ -72,9 +72,7 @@ async def test_j022_accepting_reaches_both_ends(address: str) -> None:
     async with half_way(address) as (_, client, server_events):
         at_client = aiter(client.events)
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = type(client)(server_events, request.connection_id)
+        server, _ = await requested(server_events)
         server.allocate()
         at_server = aiter(server_events)
         await server.cm_id.accept(parameters())

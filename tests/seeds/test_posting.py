@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.cm import EventType
 from aiordma.verbs import (
     SGE,
     Access,
@@ -27,11 +26,11 @@ from tests.seeds.ends import (
     MOMENT_S,
     End,
     Pair,
-    acked,
     begun,
     connected,
     half_way,
     parameters,
+    requested,
 )
 
 pytestmark = pytest.mark.device
@@ -90,9 +89,7 @@ async def test_j113_no_early_message_is_lost(address: str) -> None:
     async with half_way(address) as (_, client, server_events):
         fill(client)
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
+        server, _ = await requested(server_events)
         server.allocate()
         fill(server)
         assert server.cm_id.context is not None

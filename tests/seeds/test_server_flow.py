@@ -36,6 +36,7 @@ from tests.seeds.ends import (
     next_event,
     parameters,
     record_calls,
+    requested,
     resolved,
 )
 from tests.seeds.programs import PORT, main_of, running
@@ -69,9 +70,7 @@ async def test_j068_queue_pairs_share_a_completion_queue(address: str) -> None:
             client = End(at_client, await resolved(at_client, address, listener.source_port))
             client.allocate(queues[0], room=64)
             connecting = await begun(client.cm_id.connect(parameters()))
-            request = await acked(at_server, EventType.CONNECT_REQUEST)
-            assert request.connection_id is not None
-            server = End(at_server, request.connection_id)
+            server, _ = await requested(at_server)
             server.allocate(queues[1], room=64)
             queues = [client.cq, server.cq]
             server.post_recv(number)
@@ -255,9 +254,7 @@ async def test_j080_receives_then_accept(address: str, monkeypatch: pytest.Monke
 async def test_j081_accepting_opens_the_connection(address: str) -> None:
     async with half_way(address) as (_, client, server_events):
         connecting = await begun(client.cm_id.connect(parameters()))
-        request = await acked(server_events, EventType.CONNECT_REQUEST)
-        assert request.connection_id is not None
-        server = End(server_events, request.connection_id)
+        server, _ = await requested(server_events)
         server.allocate()
         server.post_recv(1)
         await asyncio.sleep(MOMENT_S)
