@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aiordma.verbs import GRH, SGE, WCFlags, WorkCompletion
+from aiordma.cm import ConnectionEvent
+from aiordma.verbs import GRH, SGE, AddressHandle, WCFlags, WorkCompletion
 from tests.interop.native import End
 
 #: Bytes of a message: within every MTU, and with the room for the header in front of it more than
@@ -17,6 +19,18 @@ MESSAGES = 10
 PERTURB = 0xA5
 TUNABLES = f"glibc.malloc.perturb={PERTURB}"
 FRESH = bytes([PERTURB ^ 0xFF])
+
+
+async def send_all(end: End, there: ConnectionEvent, payloads: Iterable[bytes]) -> None:
+    """Send datagrams of `SIZE` bytes to the service or group of an event; they carry our number."""
+    assert there.ah_attr is not None
+    region = end.region(SIZE)
+    with await AddressHandle.create(end.pd, there.ah_attr) as ah:
+        for payload in payloads:
+            region.view[:] = payload
+            await end.qp.send(
+                region, ah=ah, remote_qpn=there.qp_num, remote_qkey=there.qkey, imm=end.qp.num
+            )
 
 
 @dataclass

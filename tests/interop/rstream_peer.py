@@ -14,9 +14,11 @@ of its time, and the peer has what is left.
 from __future__ import annotations
 
 import asyncio
+from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 
-from tests.interop.program import Program, assert_bytes
+from tests.interop.program import Program, assert_bytes, running
+from tests.interop.streaming import serving_one
 
 #: Before the pieces.
 SYNC = 16
@@ -115,10 +117,14 @@ class Talk:
         while True:
             await self.say(65_536)
 
-    async def all(self) -> None:
-        """The whole conversation; the end of the stream is left to the caller."""
+    async def begin(self) -> None:
+        """The first bytes of both."""
         for turn in self._turns:
             await turn(SYNC)
+
+    async def all(self) -> None:
+        """The whole conversation; the end of the stream is left to the caller."""
+        await self.begin()
         for _ in range(ROUNDS):
             for turn in self._turns:
                 for _ in range(self._run.count):
@@ -127,3 +133,21 @@ class Talk:
     async def end(self) -> None:
         """rstream, too, is done: nothing more comes."""
         assert await self._reader.read() == b""
+
+
+async def serve_client(address: str, run: Run, *, end: bool) -> None:
+    """Serve a program's client; `end` says the end of the stream as well, before it is closed."""
+
+    async def talk(reader: StreamReader, writer: StreamWriter) -> None:
+        conversation = Talk(reader, writer, run, first=False)
+        await conversation.all()
+        if end:
+            await conversation.end()
+
+    async with (
+        serving_one(address, talk) as served,
+        running(*run.client(address, served.port)) as rstream,
+    ):
+        await served.ended
+        await rstream.finish()
+    run.assert_told(rstream)

@@ -15,9 +15,8 @@ import pytest
 
 from aiordma import NotSupportedError
 from aiordma.cm import ConnectionEvent, ConnectionId, EventChannel, PortSpace
-from aiordma.verbs import AddressHandle
 from tests.interop.datagram_programs import ATTEMPTS, GROUP, IDLE, mckey
-from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Mailbox
+from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Mailbox, send_all
 from tests.interop.native import End
 from tests.interop.program import assert_bytes, running
 from tests.native_ends import close_all
@@ -68,18 +67,7 @@ async def test_mckey_receives(address: str, is_siw: bool) -> None:
             member(address, send_only=True) as (end, group),
         ):
             box = Mailbox(other, MESSAGES)
-            assert group.ah_attr is not None
-            region = end.region(SIZE)
-            with await AddressHandle.create(end.pd, group.ah_attr) as ah:
-                for number in range(MESSAGES):
-                    region.view[:] = bytes([number]) * SIZE
-                    await end.qp.send(
-                        region,
-                        ah=ah,
-                        remote_qpn=group.qp_num,
-                        remote_qkey=group.qkey,
-                        imm=end.qp.num,
-                    )
+            await send_all(end, group, (bytes([number]) * SIZE for number in range(MESSAGES)))
             for number in range(MESSAGES):
                 letter = await box.next()
                 assert_bytes(letter.payload, bytes([number]) * SIZE)

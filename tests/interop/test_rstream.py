@@ -7,7 +7,7 @@ from asyncio import StreamReader, StreamWriter
 import pytest
 
 from tests.interop.program import running
-from tests.interop.rstream_peer import MODES, SYNC, Run, Talk
+from tests.interop.rstream_peer import MODES, Run, Talk, serve_client
 from tests.interop.streaming import dialed, serving_one
 
 KINDS = [
@@ -19,20 +19,7 @@ each_kind = pytest.mark.parametrize(("size", "mode"), KINDS)
 
 @each_kind
 async def test_aiordma_serves_rstream(address: str, size: int, mode: str) -> None:
-    run = Run(size, mode=mode)
-
-    async def talk(reader: StreamReader, writer: StreamWriter) -> None:
-        conversation = Talk(reader, writer, run, first=False)
-        await conversation.all()
-        await conversation.end()
-
-    async with (
-        serving_one(address, talk) as served,
-        running(*run.client(address, served.port)) as rstream,
-    ):
-        await served.ended
-        await rstream.finish()
-    run.assert_told(rstream)
+    await serve_client(address, Run(size, mode=mode), end=True)
 
 
 @each_kind
@@ -48,18 +35,7 @@ async def test_rstream_serves_aiordma(address: str, port: int, size: int, mode: 
 
 async def test_many_small_messages(address: str) -> None:
     """More than the 384 that rstream takes before it has to give a credit."""
-    run = Run(64, count=1000)
-
-    async def talk(reader: StreamReader, writer: StreamWriter) -> None:
-        await Talk(reader, writer, run, first=False).all()
-
-    async with (
-        serving_one(address, talk) as served,
-        running(*run.client(address, served.port)) as rstream,
-    ):
-        await served.ended
-        await rstream.finish()
-    run.assert_told(rstream)
+    await serve_client(address, Run(64, count=1000), end=False)
 
 
 async def test_small_buffers(address: str, port: int) -> None:
@@ -80,8 +56,7 @@ async def test_rstream_notices_a_wrong_byte(address: str) -> None:
 
     async def talk(reader: StreamReader, writer: StreamWriter) -> None:
         conversation = Talk(reader, writer, run, first=False)
-        await conversation.hear(SYNC)
-        await conversation.say(SYNC)
+        await conversation.begin()
         for _ in range(run.count):
             await conversation.hear(run.size)
         writer.write(bytes(run.size))

@@ -10,7 +10,7 @@ from asyncio import StreamReader, StreamWriter
 import pytest
 
 from tests.interop.program import running
-from tests.interop.rstream_peer import SYNC, Run, Talk
+from tests.interop.rstream_peer import Run, Talk, serve_client
 from tests.interop.streaming import dialed, serving_one
 
 #: So many pieces that nobody gets to the end of them.
@@ -20,18 +20,7 @@ ENDLESS = Run(65_536, count=1_000_000)
 @pytest.mark.parametrize("size", [64, 1 << 20])
 async def test_server_ends_at_once(address: str, size: int) -> None:
     """Both ends close as soon as the last byte is written, and read."""
-    run = Run(size)
-
-    async def talk(reader: StreamReader, writer: StreamWriter) -> None:
-        await Talk(reader, writer, run, first=False).all()
-
-    async with (
-        serving_one(address, talk) as served,
-        running(*run.client(address, served.port)) as rstream,
-    ):
-        await served.ended
-        await rstream.finish()
-    run.assert_told(rstream)
+    await serve_client(address, Run(size), end=False)
 
 
 @pytest.mark.parametrize("size", [64, 1 << 20])
@@ -51,8 +40,7 @@ async def test_client_is_killed(address: str) -> None:
 
     async def talk(reader: StreamReader, writer: StreamWriter) -> None:
         conversation = Talk(reader, writer, ENDLESS, first=False)
-        await conversation.hear(SYNC)
-        await conversation.say(SYNC)
+        await conversation.begin()
         await conversation.hear(ENDLESS.size)
         begun.set()
         while True:
@@ -74,8 +62,7 @@ async def test_server_is_killed(address: str, port: int) -> None:
     async with dialed(lambda at: ENDLESS.server(address, at), address, port) as rstream:
         reader, writer = rstream.reader, rstream.writer
         conversation = Talk(reader, writer, ENDLESS, first=True)
-        await conversation.say(SYNC)
-        await conversation.hear(SYNC)
+        await conversation.begin()
         await conversation.say(ENDLESS.size)
         rstream.program.kill()
         with pytest.raises(ConnectionResetError):
@@ -94,8 +81,7 @@ async def test_idle_server_is_killed(address: str, port: int) -> None:
     async with dialed(lambda at: ENDLESS.server(address, at), address, port) as rstream:
         reader, writer = rstream.reader, rstream.writer
         conversation = Talk(reader, writer, ENDLESS, first=True)
-        await conversation.say(SYNC)
-        await conversation.hear(SYNC)
+        await conversation.begin()
         waiting = asyncio.create_task(reader.readexactly(1))
         await asyncio.sleep(0)
         rstream.program.kill()

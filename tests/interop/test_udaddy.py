@@ -16,7 +16,7 @@ from aiordma import NotSupportedError
 from aiordma.cm import PortSpace
 from aiordma.verbs import GRH, AddressHandle, AHAttributes
 from tests.interop.datagram_programs import PORT, SERVICES, assert_well, udaddy
-from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Letter, Mailbox
+from tests.interop.mailbox import FRESH, MESSAGES, SIZE, TUNABLES, Letter, Mailbox, send_all
 from tests.interop.native import End, Server, dialed, serving
 from tests.interop.program import Program, assert_bytes, running
 from tests.native_ends import close_all
@@ -130,18 +130,7 @@ async def talk(server: Program, address: str, asked: asyncio.Barrier) -> None:
         # It looks at datagrams when all have asked for it.
         await asked.wait()
         end, there = service.end, service.answer
-        assert there.ah_attr is not None
-        region = end.region(SIZE)
-        with await AddressHandle.create(end.pd, there.ah_attr) as ah:
-            for number in range(MESSAGES):
-                region.view[:] = message(number)
-                await end.qp.send(
-                    region,
-                    ah=ah,
-                    remote_qpn=there.qp_num,
-                    remote_qkey=there.qkey,
-                    imm=end.qp.num,
-                )
+        await send_all(end, there, (message(number) for number in range(MESSAGES)))
         for _ in range(MESSAGES):
             letter = await boxes[-1].next()
             assert letter.completion.src_qp == there.qp_num
