@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel
+from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
 from aiordma.verbs import SGE, Access, CompletionQueue, RecvWR
 from aiordma.verbs.resource import Resource
 from tests import native_ends
+from tests.device.oracle import until
 from tests.native_ends import joined, listening, resolved
 
 #: In the order that C needs.
@@ -50,6 +51,10 @@ class End(native_ends.End):
 
     def __getitem__(self, name: str) -> Resource:
         return self.named[name]
+
+    async def disconnected(self) -> None:
+        """Wait until its id has read the disconnection."""
+        await until(lambda: self.cm_id.stage is Stage.DISCONNECTED)
 
     async def ended(self, timeout: float = 30.0) -> list[Any]:
         """Wait until every object is destroyed; what the waiting tasks ended with."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from aiordma.verbs import ProtectionDomain
 from tests.device.closing import Hall
 from tests.device.ends import Ends, connected
 from tests.device.meeting import Pair, paired
+from tests.device.netem import netem
 from tests.device.shared import *  # noqa: F403  # each folder on a device has these
 from tests.device.shared import IS_SIW
 from tests.device.switching import Switched
@@ -28,9 +29,15 @@ collect_ignore = [f"test_{name}.py" for name in _DATAGRAMS + _WINDOWS if IS_SIW]
 
 
 @pytest.fixture
-def is_uvloop(request: pytest.FixtureRequest) -> bool:
+def loop_name(request: pytest.FixtureRequest) -> str:
+    """The kind of loop that the tests run on."""
+    return str(request.config.getoption("--loop"))
+
+
+@pytest.fixture
+def is_uvloop(loop_name: str) -> bool:
     """Whether the tests run on uvloop."""
-    return bool(request.config.getoption("--loop") == "uvloop")
+    return loop_name == "uvloop"
 
 
 @pytest.fixture
@@ -76,6 +83,13 @@ async def events() -> AsyncIterator[EventChannel]:
     yield channel
     channel.close()  # before its last id, perhaps
     await channel.wait_closed()
+
+
+@pytest.fixture
+def wire() -> Iterator[None]:
+    """The wire of two hosts has netem, without a fault to begin with."""
+    with netem():
+        yield
 
 
 @pytest.fixture

@@ -12,14 +12,14 @@ import argparse
 import asyncio
 import os
 import random
-import subprocess
 import time
 from collections import Counter
 
 import aiordma
 from aiordma import Connection, ConnectionConfig
+from tests.device.netem import faults, netem
 
-__all__ = ["FAULTS", "Scene", "tc"]
+__all__ = ["FAULTS", "Scene"]
 
 #: What netem does to each packet, on both cards.
 FAULTS = {
@@ -30,12 +30,6 @@ FAULTS = {
 _LIMIT_S = 120.0  # of the guest, for one message
 _SMALLEST, _LARGEST = 16 * 1024, 4 << 20
 _POOL = 16 << 20
-
-
-def tc(*words: str) -> None:
-    """Change the queueing discipline of both cards."""
-    for card in ("veth0", "veth1"):
-        subprocess.run(["tc", "qdisc", words[0], "dev", card, "root", *words[1:]], check=True)
 
 
 class Scene:
@@ -76,13 +70,13 @@ class Scene:
 
     async def _one_connection(self, fault: str) -> None:
         here, there = os.environ["AIORDMA_SOFTROCE_ADDR"], os.environ["AIORDMA_SOFTROCE_ADDR2"]
-        tc("change", "netem", "limit", "100000")  # connecting is not what is looked at
+        faults()  # connecting is not what is looked at
         async with aiordma.listen(here, 0, config=self._config) as listener:
             client = await aiordma.connect(
                 here, listener.port, config=self._config, local_addr=(there, 0)
             )
             server = await listener.accept()
-            tc("change", "netem", "limit", "100000", *fault.split())
+            faults(*fault.split())
             ways = [
                 asyncio.create_task(self._one_way(*ends))
                 for ends in ((client, server), (server, client))
@@ -92,7 +86,7 @@ class Scene:
                 for way in ways:
                     way.result()
             finally:
-                tc("change", "netem", "limit", "100000")
+                faults()
                 await asyncio.gather(client.close(), server.close())
 
     async def _one_way(self, sender: Connection, receiver: Connection) -> None:
@@ -121,10 +115,9 @@ class Scene:
                 raise sent
 
 
-async def _main(count: int, seed: int, largest: int, faults: list[str]) -> None:
-    tc("add", "netem", "limit", "100000")
-    try:
-        for fault in faults:
+async def _main(count: int, seed: int, largest: int, chosen: list[str]) -> None:
+    with netem():
+        for fault in chosen:
             for check in (True, False):
                 begun = time.monotonic()
                 ended = await Scene(check=check, seed=seed, largest=largest).run(
@@ -136,8 +129,6 @@ async def _main(count: int, seed: int, largest: int, faults: list[str]) -> None:
                     f"{dict(ended)}, {took:.0f} s of the guest",
                     flush=True,
                 )
-    finally:
-        tc("del")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import aiordma
-from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel, Stage
+from aiordma.cm import ConnectionId, ConnectionParameter, EventChannel
 from aiordma.errors import FlushedError, ResourceBusyError, ResourceClosedError
 from tests.device.closing import NAMES, End, Hall, Heartbeat
 from tests.device.oracle import (
@@ -159,10 +159,6 @@ async def test_async_with_waits_for_the_end(hall: Hall) -> None:
     assert adapter_objects() == objects
 
 
-async def disconnected(end: End) -> None:
-    await until(lambda: end.cm_id.stage is Stage.DISCONNECTED)
-
-
 @pytest.mark.one_loop
 async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
     """A sample of the orders: refused exactly where C would refuse, or block, or crash."""
@@ -175,7 +171,7 @@ async def test_destroy_is_as_strict_as_c(hall: Hall) -> None:
                 end["id"].destroy()
         await ends[0].cm_id.disconnect()
         for end in ends:
-            await disconnected(end)
+            await end.disconnected()
             # The flushed receive: nothing is under way any more, except what siw never flushes.
             left = end["qp"].outstanding  # type: ignore[attr-defined]
             gone: set[str] = set()

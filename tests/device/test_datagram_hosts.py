@@ -8,7 +8,6 @@ import os
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,6 +16,7 @@ from aiordma import DatagramAddress, DatagramConfig, create_datagram_endpoint
 from aiordma.datagram.neighbors import look
 from tests.device.datagrams import Echo, Recorder, endpoint
 from tests.device.forging import forged_datagrams
+from tests.device.netem import faults
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
@@ -28,19 +28,6 @@ PATIENT = DatagramConfig(resolve_timeout_s=60)
 def other() -> str:
     """Address of the second device."""
     return os.environ["AIORDMA_SOFTROCE_ADDR2"]
-
-
-@pytest.fixture
-def faults() -> Iterator[Callable[..., None]]:
-    """A netem qdisc on both cards; the function sets its faults."""
-
-    def tc(verb: str, *words: str) -> None:
-        for card in ("veth0", "veth1"):
-            subprocess.run(["tc", "qdisc", verb, "dev", card, "root", *words], check=True)
-
-    tc("add", "netem", "limit", "100000")
-    yield lambda *words: tc("change", "netem", "limit", "100000", *words)
-    tc("del")
 
 
 async def test_a_group_with_members_on_both_ends(address: str, other: str) -> None:
@@ -63,9 +50,7 @@ async def test_a_group_with_members_on_both_ends(address: str, other: str) -> No
         await member.transport.wait_closed()
 
 
-async def test_a_wire_that_loses_and_doubles(
-    address: str, other: str, faults: Callable[..., None]
-) -> None:
+async def test_a_wire_that_loses_and_doubles(address: str, other: str, wire: None) -> None:
     """Some are lost and some come twice; none is damaged, and every answer finds its way."""
     _, server = await create_datagram_endpoint(Echo, (address, 0), config=PATIENT)
     place = server.transport.get_extra_info("sockname")

@@ -16,14 +16,6 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 LIMIT_S = 100
 
 
-@pytest.fixture
-def loop_name(request: pytest.FixtureRequest) -> str:
-    """The event loop that this run of the tests is about."""
-    name = request.config.getoption("--loop")
-    assert isinstance(name, str)
-    return name
-
-
 def run_demo(*words: str, loop: str) -> subprocess.CompletedProcess[str]:
     """Run the demo on the given loop, warnings being errors."""
     return subprocess.run(

@@ -5,23 +5,13 @@ The full run is `large_wire.py`'s, by hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.device.large_wire import FAULTS, Scene, tc
+from tests.device.large_wire import FAULTS, Scene
 
-pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
+pytestmark = [pytest.mark.device, pytest.mark.two_hosts, pytest.mark.usefixtures("wire")]
 
 SEED = 20_26
-
-
-@pytest.fixture(autouse=True)
-def wire() -> Iterator[None]:
-    """A netem qdisc on both cards, without a fault to begin with."""
-    tc("add", "netem", "limit", "100000")
-    yield
-    tc("del")
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -15,8 +15,7 @@ from aiordma.cm import (
     Stage,
 )
 from aiordma.errors import ResourceBusyError, ResourceClosedError
-from tests.device.closing import End, Hall
-from tests.device.oracle import until
+from tests.device.closing import Hall
 
 pytestmark = pytest.mark.device
 
@@ -106,10 +105,6 @@ async def test_what_cannot_be_migrated(hall: Hall) -> None:
     other.close()
 
 
-async def disconnected(end: End) -> None:
-    await until(lambda: end.cm_id.stage is Stage.DISCONNECTED)
-
-
 async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
     """The peer disconnects in the very moment; the event is on one of the channels, once."""
     old_ones = 0
@@ -123,7 +118,7 @@ async def test_no_event_is_lost_in_a_migration(hall: Hall) -> None:
         for _ in range(number % 8):
             await asyncio.sleep(0)
         client.cm_id.migrate(new)
-        await disconnected(client)
+        await client.disconnected()
         old.close()
         new.close()
         found = [[e.type async for e in channel] for channel in seen]

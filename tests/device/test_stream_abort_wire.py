@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 
 import aiordma
+from tests.device.netem import netem
 from tests.device.oracle import Connecting, collect
 from tests.device.streaming import LIMIT_S
-from tests.device.test_two_hosts import tc
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
@@ -26,9 +26,8 @@ PEERS = 100
 @pytest.fixture
 def late_wire() -> Iterator[None]:
     """Every packet takes 5 ms."""
-    tc("add", "netem", "limit", "100000", "delay", "5ms")
-    yield
-    tc("del")
+    with netem("delay", "5ms"):
+        yield
 
 
 class Listening:

@@ -6,14 +6,13 @@ import asyncio
 import os
 import random
 import subprocess
-from collections.abc import Iterator
 from contextlib import asynccontextmanager
 
 import pytest
 
 from aiordma import StreamConfig
+from tests.device.netem import dropped, faults
 from tests.device.streaming import Both, noted, read_hash, stream_pair
-from tests.device.test_two_hosts import dropped, tc
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
@@ -22,13 +21,6 @@ CONFIG = StreamConfig(keepalive_s=2, close_timeout_s=3)
 #: A dead peer is noticed within so many seconds of guest time: the next sign of life, then seven
 #: timeouts, which Soft-RoCE lets grow, and some for good measure.
 NOTICED_S = 40.0
-
-
-@pytest.fixture
-def wire() -> Iterator[None]:
-    tc("add", "netem", "limit", "100000")
-    yield
-    tc("del")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +44,7 @@ async def test_every_byte_arrives(address: str, wire: None, fault: tuple[str, ..
         (theirs, answers),
     ):
         assert writer.get_extra_info("device") != answers.get_extra_info("device")
-        tc("change", "netem", "limit", "100000", *fault)
+        faults(*fault)
 
         async def send(to: asyncio.StreamWriter, n: int) -> None:
             rng = random.Random(seed + n)
@@ -72,7 +64,7 @@ async def test_every_byte_arrives(address: str, wire: None, fault: tuple[str, ..
         await asyncio.gather(send(writer, 1), send(answers, 2), expect(reader), expect(theirs))
         if "loss" in fault:
             assert dropped() > 0
-        tc("change", "netem", "limit", "100000")
+        faults()
 
 
 @asynccontextmanager
@@ -81,12 +73,12 @@ async def cut_off(address: str, config: StreamConfig):  # type: ignore[no-untype
     async with noted(address, config, local_addr=(OTHER, 0)) as both:
         both.client.transport.write(b"hello")
         await both.server.received(5)
-        tc("change", "netem", "limit", "100000", "loss", "100%")
+        faults("loss", "100%")
         try:
             yield both
         finally:
             await asyncio.gather(both.client.ended(), both.server.ended())
-            tc("change", "netem", "limit", "100000")
+            faults()
 
 
 async def test_a_cut_is_noticed_on_both_sides(address: str, wire: None) -> None:
@@ -122,10 +114,10 @@ async def test_a_short_break_is_bridged(address: str, wire: None) -> None:
     ):
         writer.write(b"a" * 100_000)
         await theirs.readexactly(100_000)
-        tc("change", "netem", "limit", "100000", "loss", "100%")
+        faults("loss", "100%")
         writer.write(b"b" * 100_000)
         await asyncio.sleep(0.5)  # how long the break is, not a wait for anything
-        tc("change", "netem", "limit", "100000")
+        faults()
         reading = asyncio.create_task(read_hash(theirs, 100_000))
         async with asyncio.timeout(60):
             await reading

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -15,34 +13,13 @@ from aiordma import ConnectionConfig
 from aiordma.cm import ConnectionId, EventChannel
 from aiordma.verbs import SGE, RecvWR, SendWR, WCStatus
 from tests.device.meeting import Pair, talk_both_ways
+from tests.device.netem import dropped, faults
 from tests.device.oracle import polled
 from tests.native_ends import End, close_all, joined, listening
 
 pytestmark = [pytest.mark.device, pytest.mark.two_hosts]
 
 CONFIG = ConnectionConfig(keepalive_s=2, idle_timeout_s=8, close_timeout_s=3)
-
-
-def tc(*words: str, cards: Sequence[str] = ("veth0", "veth1")) -> None:
-    for card in cards:
-        subprocess.run(["tc", "qdisc", words[0], "dev", card, "root", *words[1:]], check=True)
-
-
-def dropped() -> int:
-    """Packets that the netem of one card has lost."""
-    shown = subprocess.run(
-        ["tc", "-s", "-j", "qdisc", "show", "dev", "veth0", "root"], check=True, capture_output=True
-    )
-    (qdisc,) = json.loads(shown.stdout)
-    return int(qdisc["drops"])
-
-
-@pytest.fixture
-def wire() -> Iterator[None]:
-    """A netem qdisc on both cards, without a fault to begin with."""
-    tc("add", "netem", "limit", "100000")
-    yield
-    tc("del")
 
 
 @pytest.fixture
@@ -52,7 +29,7 @@ async def ends(address: str, wire: None) -> AsyncIterator[Pair]:
         client = await aiordma.connect(address, listener.port, config=CONFIG, local_addr=(other, 0))
         server = await listener.accept()
         yield client, server
-        tc("change", "netem", "limit", "100000")
+        faults()
         await asyncio.gather(client.close(), server.close())
 
 
@@ -86,7 +63,7 @@ async def test_traffic_crosses_the_wire(ends: Pair) -> None:
     ["loss 2%", "duplicate 10%", "delay 5ms reorder 25% 50%"],
 )
 async def test_every_byte_arrives_over_a_bad_wire(ends: Pair, fault: str) -> None:
-    tc("change", "netem", "limit", "100000", *fault.split())
+    faults(*fault.split())
     # Not over a wire that reorders: there Soft-RoCE (seen with Linux 6.12) completes an RDMA READ,
     # by which large messages travel, before all of its data has arrived.  See docs/surprises.md.
     await exchange(ends, 100, SMALL if "reorder" in fault else SMALL + LARGE)
@@ -99,7 +76,7 @@ async def test_both_sides_notice_a_dead_wire(ends: Pair, *, busy: bool) -> None:
     client, server = ends
     loop = asyncio.get_running_loop()
     waiting = [asyncio.create_task(end.recv()) for end in ends]
-    tc("change", "netem", "limit", "100000", "loss", "100%")
+    faults("loss", "100%")
     begun = loop.time()
     if busy:
         await client.send(b"into the void")
@@ -116,10 +93,10 @@ async def test_both_sides_notice_a_dead_wire(ends: Pair, *, busy: bool) -> None:
 
 async def test_a_wire_that_heals_in_time_costs_nothing(ends: Pair) -> None:
     exchanging = asyncio.create_task(exchange(ends, 50))
-    tc("change", "netem", "limit", "100000", "loss", "100%")
+    faults("loss", "100%")
     await asyncio.sleep(0.5)
     assert not exchanging.done()
-    tc("change", "netem", "limit", "100000", "loss", "0%")
+    faults("loss", "0%")
     await exchanging
 
 
@@ -139,7 +116,7 @@ async def test_a_send_that_is_flushed_may_have_arrived(address: str, wire: None)
         try:
             target, source = client.region(16), server.region(bytearray(range(16)))
             client.qp.post_recv(RecvWR(wr_id=1, sg_list=[SGE(target, 0, 16)]))
-            tc("change", "netem", "limit", "100000", "loss", "100%", cards=["veth1"])
+            faults("loss", "100%", cards=["veth1"])
             server.qp.post_send(SendWR(wr_id=2, sg_list=[SGE(source, 0, 16)]))
             (received,) = await polled(client.cq, 1)
             assert (received.wr_id, received.ok) == (1, True)
@@ -148,5 +125,5 @@ async def test_a_send_that_is_flushed_may_have_arrived(address: str, wire: None)
             (sent,) = await polled(server.cq, 1)
             assert (sent.wr_id, sent.status) == (2, WCStatus.WR_FLUSH_ERR)
         finally:
-            tc("change", "netem", "limit", "100000", "loss", "0%")
+            faults("loss", "0%")
             await close_all(client, server)

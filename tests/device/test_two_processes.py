@@ -45,11 +45,6 @@ async def peer(role: str, address: str, loop: str) -> AsyncIterator[tuple[int, i
         await process.communicate()  # reads to the end: the pipes are closed, too
 
 
-@pytest.fixture
-def loop_name(request: pytest.FixtureRequest) -> str:
-    return str(request.config.getoption("--loop"))
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_thousands_of_messages_come_back(address: str, loop_name: str) -> None:
