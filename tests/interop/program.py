@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from aiordma import ConnectionFailedError, ConnectionRejectedError
+import pytest
+
+from aiordma import Connection, ConnectionFailedError, ConnectionLostError, ConnectionRejectedError
 
 T = TypeVar("T")
 
@@ -128,6 +130,12 @@ def spoke_too_soon(exc: ConnectionFailedError) -> bool:
     has looked at the answer itself, which C programs do not wait for.
     """
     return exc.errno == errno.EINVAL
+
+
+async def ended_by_peer(connection: Connection) -> None:
+    """The peer closes without a word: raw connections know no other end."""
+    with pytest.raises(ConnectionLostError, match="closed by the peer"):
+        await connection.recv()
 
 
 async def until_listening(server: Program, knock: Callable[[], Awaitable[T]]) -> T:

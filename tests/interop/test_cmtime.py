@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 import aiordma
-from aiordma import Connection, ConnectionConfig, ConnectionLostError
-from tests.interop.program import running, until_listening
+from aiordma import Connection, ConnectionConfig
+from tests.interop.program import ended_by_peer, running, until_listening
 
 CONFIG = ConnectionConfig(
     raw=True, slot_size=64, recv_depth=2, send_depth=1, connect_timeout_s=35, handshake_timeout_s=35
@@ -18,18 +16,16 @@ STEPS = [
 ]  # fmt: skip
 
 
-async def goodbye(connection: Connection) -> None:
-    async with connection:
-        with pytest.raises(ConnectionLostError, match="closed by the peer"):
-            await connection.recv()
-
-
 async def test_aiordma_serves_cmtime(address: str, most: int) -> None:
+    async def talk(connection: Connection) -> None:
+        async with connection:
+            await ended_by_peer(connection)
+
     async with aiordma.listen(address, 0, config=CONFIG, backlog=most) as listener:
         command = ("cmtime", "-s", address, "-p", str(listener.port), "-c", str(most))
         async with running(*command) as client, asyncio.TaskGroup() as group:
             for _ in range(most):
-                group.create_task(goodbye(await listener.accept()))
+                group.create_task(talk(await listener.accept()))
             await client.finish()
     table = client.lines[-len(STEPS) :]
     assert [line.partition(":")[0].strip() for line in table] == STEPS

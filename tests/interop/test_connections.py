@@ -12,14 +12,13 @@ import aiordma
 from aiordma import (
     Connection,
     ConnectionConfig,
-    ConnectionLostError,
     Message,
     NotSupportedError,
     RemoteRegion,
 )
 from aiordma.verbs import Access
 from tests.interop import conversation as c
-from tests.interop.program import assert_bytes, running, until_listening
+from tests.interop.program import assert_bytes, ended_by_peer, running, until_listening
 from tests.interop.pyverbs_program import DONE, pyverbs, trimmed
 from tests.interop.rping import COUNT, INFO, SIZES, assert_shown, ping, rping_client, rping_server
 
@@ -32,11 +31,6 @@ def described(message: Message) -> RemoteRegion:
     with message:
         addr, rkey, size = INFO.unpack(message)
     return RemoteRegion(addr, size, rkey, BOTH | Access.REMOTE_ATOMIC)
-
-
-async def goodbye(connection: Connection) -> None:
-    with pytest.raises(ConnectionLostError, match="closed by the peer"):
-        await connection.recv()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -53,7 +47,7 @@ async def test_a_connection_serves_rping(address: str, size: int) -> None:
             await connection.send(bytes(INFO.size))
             await connection.write(described(await connection.recv()), text)
             await connection.send(bytes(INFO.size))
-        await goodbye(connection)
+        await ended_by_peer(connection)
         await rping.finish()
     assert_shown(rping, "ping data: ", size)
 
@@ -114,7 +108,7 @@ class Side:
                 await self.send(shown, c.IMM_SHOWN)
                 await self.endure()
                 await self.act(theirs)
-                await goodbye(connection)
+                await ended_by_peer(connection)
 
     async def act(self, theirs: RemoteRegion) -> None:
         connection, them = self.connection, c.other(self.role)

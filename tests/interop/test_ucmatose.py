@@ -13,11 +13,12 @@ from collections.abc import Awaitable
 import pytest
 
 import aiordma
-from aiordma import Connection, ConnectionConfig, ConnectionFailedError, ConnectionLostError
+from aiordma import Connection, ConnectionConfig, ConnectionFailedError
 from tests.interop.program import (
     Program,
     assert_bytes,
     attempts,
+    ended_by_peer,
     running,
     spoke_too_soon,
     until_listening,
@@ -58,12 +59,6 @@ def assert_well(program: Program) -> None:
     assert not [line for line in program.lines if "error" in line or "fail" in line]
 
 
-async def goodbye(connection: Connection) -> None:
-    """The peer closes without a word: raw connections know no other end."""
-    with pytest.raises(ConnectionLostError, match="closed by the peer"):
-        await connection.recv()
-
-
 @OPTIONS
 async def test_aiordma_serves_ucmatose(address: str, most: int, options: tuple[str, ...]) -> None:
     count = FEW if options else most
@@ -100,7 +95,7 @@ async def test_ucmatose_serves_aiordma(
                     assert_bytes(memoryview(fresh), FRESH * SIZE)
             for n in range(MESSAGES):
                 await connection.send(message(number, n))
-            await goodbye(connection)
+            await ended_by_peer(connection)
 
     async def dial(at: int) -> list[Connection | BaseException]:
         def open_one() -> Awaitable[Connection]:
