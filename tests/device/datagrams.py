@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from aiordma import create_datagram_endpoint
@@ -14,6 +15,19 @@ from tests import native_ends
 from tests.native_ends import acked, resolved
 
 Where = tuple[str, int]
+
+
+async def run(*words: str) -> str:
+    """Run a command, which succeeds; its output."""
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert process.returncode == 0, words
+    return output.decode()
+
+
+def network_device() -> str:
+    """The name of the network device that Soft-RoCE sends through."""
+    return Path("/sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0").read_text().strip()
 
 
 class UDEnd(native_ends.End):

@@ -12,7 +12,7 @@ import pytest
 
 import aiordma
 from aiordma import DatagramConfig, RdmaDatagramTransport, create_datagram_endpoint
-from tests.device.datagrams import Echo, Recorder, endpoint, where
+from tests.device.datagrams import Echo, Recorder, endpoint, network_device, run, where
 from tests.device.oracle import reported
 from tests.device.stepping import every_step, run_canceled
 from tests.inside.datagram import known_destinations, known_services
@@ -157,7 +157,7 @@ async def test_a_network_device_that_goes_down_and_up(address: str) -> None:
     """The adapter gives up the queue pair; the endpoint does not."""
     if os.environ.get("AIORDMA_SOFTROCE_ENGINE") == "host":
         pytest.skip("it would take a network device of this machine down")
-    card = (await run("cat", "/sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0")).strip()
+    card = network_device()
     shown = await run("ip", "-o", "-6", "addr", "show", "dev", card, "scope", "global")
     of_ipv6 = [line.split()[3] for line in shown.splitlines()]  # the kernel forgets them
     async with (
@@ -188,10 +188,3 @@ async def test_a_network_device_that_goes_down_and_up(address: str) -> None:
             other.transport.sendto(b"to the group", ("239.80.0.9", 1))
             await server.until(lambda: b"to the group" in server.data)
         assert client.calls.count("lost") == 0
-
-
-async def run(*words: str) -> str:
-    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
-    output, _ = await process.communicate()
-    assert process.returncode == 0, words
-    return output.decode()

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from aiordma import DatagramAddress, DatagramConfig
-from tests.device.datagrams import Echo, Recorder, endpoint, where
-from tests.device.test_datagram_faults import run
+from tests.device.datagrams import Echo, Recorder, endpoint, network_device, run, where
 from tests.native_ends import beside
 
 pytestmark = pytest.mark.device
@@ -25,7 +24,7 @@ LIMIT_S = 10
 @asynccontextmanager
 async def silent_neighbors() -> AsyncIterator[None]:
     """The kernel asks the network for each address, on a card that brings no answer."""
-    card = (await run("cat", "/sys/class/infiniband/rxe0/ports/1/gid_attrs/ndevs/0")).strip()
+    card = network_device()
     without = "NOARP" in await run("ip", "-o", "link", "show", "dev", card)
     if without:
         await run("ip", "link", "set", "dev", card, "arp", "on")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pytest
 
 __all__ = [
+    "ALLOCATING",
     "DEPTH",
     "LIMIT_S",
     "MOMENT_S",
@@ -139,6 +140,12 @@ async def connected(
         finally:
             server.close()
 
+
+# What allocates the structures of a connection, in the order of the seeds.
+ALLOCATING = (
+    "ibv_alloc_pd", "ibv_create_comp_channel", "ibv_create_cq", "ibv_req_notify_cq",
+    "ibv_create_qp", "ibv_reg_mr_iova",
+)  # fmt: skip
 
 # What stands between Python and some of C's functions: one call in place of a struct's many fields.
 WITHIN: dict[str, tuple[Any, str]] = {

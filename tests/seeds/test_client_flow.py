@@ -7,6 +7,7 @@ import pytest
 from aiordma.cm import ConnectionId, EventChannel, EventType
 from aiordma.verbs import WCOpcode
 from tests.seeds.ends import (
+    ALLOCATING,
     LIMIT_S,
     End,
     Pair,
@@ -19,7 +20,6 @@ from tests.seeds.ends import (
     requested,
 )
 from tests.seeds.programs import PORT, main_of, running
-from tests.seeds.test_server_flow import ALLOCATING
 
 pytestmark = pytest.mark.device
 

@@ -24,6 +24,7 @@ from aiordma.verbs import (
 )
 from tests.device.oracle import adapter_objects, until
 from tests.seeds.ends import (
+    ALLOCATING,
     LIMIT_S,
     MOMENT_S,
     End,
@@ -42,12 +43,6 @@ from tests.seeds.ends import (
 from tests.seeds.programs import PORT, main_of, running
 
 pytestmark = pytest.mark.device
-
-# What allocates the structures of a connection, in the order of the seeds.
-ALLOCATING = (
-    "ibv_alloc_pd", "ibv_create_comp_channel", "ibv_create_cq", "ibv_req_notify_cq",
-    "ibv_create_qp", "ibv_reg_mr_iova",
-)  # fmt: skip
 
 
 async def test_j067_kinds_of_resources(address: str) -> None:
