@@ -14,7 +14,7 @@ from aiordma import ConnectionConfig
 from tests.device.meeting import Pair, paired
 from tests.device.oracle import settle
 from tests.device.stepping import Steps, for_every_step, run_canceled
-from tests.inside.endpoint import rights_of_peer
+from tests.inside.endpoint import link_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
@@ -101,7 +101,7 @@ async def test_a_lease(address: str, late: bool, size: int) -> None:
             await run_canceled(use(), steps)
             await settle()
             theirs.append(0)
-            assert rights_of_peer(server) == 0
+            assert link_of(server).allowed == 0
 
     assert await for_every_step(scenario, late=late) >= 2
 

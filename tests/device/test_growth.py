@@ -21,7 +21,6 @@ from aiordma.loop.workers import WorkerPool, reaper
 from aiordma.verbs.context import Context
 from tests.device.oracle import collect
 from tests.inside.cm import look_for_ibacm_every
-from tests.inside.loop import keep_threads
 from tests.inside.verbs import note_regions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
@@ -183,7 +182,7 @@ async def test_memory_mappings_end_with_an_error_that_passes(
 ) -> None:
     # A new thread that finds no memory ends with an exception of the interpreter's, which is
     # printed; the one that destroys what was refused is there before.
-    keep_threads(monkeypatch, reaper, 20.0)
+    monkeypatch.setattr(reaper, "idle_s", 20.0)
     async with aiordma.listen(address, 0, config=CONFIG) as listener:
         await closed(await pairs(listener, address, 1))
         ends = await pairs(listener, address, 3)  # what all of them share is made

@@ -90,11 +90,6 @@ def registrations_of(connection: Connection) -> RegistrationCache | None:
     return connection._one_sided._cache
 
 
-def rights_of_peer(connection: Connection) -> int:
-    """The rights to memory that its queue pair allows the peer."""
-    return connection._link._rights.now
-
-
 def iterators_of(connection: Connection) -> list[ConnectionEvents]:
     """The iterators over its events that there are."""
     hub = connection._events

@@ -51,8 +51,3 @@ def default_pool() -> WorkerPool:
 def unfinished(pool: WorkerPool) -> int:
     """How many of its calls have not returned."""
     return pool._unfinished
-
-
-def keep_threads(patch: pytest.MonkeyPatch, pool: WorkerPool, seconds: float) -> None:
-    """Have its threads wait so long for the next call before they end."""
-    patch.setattr(pool, "_idle_s", seconds)
