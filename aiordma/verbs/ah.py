@@ -19,7 +19,7 @@ from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_pointer
 from aiordma.errors import ConnectTimeoutError, os_error
 from aiordma.loop.workers import call_blocking
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.enums import GIDType
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
@@ -30,6 +30,10 @@ __all__ = ["GRH", "AHAttributes", "AddressHandle", "c_gid", "gid_of", "host_of"]
 _MAPPED = bytes(10) + b"\xff\xff"
 _IPV4_AT = 20
 _HALVES = struct.Struct("!10H")
+# Members of C structs: `ibv_global_route` and `ibv_ah_attr` of an AHAttributes, `ibv_wc`.
+_OF_GRH = ("sgid_index", "flow_label", "hop_limit", "traffic_class")
+_OF_ATTR = ("dlid", "sl", "src_path_bits", "static_rate", "port_num")
+_OF_WC = ("src_qp", "slid", "sl", "dlid_path_bits")
 
 
 def gid_of(host: str) -> bytes:
@@ -225,12 +229,8 @@ class AHAttributes:
         if grh.is_multicast:
             # The C function looks for the group's GID among the port's own, and fails.
             return cls.to(context, host_of(grh.sgid), port_num=port_num)
-        c_wc = ffi.new("struct ibv_wc *")
+        c_wc = ffi.new("struct ibv_wc *", {name: getattr(wc, name) for name in _OF_WC})
         c_wc.wc_flags = int(wc.flags)
-        c_wc.src_qp = wc.src_qp
-        c_wc.slid = wc.slid
-        c_wc.sl = wc.sl
-        c_wc.dlid_path_bits = wc.dlid_path_bits
         c_grh = ffi.new("struct ibv_grh *")
         ffi.memmove(c_grh, grh.raw, GRH.SIZE)
         attr = ffi.new("struct ibv_ah_attr *")
@@ -240,34 +240,18 @@ class AHAttributes:
 
     @classmethod
     def _from_c(cls, attr: Any) -> Self:
-        grh = attr.grh
-        return cls(
-            dgid=bytes(ffi.buffer(grh.dgid.raw)) if attr.is_global else b"",
-            sgid_index=grh.sgid_index,
-            flow_label=grh.flow_label,
-            hop_limit=grh.hop_limit,
-            traffic_class=grh.traffic_class,
-            dlid=attr.dlid,
-            sl=attr.sl,
-            src_path_bits=attr.src_path_bits,
-            static_rate=attr.static_rate,
-            port_num=attr.port_num,
-        )
+        dgid = bytes(ffi.buffer(attr.grh.dgid.raw)) if attr.is_global else b""
+        of_grh = {name: getattr(attr.grh, name) for name in _OF_GRH}
+        return copy_of(cls, attr, dgid=dgid, **of_grh)
 
     def _to_c(self) -> Any:
         attr = ffi.new("struct ibv_ah_attr *")
         if self.dgid:
             attr.is_global = 1
             ffi.memmove(attr.grh.dgid.raw, self.dgid, 16)
-        attr.grh.sgid_index = self.sgid_index
-        attr.grh.flow_label = self.flow_label
-        attr.grh.hop_limit = self.hop_limit
-        attr.grh.traffic_class = self.traffic_class
-        attr.dlid = self.dlid
-        attr.sl = self.sl
-        attr.src_path_bits = self.src_path_bits
-        attr.static_rate = self.static_rate
-        attr.port_num = self.port_num
+        for part, names in ((attr.grh, _OF_GRH), (attr, _OF_ATTR)):
+            for name in names:
+                setattr(part, name, getattr(self, name))
         return attr
 
 

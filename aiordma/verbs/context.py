@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative
@@ -32,7 +33,12 @@ __all__ = [
     "GidEntry",
     "ODPCaps",
     "PortAttributes",
+    "copy_of",
 ]
+
+T = TypeVar("T")
+# Annotations are strings; to evaluate them takes longer than most of the C calls.
+_types_of: Callable[..., dict[str, Any]] = functools.cache(get_type_hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,15 +212,12 @@ class Context(Resource):
         """
         attr = ffi.new("struct ibv_device_attr *")
         check_errno(lib.ibv_query_device(self._require(), attr), "ibv_query_device")
-        special: dict[str, Any] = {
-            "fw_ver": bytes(ffi.string(attr.fw_ver)).decode(errors="replace"),
-            "node_guid": int.from_bytes(attr.node_guid.to_bytes(8, "little"), "big"),
-            "atomic_cap": AtomicCap(attr.atomic_cap),
-            "device_cap_flags": DeviceCapFlags(attr.device_cap_flags),
-        }
-        names = (name for name in DeviceAttributes.__dataclass_fields__ if name not in special)
-        plain: dict[str, Any] = {name: getattr(attr, name) for name in names}
-        return DeviceAttributes(**plain, **special)
+        return copy_of(
+            DeviceAttributes,
+            attr,
+            fw_ver=bytes(ffi.string(attr.fw_ver)).decode(errors="replace"),
+            node_guid=int.from_bytes(attr.node_guid.to_bytes(8, "little"), "big"),
+        )
 
     def query_odp(self) -> ODPCaps:
         """Ask whether memory can be registered without pinning it (`ibv_query_device_ex(3)`).
@@ -225,12 +228,10 @@ class Context(Resource):
         attr = ffi.new("struct ibv_device_attr_ex *")
         result = lib.ibv_query_device_ex(self._require(), ffi.NULL, attr)
         check_errno(result, "ibv_query_device_ex")
-        transports = attr.odp_caps.per_transport_caps
-        return ODPCaps(
+        return copy_of(
+            ODPCaps,
+            attr.odp_caps.per_transport_caps,
             general_caps=ODPGeneralCaps(attr.odp_caps.general_caps),
-            rc_odp_caps=ODPTransportCaps(transports.rc_odp_caps),
-            uc_odp_caps=ODPTransportCaps(transports.uc_odp_caps),
-            ud_odp_caps=ODPTransportCaps(transports.ud_odp_caps),
             xrc_odp_caps=ODPTransportCaps(attr.xrc_odp_caps),
         )
 
@@ -243,19 +244,7 @@ class Context(Resource):
         attr = ffi.new("struct ibv_port_attr *")
         port = fitting("port", port, 8)
         check_errno(lib.ibv_query_port(self._require(), port, attr), "ibv_query_port")
-        return PortAttributes(
-            state=PortState(attr.state),
-            max_mtu=MTU(attr.max_mtu),
-            active_mtu=MTU(attr.active_mtu),
-            gid_tbl_len=attr.gid_tbl_len,
-            max_msg_sz=attr.max_msg_sz,
-            lid=attr.lid,
-            sm_lid=attr.sm_lid,
-            active_width=attr.active_width,
-            active_speed=attr.active_speed,
-            phys_state=attr.phys_state,
-            link_layer=LinkLayer(attr.link_layer),
-        )
+        return copy_of(PortAttributes, attr)
 
     def query_gid(self, port: int = 1, index: int = 0) -> GidEntry:
         """The GID number `index` of a `port`, with its type (`ibv_query_gid_ex(3)`).
@@ -285,6 +274,19 @@ class Context(Resource):
     def __repr__(self) -> str:
         name = f" {self.name}" if not self.closed else ""
         return f"<Context{name} {self._state.value}>"
+
+
+def copy_of(kind: type[T], struct: Any, **others: Any) -> T:
+    """A dataclass made of the C members that its fields are named for.
+
+    Args:
+        kind: The dataclass; the type of a field makes the value of the C member.
+        struct: The C struct.
+        others: The fields that are not such members.
+    """
+    types = _types_of(kind)
+    members = (name for name in types if name not in others)
+    return kind(**{name: types[name](getattr(struct, name)) for name in members}, **others)
 
 
 def _gid_entry(entry: Any) -> GidEntry:

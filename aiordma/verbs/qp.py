@@ -31,9 +31,9 @@ from aiordma.errors import (
     queue_error,
 )
 from aiordma.loop.running import running_loop
-from aiordma.verbs.ah import AddressHandle, c_gid
+from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import (
     Access,
@@ -640,7 +640,7 @@ class QueuePair(Resource):
         init = ffi.new("struct ibv_qp_init_attr *")
         code = lib.ibv_query_qp(self._require(), attr, QUERIED, init)
         check_errno(code, "ibv_query_qp")
-        return QPAttributes._from_c(attr)
+        return copy_of(QPAttributes, attr, ah_attr=AHAttributes._from_c(attr.ah_attr))
 
     @property
     def state(self) -> QPState:

@@ -155,14 +155,6 @@ class QPAttributes:
     rnr_retry: int
     ah_attr: AHAttributes
 
-    @classmethod
-    def _from_c(cls, attr: Any) -> QPAttributes:
-        kinds: dict[str, Any] = {
-            "qp_state": QPState, "path_mtu": MTU, "qp_access_flags": Access,
-            "ah_attr": AHAttributes._from_c,
-        }  # fmt: skip
-        return cls(*(kinds.get(n, int)(getattr(attr, n)) for n in cls.__dataclass_fields__))
-
 
 def create(
     pd: ProtectionDomain,

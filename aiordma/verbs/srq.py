@@ -48,7 +48,7 @@ from aiordma.loop.steps import Steps
 from aiordma.verbs import async_event
 from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.mr import MemoryRegion
@@ -489,7 +489,7 @@ class SharedReceiveQueue(Resource):
         """
         attr = ffi.new("struct ibv_srq_attr *")
         check_errno(lib.ibv_query_srq(self._require(), attr), "ibv_query_srq")
-        return SRQAttributes(attr.max_wr, attr.max_sge, attr.srq_limit)
+        return copy_of(SRQAttributes, attr)
 
     def modify(self, *, max_wr: int | None = None, limit: int | None = None) -> None:
         """Change the depth or arm the limit (`ibv_modify_srq(3)`).
