@@ -22,7 +22,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from aiordma._ffi import ffi, lib
 from aiordma.errors import device_error, os_error
@@ -62,8 +62,12 @@ class Queue(Protocol):
     def _device(self) -> Context:
         """The device of the queue."""
 
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that has to call `_on_async_event`; None for any."""
+
     def _on_async_event(self, event: AsyncEvent) -> None:
-        """Take an event of the queue, or of its device (DEVICE_FATAL); in any loop."""
+        """Take an event of the queue, or of its device (DEVICE_FATAL)."""
 
 
 _tokens = itertools.count(1)
@@ -80,20 +84,11 @@ def enroll(token: int, queue: Queue) -> None:
     _queues[token] = queue
 
 
-class _Subscription:
-    __slots__ = ("callback", "context", "gone", "loop")
-
-    def __init__(
-        self,
-        context: Context,
-        callback: Callable[[AsyncEvent], None],
-        gone: Callable[[], None] | None,
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self.context = context
-        self.callback = callback
-        self.gone = gone
-        self.loop = loop
+class _Subscription(NamedTuple):
+    context: Context
+    callback: Callable[[AsyncEvent], None]
+    gone: Callable[[], None] | None
+    loop: asyncio.AbstractEventLoop
 
 
 _subscriptions: list[_Subscription] = []
@@ -150,8 +145,12 @@ class _Reader:
 
 
 def _tell(queue: Queue, event: AsyncEvent) -> None:
+    home = queue._home
     try:
-        queue._on_async_event(event)
+        if home is None or home is asyncio.get_running_loop():
+            queue._on_async_event(event)
+        elif not home.is_closed():
+            home.call_soon_threadsafe(queue._on_async_event, event)
     except BaseException as exc:
         # The reader serves all others on the device.
         if isinstance(exc, ENDS_THE_LOOP):

@@ -38,7 +38,6 @@ from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
-from aiordma.loop.running import running_loop
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
 from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
@@ -282,15 +281,6 @@ class CompletionChannel(Resource):
             except BaseException as exc:
                 self._report(exc)
 
-    def _in_loop(self, function: Callable[[], None]) -> None:
-        """Run `function` in the channel's loop; at once if that runs here, or if there is none."""
-        loop = self._pump.loop if self._pump is not None else None
-        running = running_loop()
-        if loop is None or loop is running:
-            function()
-        elif not loop.is_closed():
-            loop.call_soon_threadsafe(function)
-
     def _report(self, exc: BaseException) -> None:
         loop = self._loop
         if loop is None or loop.is_closed():
@@ -309,7 +299,7 @@ class CompletionChannel(Resource):
             except BaseException as failed:
                 self._report(failed)
         for cq in self._cqs.values():
-            cq._fail(exc)
+            cq._fail(lambda: exc)
         self._waiters.fail(lambda: exc)
 
     def _forget_resumed(self) -> None:

@@ -44,6 +44,11 @@ __all__ = ["CompletionQueue"]
 
 # Queue pairs take their promises back where they are destroyed, in other threads.
 _promises = fork.new_lock()
+#: The events that end a queue, and the error that they are for the program.
+_ENDS: dict[int, Callable[[], BaseException]] = {
+    AsyncEventType.CQ_ERR: lambda: queue_error(AsyncEventType.CQ_ERR.name, "completion queue"),
+    AsyncEventType.DEVICE_FATAL: device_error,
+}
 
 
 class Dependent(Protocol):
@@ -51,10 +56,6 @@ class Dependent(Protocol):
 
     def _broken(self, cause: BaseException) -> None:
         """The completion queue has failed; completions may be missing."""
-
-
-def _overrun() -> BaseException:
-    return queue_error(AsyncEventType.CQ_ERR.name, "completion queue")
 
 
 class CompletionQueue(Resource):
@@ -312,10 +313,7 @@ class CompletionQueue(Resource):
         self._queue.append(WorkCompletion.from_record(record, wr_id))
         self._waiters.grant(None)
 
-    def _fail(self, exc: BaseException) -> None:
-        self._end(lambda: exc)
-
-    def _end(self, error: Callable[[], BaseException]) -> None:
+    def _fail(self, error: Callable[[], BaseException]) -> None:
         if self._error is None:
             self._error = error
         self._waiters.grant_all(None)
@@ -325,21 +323,11 @@ class CompletionQueue(Resource):
         return self.context
 
     def _on_async_event(self, event: AsyncEvent) -> None:
-        error: Callable[[], BaseException]
-        if event.type == AsyncEventType.CQ_ERR:
-            error = _overrun
-        elif event.type == AsyncEventType.DEVICE_FATAL:
-            error = device_error
-        else:
+        error = _ENDS.get(event.type)
+        if error is None:
             return
-        if self.channel is None:
-            self._failed(error)
-        else:
-            self.channel._in_loop(lambda: self._failed(error))
-
-    def _failed(self, error: Callable[[], BaseException]) -> None:
-        """The device says that it has failed: nothing that is awaited here may hang."""
-        self._end(error)
+        # Nothing that is awaited here may hang.
+        self._fail(error)
         if self.channel is not None and not self.managed and not self.closed:
             self.channel._notify(self)  # a task that waits for an event polls, and finds out
         with _promises:

@@ -734,13 +734,7 @@ class QueuePair(Resource):
         return self.pd.context
 
     def _on_async_event(self, event: AsyncEvent) -> None:
-        channel = self.recv_cq.channel
-        if channel is None:
-            self._handle_event(event.type)
-        else:
-            channel._in_loop(lambda: self._handle_event(event.type))
-
-    def _handle_event(self, kind: AsyncEventType) -> None:
+        kind = event.type
         if kind in _FATAL:
             self._broken(queue_error(kind.name, f"queue pair {self.num}"))
         elif kind == AsyncEventType.DEVICE_FATAL:
@@ -756,7 +750,7 @@ class QueuePair(Resource):
 
     @property
     def _home(self) -> asyncio.AbstractEventLoop | None:
-        return self._cqs[0]._home
+        return self._cqs[0]._home or self._cqs[1]._home
 
     def _on_close(self) -> None:
         if self.srq is not None and not self._drain_shared():

@@ -449,21 +449,18 @@ class SharedReceiveQueue(Resource):
     def _device(self) -> Context:
         return self.pd.context
 
-    def _on_async_event(self, event: AsyncEvent) -> None:
-        if self._loop is None or self._loop is asyncio.get_running_loop():
-            self._told(event.type)
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._told, event.type)
+    @property
+    def _home(self) -> asyncio.AbstractEventLoop | None:
+        return self._loop
 
-    def _told(self, kind: AsyncEventType) -> None:
-        if kind == AsyncEventType.SRQ_LIMIT_REACHED:
+    def _on_async_event(self, event: AsyncEvent) -> None:
+        if event.type == AsyncEventType.SRQ_LIMIT_REACHED:
             self._marks.told()
             if not self.closed:
                 self._marks.arm(self._arm)
-        elif kind == AsyncEventType.SRQ_ERR:
-            name = kind.name
-            self._fail(lambda: queue_error(name, "shared receive queue"))
-        elif kind == AsyncEventType.DEVICE_FATAL:
+        elif event.type == AsyncEventType.SRQ_ERR:
+            self._fail(lambda: queue_error(event.type.name, "shared receive queue"))
+        elif event.type == AsyncEventType.DEVICE_FATAL:
             self._fail(device_error)
 
     def _fail(self, error: Callable[[], BaseException]) -> None:

@@ -311,14 +311,22 @@ async def test_an_error_of_the_device_ends_every_wait(address: str, kind: AsyncE
             await srq.low_water(2)
 
 
-async def test_closing_ends_every_wait(address: str) -> None:
+@pytest.mark.parametrize("thread", [False, True], ids=["here", "in a thread"])
+async def test_closing_ends_every_wait(address: str, thread: bool) -> None:
+    loop = asyncio.get_running_loop()
     async with fan(address, 1) as made:
         srq = made.srq
         receive = asyncio.create_task(srq.recv(made.mr))
         await asyncio.sleep(0)
         mark = asyncio.create_task(srq.low_water(1))
         await asyncio.sleep(0)
-        srq.close()
+        if thread:
+            debug = loop.get_debug()
+            loop.set_debug(True)  # the loop's futures then refuse other threads
+            await asyncio.to_thread(srq.close)
+            loop.set_debug(debug)
+        else:
+            srq.close()
         for waiting in (receive, mark):
             with pytest.raises(aiordma.ResourceClosedError):
                 await waiting

@@ -23,6 +23,8 @@ def record(wr_id: int) -> WCRecord:
 class Target:
     """A waiter, a completion queue and a shared receive queue."""
 
+    _home = None
+
     def __init__(self) -> None:
         self.got: list[Any] = []
 
