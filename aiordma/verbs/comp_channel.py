@@ -24,12 +24,13 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from aiordma._core import Drain, Readable
 from aiordma._ffi import ffi, lib
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from aiordma.verbs.cq import CompletionQueue
 
 __all__ = [
-    "SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "route",
+    "SHARED_TAG", "CompletionChannel", "SharedSink", "Sink", "refuse_unacknowledged", "route",
     "shared_completions", "shared_queues",
 ]  # fmt: skip
 
@@ -92,16 +93,21 @@ _SAFETY_S = 1.0
 _GRACE_S = 0.02
 
 
-def _poll(reference: weakref.ref[CompletionChannel]) -> None:
-    channel = reference()
-    if channel is not None:
-        channel._safety_poll()
+def _call(method: weakref.WeakMethod[Callable[..., None]], *arguments: object) -> None:
+    function = method()
+    if function is not None:
+        function(*arguments)
 
 
-def _judge(reference: weakref.ref[CompletionChannel], found: list[_Found]) -> None:
-    channel = reference()
-    if channel is not None:
-        channel._judge(found)
+def refuse_unacknowledged(events: int) -> None:
+    """Refuse to close an object that has returned events which are not acknowledged.
+
+    Raises:
+        ResourceBusyError: There are such events.
+    """
+    if events:
+        msg = f"{events} completion events are not acknowledged"
+        raise ResourceBusyError(errno.EBUSY, msg)
 
 
 def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) -> None:
@@ -116,20 +122,6 @@ def route(record: WCRecord, table: SlotTable[Sink], cq: CompletionQueue | None) 
             shared._complete(record, cq)
     elif cq is not None:
         cq._deliver(record)
-
-
-class _Found(NamedTuple):
-    """Completions that the safety poll has found in a queue.
-
-    Attributes:
-        token: Token of the queue.
-        events: Events that the queue had raised before.
-        missed: Completions that should have raised an event.
-    """
-
-    token: int
-    events: int
-    missed: int
 
 
 class CompletionChannel(Resource):
@@ -243,8 +235,8 @@ class CompletionChannel(Resource):
 
     def _tell_later(self) -> None:
         """Call the other owners in the next turn of the loop."""
-        if self.drain.untold and self._pump is not None and self._pump.loop is not None:
-            self._pump.loop.call_soon(self._tell)
+        if self.drain.untold and (loop := self._home) is not None:
+            loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
         """For sinks: run `function` once the drain is over; from elsewhere, in the next turn.
@@ -292,7 +284,7 @@ class CompletionChannel(Resource):
         """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
         self._failure = exc
-        self._forget_resumed()
+        self.drain.forget(0)
         for sink in self.table.entries():
             try:
                 sink.fail(exc)
@@ -301,10 +293,6 @@ class CompletionChannel(Resource):
         for cq in self._cqs.values():
             cq._fail(lambda: exc)
         self._waiters.fail(lambda: exc)
-
-    def _forget_resumed(self) -> None:
-        """Give back the events that an unfinished drain holds; no call will finish it."""
-        self.drain.forget(0)
 
     def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:
         """Poll one managed CQ without an event; return how many it found, and how many lack one.
@@ -331,9 +319,20 @@ class CompletionChannel(Resource):
     # The safety poll: the kernel drops a completion event when it has no memory for it.
 
     def _watch(self) -> None:
-        if self._safety is None and self._pump is not None and self._pump.loop is not None:
-            poll = functools.partial(_poll, weakref.ref(self))
-            self._safety = call_later(self._pump.loop, _SAFETY_S, poll)
+        if self._safety is None:
+            self._start_timer(_SAFETY_S, self._safety_poll)
+
+    def _start_timer(self, delay_s: float, method: Callable[..., None], *arguments: object) -> None:
+        if (loop := self._home) is not None:
+            # The timer does not keep the channel alive.
+            call = functools.partial(_call, weakref.WeakMethod(method), *arguments)
+            self._safety = call_later(loop, delay_s, call)
+
+    def _kick(self) -> None:
+        """Take the events that the descriptor still has: under load a timer is late, too."""
+        if self._pump is not None:
+            self.drain.spare = 0
+            self._pump.kick()
 
     def _safety_poll(self) -> None:
         self._safety = None
@@ -341,10 +340,7 @@ class CompletionChannel(Resource):
         if not managed:
             return
         self._watch()
-        if self._pump is not None:
-            # Under load this timer is late, too: events that the descriptor still has are not lost.
-            self.drain.spare = 0
-            self._pump.kick()
+        self._kick()
         if self.drain.n_pending or self._failure is not None:
             return
         found = []
@@ -352,20 +348,23 @@ class CompletionChannel(Resource):
             events = cq._aio.events
             polled, missed = self._sweep(cq)
             if polled:
-                found.append(_Found(cq._token, events, missed))
-        if found and self._safety is not None and self._pump is not None and self._pump.loop:
-            judge = functools.partial(_judge, weakref.ref(self), found)
+                found.append((cq._token, events, missed))
+        if found and self._safety is not None:
             self._safety.cancel()
-            self._safety = call_later(self._pump.loop, _GRACE_S, judge)
+            self._start_timer(_GRACE_S, self._judge, found)
 
-    def _judge(self, found: list[_Found]) -> None:
-        """Decide whether the event of completions that the safety poll has found is missing."""
+    def _judge(self, found: list[tuple[int, int, int]]) -> None:
+        """Decide whether the event of completions that the safety poll has found is missing.
+
+        Args:
+            found: For each queue its token, the events that it had raised before, and the
+                completions that should have raised another.
+        """
         self._safety = None
         self._watch()
-        if self._pump is None or self._failure is not None:
+        if self._failure is not None:
             return
-        self.drain.spare = 0
-        self._pump.kick()
+        self._kick()
         for token, events, missed in found:
             cq = self._cqs.get(token)
             if cq is None or cq.closed or cq._aio.events != events:
@@ -440,9 +439,7 @@ class CompletionChannel(Resource):
         return None if self._pump is None else self._pump.loop
 
     def _before_close(self) -> None:
-        if self._unacked:
-            msg = f"{self._unacked} completion events are not acknowledged"
-            raise ResourceBusyError(16, msg)
+        refuse_unacknowledged(self._unacked)
 
     def _on_close(self) -> None:
         if self._safety is not None:
@@ -469,7 +466,7 @@ class CompletionChannel(Resource):
             self.drain.stopped = True
             self._pump.close()
             self._loop = None  # the thread that destroys the channel must not keep it alive
-            self._forget_resumed()
+            self.drain.forget(0)
             if self._unwatch is not None:
                 self._unwatch()
 

@@ -20,14 +20,20 @@ from aiordma._core import QueueState
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.arguments import check_kind, whole
-from aiordma.errors import ResourceBusyError, device_error, os_error, queue_error
+from aiordma.errors import device_error, os_error, queue_error
 from aiordma.loop import fork
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.wait_line import WaitLine
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
 from aiordma.verbs.attention import ARMED_FOR_ALL
-from aiordma.verbs.comp_channel import MANAGED, CompletionChannel, Sink, route
+from aiordma.verbs.comp_channel import (
+    MANAGED,
+    CompletionChannel,
+    Sink,
+    refuse_unacknowledged,
+    route,
+)
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
@@ -443,9 +449,7 @@ class CompletionQueue(Resource):
         return None if self.channel is None else self.channel._home
 
     def _before_close(self) -> None:
-        if self._unacked:
-            msg = f"{self._unacked} completion events are not acknowledged"
-            raise ResourceBusyError(16, msg)
+        refuse_unacknowledged(self._unacked)
 
     def _on_close(self) -> None:
         if self.channel is not None:
