@@ -13,7 +13,7 @@ import asyncio
 import errno
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, Self
 
 from aiordma._core import QueueState
@@ -174,9 +174,8 @@ class CompletionQueue(Resource):
             # Completions from before the arming raise no event.
             self.channel._sweep(self)
         self.channel._watch()
-        self.channel._waiters.grant_all(
-            None
-        )  # a `get_cq_event` under way may wait in vain from now on
+        # A `get_cq_event` under way may wait in vain from now on.
+        self.channel._waiters.grant_all(None)
 
     # By hand
 
@@ -232,13 +231,12 @@ class CompletionQueue(Resource):
         if n <= 0:
             msg = f"cannot poll for {n} completions"
             raise ValueError(msg)
-        handle = self._require()
+        self._require()
         count = 0
         if self._aio.managed:
-            assert self.channel is not None
-            self.channel._sweep(self)
+            self._take_arrived(n)
         elif not self._queue:
-            count = self._count_hardware(handle, n)
+            count = self._poll_adapter(n, counted=True)
         queue = self._queue
         while queue and count < n and queue[0].ok:
             queue.popleft()
@@ -256,7 +254,7 @@ class CompletionQueue(Resource):
             assert self.channel is not None
             self.channel._sweep(self)
         elif len(self._queue) < n:
-            self._poll_hardware(self._handle, n - len(self._queue))
+            self._poll_adapter(n - len(self._queue))
 
     def _take_all(self) -> None:
         """Poll the adapter, ahead of completions that it does not make."""
@@ -270,31 +268,20 @@ class CompletionQueue(Resource):
         for number in numbers:
             self._deliver(record, number)
 
-    def _poll_hardware(self, handle: Any, n: int) -> None:
-        for record in self._records(0, self._fetch(handle, n)):
-            route(record, self.table, self)
-
-    def _fetch(self, handle: Any, n: int) -> int:
-        """Poll into the array that is kept for it; how many."""
+    def _poll_adapter(self, n: int, *, counted: bool = False) -> int:
+        """Poll up to `n` completions; if `counted`, return how many were only counted."""
         if self._scratch is None or len(self._scratch) < n:
             self._scratch = ffi.new("struct ibv_wc[]", n)
-        count = lib.ibv_poll_cq(handle, n, self._scratch)
-        if count < 0:
-            raise os_error(5, "ibv_poll_cq")
-        return int(count)
-
-    def _records(self, first: int, end: int) -> Iterator[WCRecord]:
-        size = WC_STRUCT.size
-        return WC_STRUCT.iter_unpack(ffi.buffer(self._scratch)[first * size : end * size])
-
-    def _count_hardware(self, handle: Any, n: int) -> int:
-        """Poll, and take the successes of which only the number counts; how many those were."""
-        fetched = self._fetch(handle, n)
-        if not fetched:
+        arrived = lib.ibv_poll_cq(self._handle, n, self._scratch)
+        if arrived < 0:
+            raise os_error(errno.EIO, "ibv_poll_cq")
+        if not arrived:
             return 0
-        used = memoryview(ffi.buffer(self._scratch))[: fetched * WC_STRUCT.size]
-        count = count_successes(used, self.table.get)
-        for record in self._records(count, fetched):
+        count, size = 0, WC_STRUCT.size
+        used = ffi.buffer(self._scratch, arrived * size)
+        if counted:
+            count = count_successes(memoryview(used), self.table.get)
+        for record in WC_STRUCT.iter_unpack(used[count * size :]):  # a copy
             route(record, self.table, self)
         return count
 

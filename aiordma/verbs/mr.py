@@ -134,42 +134,43 @@ class MemoryRegion(Resource):
             self._keep = memory
             self._view = data.toreadonly() if view.readonly else data
             self._register(
-                pd, "ibv_reg_mr", access, where, view.nbytes,
-                lambda: lib.ibv_reg_mr_iova(pd._handle, memory, view.nbytes, where, int(access)),
+                "ibv_reg_mr", lib.ibv_reg_mr_iova, (memory, view.nbytes, where),
+                pd, access, where, view.nbytes,
             )  # fmt: skip
         except BaseException:
-            # The exception holds this frame; it must not hold the caller's buffer.
+            # As in `_register`.
             memory = data = self._keep = self._view = None
             view.release()
             raise
 
     def _register(
         self,
-        pd: ProtectionDomain,
         verb: str,
+        function: Callable[..., Any],
+        memory: tuple[Any, ...],
+        pd: ProtectionDomain,
         access: Access,
         addr: int,
         length: int,
-        call: Callable[[], Any],
     ) -> None:
-        # May run in a thread while the loop closes the domain, which has to outlive the call.
-        pd._retain()
+        """Call `function` with the domain, `memory` and the rights; `verb` is for errors."""
+        rights = int(access)
         try:
-            handle = call()
-            if not handle:
-                raise _refusal(ffi.errno, verb, pd.context, access, length)
-            self._registered(pd, access, int(access), addr, length, handle)
+            # May run in a thread while the loop closes the domain, which has to outlive the call.
+            pd._retain()
+            try:
+                handle = function(pd._handle, *memory, rights)
+                if not handle:
+                    raise _refusal(ffi.errno, verb, pd.context, access, length)
+                self.pd, self.access = pd, access
+                self.addr, self.length = addr, length
+                self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
+                self._registration = Registration(addr, self.lkey, rights, pd, self)
+                super().__init__(handle, (pd,))
+            finally:
+                pd._let_go()
         finally:
-            pd._let_go()
-
-    def _registered(
-        self, pd: ProtectionDomain, access: Access, rights: int, addr: int, length: int, handle: Any
-    ) -> None:
-        self.pd, self.access = pd, access
-        self.addr, self.length = addr, length
-        self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-        self._registration = Registration(addr, self.lkey, rights, pd, self)
-        super().__init__(handle, (pd,))
+            del memory  # the exception holds this frame; it must not hold the caller's buffer
 
     @classmethod
     def slab(
@@ -189,15 +190,10 @@ class MemoryRegion(Resource):
         self = cls.__new__(cls)
         memory = self._keep = slab(size, clear=clear)
         self._view = memoryview(ffi.buffer(memory, size))
-        where, rights = int(ffi.cast("uintptr_t", memory)), int(access)
-        pd._retain()  # as in _register
-        try:
-            handle = lib.ibv_reg_mr_iova(pd._handle, memory, size, where, rights)
-            if not handle:
-                raise _refusal(ffi.errno, "ibv_reg_mr", pd.context, access, size)
-            self._registered(pd, access, rights, where, size, handle)
-        finally:
-            pd._let_go()
+        where = int(ffi.cast("uintptr_t", memory))
+        self._register(
+            "ibv_reg_mr", lib.ibv_reg_mr_iova, (memory, size, where), pd, access, where, size
+        )
         return self
 
     @classmethod
@@ -264,8 +260,8 @@ class MemoryRegion(Resource):
         self = cls.__new__(cls)
         self._keep = self._view = None
         self._register(
-            pd, "ibv_reg_dmabuf_mr", access, where, length,
-            lambda: lib.ibv_reg_dmabuf_mr(pd._handle, offset, length, where, fd, int(access)),
+            "ibv_reg_dmabuf_mr", lib.ibv_reg_dmabuf_mr, (offset, length, where, fd),
+            pd, access, where, length,
         )  # fmt: skip
         return self
 
@@ -293,9 +289,8 @@ class MemoryRegion(Resource):
         self._keep = self._view = None
         everything = _ADDRESSES - 1
         self._register(
-            pd, "ibv_reg_mr", access, 0, everything,
-            lambda: lib.ibv_reg_mr(pd._handle, ffi.NULL, everything, int(access)),
-        )  # fmt: skip
+            "ibv_reg_mr", lib.ibv_reg_mr, (ffi.NULL, everything), pd, access, 0, everything
+        )
         return self
 
     async def advise(self, advice: MRAdvice, offset: int = 0, length: int | None = None) -> None:

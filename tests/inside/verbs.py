@@ -166,14 +166,14 @@ def forget_leaked(count: int) -> None:
 def note_regions(patch: pytest.MonkeyPatch, access: int = 0) -> list[MemoryRegion]:
     """The regions that are registered from now on, and give all these rights."""
     found: list[MemoryRegion] = []
-    real = MemoryRegion._registered
+    real = MemoryRegion._register
 
     def registered(region: MemoryRegion, *args: Any) -> None:
         real(region, *args)
         if region.access & access == access:
             found.append(region)
 
-    patch.setattr(MemoryRegion, "_registered", registered)
+    patch.setattr(MemoryRegion, "_register", registered)
     return found
 
 
