@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import socket
 import weakref
@@ -12,6 +13,7 @@ from typing import Any, TypeVar, get_type_hints
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_minus_one, check_negative
 from aiordma.arguments import fitting
+from aiordma.errors import os_error
 from aiordma.loop.kept import Kept
 from aiordma.verbs.enums import (
     MTU,
@@ -33,6 +35,7 @@ __all__ = [
     "GidEntry",
     "ODPCaps",
     "PortAttributes",
+    "check_limit",
     "copy_of",
 ]
 
@@ -287,6 +290,17 @@ def copy_of(kind: type[T], struct: Any, **others: Any) -> T:
     types = _types_of(kind)
     members = (name for name in types if name not in others)
     return kind(**{name: types[name](getattr(struct, name)) for name in members}, **others)
+
+
+def check_limit(verb: str, name: str, size: int, most: int) -> None:
+    """Refuse a size that the device would refuse; the error names it, which C does not do.
+
+    Raises:
+        OSError: EINVAL, it is above `most`.
+    """
+    if size > most:
+        detail = f"({name} {size} is above the device's limit of {most})"
+        raise os_error(errno.EINVAL, verb, detail=detail)
 
 
 def _gid_entry(entry: Any) -> GidEntry:

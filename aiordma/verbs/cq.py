@@ -14,7 +14,7 @@ import errno
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aiordma._core import QueueState
 from aiordma._ffi import ffi, lib
@@ -22,7 +22,6 @@ from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.arguments import check_kind, whole
 from aiordma.errors import device_error, os_error, queue_error
 from aiordma.loop import fork
-from aiordma.loop.empty import EMPTY
 from aiordma.loop.slots import SlotTable
 from aiordma.loop.wait_line import WaitLine
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
@@ -34,7 +33,7 @@ from aiordma.verbs.comp_channel import (
     refuse_unacknowledged,
     route,
 )
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, check_limit
 from aiordma.verbs.enums import AsyncEventType
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import (
@@ -45,8 +44,10 @@ from aiordma.verbs.wc import (
     flush_record,
 )
 
-__all__ = ["CompletionQueue"]
+if TYPE_CHECKING:
+    from aiordma.verbs.qp import QueuePair
 
+__all__ = ["CompletionQueue"]
 
 # Queue pairs take their promises back where they are destroyed, in other threads.
 _promises = fork.new_lock()
@@ -55,13 +56,6 @@ _ENDS: dict[int, Callable[[], BaseException]] = {
     AsyncEventType.CQ_ERR: lambda: queue_error(AsyncEventType.CQ_ERR.name, "completion queue"),
     AsyncEventType.DEVICE_FATAL: device_error,
 }
-
-
-class Dependent(Protocol):
-    """A queue pair that completes here."""
-
-    def _broken(self, cause: BaseException) -> None:
-        """The completion queue has failed; completions may be missing."""
 
 
 class CompletionQueue(Resource):
@@ -109,9 +103,7 @@ class CompletionQueue(Resource):
         if comp_vector and not 0 <= comp_vector < context.num_comp_vectors:
             msg = f"completion vector {comp_vector} is not in 0..{context.num_comp_vectors - 1}"
             raise ValueError(msg)
-        if cqe > context.attributes.max_cqe:
-            detail = f"({cqe} is above the device's limit of {context.attributes.max_cqe})"
-            raise os_error(errno.EINVAL, "ibv_create_cq", detail=detail)
+        check_limit("ibv_create_cq", "cqe", cqe, context.attributes.max_cqe)
         self.context = context
         self.channel = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
@@ -123,14 +115,14 @@ class CompletionQueue(Resource):
         )
         check_pointer(handle, "ibv_create_cq")
         self._cqe = int(handle.cqe)
-        self._queue: deque[WorkCompletion] = EMPTY
+        self._queue: deque[WorkCompletion] = deque()
         self._waiters = WaitLine[None]()
         self._scratch: Any = None
         self._promised = 0
         self._unacked = 0
         # Makes the exception that ended it: one object raised many times would collect tracebacks.
         self._error: Callable[[], BaseException] | None = None
-        self._users: dict[int, weakref.ref[Dependent]] = {}
+        self._users: dict[int, weakref.ref[QueuePair]] = {}
         super().__init__(handle, (context,) if channel is None else (context, channel))
         if channel is not None:
             channel._cqs[self._token] = self
@@ -301,8 +293,6 @@ class CompletionQueue(Resource):
     # Managed
 
     def _deliver(self, record: WCRecord, wr_id: int | None = None) -> None:
-        if self._queue is EMPTY:
-            self._queue = deque()
         self._queue.append(WorkCompletion.from_record(record, wr_id))
         self._waiters.grant(None)
 
@@ -333,11 +323,11 @@ class CompletionQueue(Resource):
     # Weak references by identity: a common queue has thousands of users, and to add or remove
     # a user must not take longer for that.  Each is removed when it is destroyed.
 
-    def _enter(self, user: Dependent) -> None:
+    def _enter(self, user: QueuePair) -> None:
         with _promises:
             self._users[id(user)] = weakref.ref(user)
 
-    def _leave(self, user: Dependent) -> None:
+    def _leave(self, user: QueuePair) -> None:
         """Forget a user that is destroyed, perhaps in another thread."""
         with _promises:
             self._users.pop(id(user), None)

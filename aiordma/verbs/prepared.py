@@ -64,16 +64,9 @@ class _Entry(Posted):
             self.post._settle()
 
     def count(self, wr_id: int) -> bool:
-        queue = self.queue
-        if (
-            self.muted
-            or self.silent
-            or self.retired & 0xFFFF != sub_index(wr_id)
-            or not queue.end_before(self)
-        ):
+        if self.muted or self.silent or self.retired & 0xFFFF != sub_index(wr_id):
             return False
-        queue.end_first()
-        return True
+        return self.queue.end_with(self)
 
     def is_stale(self, record: WCRecord) -> bool:
         ahead = (sub_index(record[0]) - self.retired) % _NUMBERS
@@ -185,7 +178,8 @@ class PreparedPost:
         for resource in self._pinned:
             resource._require()
         if queue.qp._in_error:
-            self._flush()
+            numbers = ffi.unpack(self._c.caller, self._count)
+            queue.cq._flush(queue.qp.num, numbers)
         else:
             unsignaled = self._tail if self._signaled else queue.unsignaled + self._tail
             queue.take(self._count, unsignaled)
@@ -195,9 +189,6 @@ class PreparedPost:
                 raise queue.post_failed(self._verb, code)
         self._success = True
         return self
-
-    def _flush(self) -> None:
-        self._queue.cq._flush(self._queue.qp.num, [self._c.caller[i] for i in range(self._count)])
 
     def _number(self, execution: int, position: int) -> int:
         row = execution & self._c.history_mask

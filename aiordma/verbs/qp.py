@@ -23,13 +23,7 @@ from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.errors import (
-    ResourceClosedError,
-    completion_error,
-    device_error,
-    os_error,
-    queue_error,
-)
+from aiordma.errors import ResourceClosedError, device_error, os_error, queue_error
 from aiordma.loop.running import running_loop
 from aiordma.verbs.ah import AddressHandle, AHAttributes, c_gid
 from aiordma.verbs.async_event import AsyncEvent, enroll, next_token
@@ -59,7 +53,7 @@ from aiordma.verbs.qp_attr import (
 )
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
-from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
 from aiordma.verbs.work_queue import WorkQueue
 from aiordma.verbs.wr import SGE, Built, RecvWR, SendWR, flags_of, sge_list
 from aiordma.verbs.wr_check import WRRules
@@ -120,31 +114,24 @@ class QueuePair(Resource):
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
-        # Reserve the depths before the queue pair exists: refusing costs nothing then.
-        send_cq._promise(attr.max_send_wr)
-        try:
-            self._promise_receives(attr, recv_cq)
-            try:
-                handle, self.num, self.limits = create(pd, attr, send_cq, recv_cq, token)
-            except BaseException:
-                self._unpromise_receives(attr, recv_cq)
-                raise
-        except BaseException:
-            send_cq._unpromise(attr.max_send_wr)
-            raise
         self.pd = pd
         self._init = attr
+        self._cqs = send_cq, recv_cq
+        # Reserve the depths before the queue pair exists: refusing costs nothing then.
+        self._promise()
+        try:
+            handle, self.num, self.limits = create(pd, attr, send_cq, recv_cq, token)
+        except BaseException:
+            self._unpromise()
+            raise
         self._groups: tuple[tuple[bytes, int], ...] = ()  # multicast groups: GID, LID
         self._first_failure: BaseException | None = None
         #: Called once with the first cause, whether or not the request is awaited.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
-        self._rules = WRRules.of(
-            pd.context, self.limits, attr.qp_type, all_signaled=attr.sq_sig_all
-        )
+        self._choose_rules()
         # Made for the first request: a connection posts in C, and needs none.
         self._queues: tuple[WorkQueue, WorkQueue] | None = None
-        self._cqs = send_cq, recv_cq
         self.srq = attr.srq
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
@@ -176,19 +163,32 @@ class QueuePair(Resource):
     def _rq(self) -> WorkQueue:
         return (self._queues or self._make_queues())[1]
 
-    @staticmethod
-    def _promise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
-        if attr.srq is None:
-            cq._promise(attr.max_recv_wr)
-        else:
-            attr.srq._admit(cq)
+    def _promise(self) -> None:
+        """Have the completion queues expect its completions; both or, with an exception, none."""
+        attr, (send_cq, recv_cq) = self._init, self._cqs
+        send_cq._promise(attr.max_send_wr)
+        try:
+            if attr.srq is None:
+                recv_cq._promise(attr.max_recv_wr)
+            else:
+                attr.srq._admit(recv_cq)
+        except BaseException:
+            send_cq._unpromise(attr.max_send_wr)
+            raise
 
-    @staticmethod
-    def _unpromise_receives(attr: QPInitAttr, cq: CompletionQueue) -> None:
+    def _unpromise(self) -> None:
+        attr, (send_cq, recv_cq) = self._init, self._cqs
+        send_cq._unpromise(attr.max_send_wr)
         if attr.srq is None:
-            cq._unpromise(attr.max_recv_wr)
+            recv_cq._unpromise(attr.max_recv_wr)
         else:
-            attr.srq._dismiss(cq)
+            attr.srq._dismiss(recv_cq)
+
+    def _choose_rules(self, read_depth: int | None = None) -> None:
+        self._rules = WRRules.of(
+            self.pd.context, self.limits, self._init.qp_type,
+            all_signaled=self._init.sq_sig_all, read_depth=read_depth,
+        )  # fmt: skip
 
     # Raw requests
 
@@ -620,13 +620,7 @@ class QueuePair(Resource):
     def _limit_reads(self, depth: int) -> None:
         """So many own reads and atomics may be under way from now on."""
         if self._init.qp_type != QPType.UD:
-            self._rules = WRRules.of(
-                self.pd.context,
-                self.limits,
-                self._init.qp_type,
-                all_signaled=self._init.sq_sig_all,
-                read_depth=depth,
-            )
+            self._choose_rules(depth)
 
     def _enter_error(self) -> None:
         self._in_error = True
@@ -683,7 +677,7 @@ class QueuePair(Resource):
 
     def _fail_waiters(self) -> None:
         for queue in self._queues or ():
-            queue.give_up(self.num)
+            queue.give_up()
 
     @property
     def send_cq(self) -> CompletionQueue:
@@ -700,15 +694,10 @@ class QueuePair(Resource):
         """Posted requests whose completion has not been seen."""
         return 0 if self._queues is None else len(self._queues[0]) + len(self._queues[1])
 
-    def _receive_failed(self, record: WCRecord) -> None:
-        """A receive of the shared queue that this queue pair had taken has failed."""
-        self._failed("recv", record)
-
     def _failed(self, operation: str, record: WCRecord) -> None:
         """A request has failed, or was flushed."""
         if record[1] != WCStatus.WR_FLUSH_ERR:
-            details = {"vendor_err": record[3], "qp_num": record[6]}
-            self._note(completion_error(record[1], operation=operation, **details))
+            self._note(record_error(operation, record))
         # The adapter is in the error state already; now this side knows it, too.
         self._leave_service()
 
@@ -763,7 +752,8 @@ class QueuePair(Resource):
             queue.room.fail(_closed_error)
             self._hold(region for region in queue.regions() if id(region) not in self._made)
             queue.release_regions()
-            queue.free_prepared()
+            for post in list(queue.prepared):
+                post.free()
         if not self.outstanding:
             self._abandon_all()
             return
@@ -794,7 +784,7 @@ class QueuePair(Resource):
 
     def _abandon_all(self) -> None:
         for queue in self._queues or ():
-            queue.abandon(self.num)
+            queue.abandon()
         self._queues = None  # the queues refer to this object: a cycle
 
     def _destroy(self, handle: Any) -> None:
@@ -805,11 +795,9 @@ class QueuePair(Resource):
         try:
             check_errno(lib.ibv_destroy_qp(handle), "ibv_destroy_qp")
         finally:
-            send_cq, recv_cq = self._cqs
-            for cq in {send_cq, recv_cq}:
+            for cq in set(self._cqs):
                 cq._leave(self)
-            send_cq._unpromise(self._init.max_send_wr)
-            self._unpromise_receives(self._init, recv_cq)
+            self._unpromise()
 
     def __repr__(self) -> str:
         return f"<QueuePair {self._state.value} num={self.num} outstanding={self.outstanding}>"

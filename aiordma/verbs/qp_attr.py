@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_pointer
 from aiordma.arguments import fitting
-from aiordma.errors import os_error
 from aiordma.verbs.ah import AHAttributes
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, check_limit
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import MTU, Access, QPAttrMask, QPState, QPType
 from aiordma.verbs.pd import ProtectionDomain
@@ -56,15 +55,18 @@ QUERIED = int(
     | QPAttrMask.TIMEOUT | QPAttrMask.RETRY_CNT | QPAttrMask.RNR_RETRY
     | QPAttrMask.MIN_RNR_TIMER | QPAttrMask.AV
 )  # fmt: skip
-_SIZES = ("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
+_sizes = attrgetter("max_send_wr", "max_recv_wr", "max_send_sge", "max_recv_sge", "max_inline_data")
+_LIMITS = {
+    "max_send_wr": "max_qp_wr", "max_recv_wr": "max_qp_wr",
+    "max_send_sge": "max_sge", "max_recv_sge": "max_sge",
+}  # fmt: skip
 
 
 def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> None:
     """Check the attributes of a queue pair, and the device's limits for them.
 
-    `cq` stands in for queues that `attr` does not name.
-    Checked before the completion queues grow for it; the error names the attribute that is too
-    large, which C does not do.
+    `cq` stands in for queues that `attr` does not name.  To be called before the completion queues
+    grow for the queue pair.
 
     Raises:
         TypeError: Not a protection domain and a `QPInitAttr`.
@@ -87,24 +89,12 @@ def check_init(pd: object, attr: object, cq: CompletionQueue | None = None) -> N
     if attr.srq is not None and attr.srq.pd is not pd:
         msg = "the shared receive queue belongs to another protection domain"
         raise ValueError(msg)
-    for name in _SIZES:
-        fitting(name, getattr(attr, name), 31 if name == "max_inline_data" else 32)
-    device = pd.context.attributes
-    if (
-        max(attr.max_send_wr, attr.max_recv_wr) <= device.max_qp_wr
-        and max(attr.max_send_sge, attr.max_recv_sge) <= device.max_sge
-    ):
-        if cq is not None:
-            pd.context._kept.keep("shared attributes", attr)
-        return
-    for names, limit in (
-        (("max_send_wr", "max_recv_wr"), device.max_qp_wr),
-        (("max_send_sge", "max_recv_sge"), device.max_sge),
-    ):
-        for name in names:
-            if getattr(attr, name) > limit:
-                detail = f"({name} {getattr(attr, name)} is above the device's limit of {limit})"
-                raise os_error(errno.EINVAL, "ibv_create_qp", detail=detail)
+    fitting("max_inline_data", attr.max_inline_data, 31)
+    for name, limit in _LIMITS.items():
+        size = fitting(name, getattr(attr, name), 32)
+        check_limit("ibv_create_qp", name, size, getattr(pd.context.attributes, limit))
+    if cq is not None:
+        pd.context._kept.keep("shared attributes", attr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +159,7 @@ def create(
         ValueError: A size is out of range.
         OSError: Beyond the device's limits (EINVAL), or out of resources.
     """
-    sizes = (
-        attr.max_send_wr, attr.max_recv_wr, attr.max_send_sge, attr.max_recv_sge,
-        attr.max_inline_data,
-    )  # fmt: skip
-    numbers = ffi.new("uint32_t[6]", sizes)
+    numbers = ffi.new("uint32_t[6]", _sizes(attr))
     srq = ffi.NULL if attr.srq is None else attr.srq._require()
     handle = lib.aio_create_qp(
         pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),

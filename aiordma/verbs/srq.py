@@ -28,7 +28,7 @@ import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
@@ -36,7 +36,6 @@ from aiordma.arguments import whole
 from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
-    completion_error,
     device_error,
     os_error,
     queue_error,
@@ -48,14 +47,17 @@ from aiordma.loop.steps import Steps
 from aiordma.verbs import async_event
 from aiordma.verbs.async_event import AsyncEvent
 from aiordma.verbs.comp_channel import SHARED_TAG, shared_queues
-from aiordma.verbs.context import Context, copy_of
+from aiordma.verbs.context import Context, check_limit, copy_of
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import AsyncEventType
+from aiordma.verbs.enums import AsyncEventType, SRQAttrMask
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import WCRecord, WorkCompletion
+from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
 from aiordma.verbs.wr import SGE, RecvWR, build_recv, check_count, sge_list
+
+if TYPE_CHECKING:
+    from aiordma.verbs.qp import QueuePair
 
 __all__ = ["SRQAttributes", "SharedReceiveQueue"]
 
@@ -92,9 +94,7 @@ def _create(
         if whole(name, value) <= 0:
             msg = f"{name} has to be positive, not {value}"
             raise ValueError(msg)
-        if value > most:
-            detail = f"({name} {value} is above the device's limit of {most})"
-            raise os_error(errno.EINVAL, "ibv_create_srq", detail=detail)
+        check_limit("ibv_create_srq", name, value, most)
     init = ffi.new("struct ibv_srq_init_attr *")
     init.srq_context = ffi.cast("void *", token)
     init.attr.max_wr = max_wr
@@ -102,13 +102,6 @@ def _create(
     ffi.errno = 0  # not every driver gives a reason
     handle = check_pointer(lib.ibv_create_srq(pd._require(), init), "ibv_create_srq")
     return handle, SRQAttributes(init.attr.max_wr, init.attr.max_sge, 0)
-
-
-class _Taker(Protocol):
-    """A queue pair that takes its receives here."""
-
-    def _receive_failed(self, record: WCRecord) -> None:
-        """One of its receives has completed with an error."""
 
 
 class _Receive:
@@ -128,8 +121,13 @@ class _Receive:
         if record[1] == 0:
             self.future.set_result(WorkCompletion.from_record(record))
         else:
-            details = {"vendor_err": record[3], "qp_num": record[6]}
-            self.future.set_exception(completion_error(record[1], operation="recv", **details))
+            self.future.set_exception(record_error("recv", record))
+
+    def release_regions(self) -> None:
+        """Let the memory go."""
+        regions, self.regions = self.regions, ()
+        for region in regions:
+            region._let_go()
 
 
 def _free_number() -> int:
@@ -138,58 +136,6 @@ def _free_number() -> int:
         if number % _MAX_QUEUES not in shared_queues:
             return number % _MAX_QUEUES
     raise os_error(errno.ENOMEM, "ibv_create_srq", detail="(65,536 shared receive queues)")
-
-
-class _LowWater:
-    """The marks of one shared receive queue.
-
-    Attributes:
-        armed: The device's own limit, as far as is known here; 0 for none.
-    """
-
-    __slots__ = ("_marks", "armed")
-
-    def __init__(self) -> None:
-        self.armed = 0
-        self._marks: list[tuple[int, asyncio.Future[None]]] = []
-
-    def __bool__(self) -> bool:
-        """Whether a task waits."""
-        return bool(self._marks)
-
-    async def wait(self, limit: int, arm: Callable[[int], None]) -> None:
-        """Wait for a mark; `arm` sets the device's limit.  Cancellation: the mark is taken back."""
-        mark = (limit, asyncio.get_running_loop().create_future())
-        self._marks.append(mark)
-        try:
-            self.arm(arm)
-            await mark[1]
-        finally:
-            if mark in self._marks:
-                self._marks.remove(mark)
-
-    def arm(self, arm: Callable[[int], None]) -> None:
-        """Have the device say when its own count falls below the highest mark."""
-        highest = max((limit for limit, _ in self._marks), default=0)
-        if highest and highest != self.armed:
-            arm(highest)
-
-    def reached(self, below: int) -> None:
-        """Fewer receives than any mark above `below` are posted."""
-        for limit, future in list(self._marks):
-            if limit > below and not future.done():
-                future.set_result(None)
-
-    def told(self) -> None:
-        """The device says that its limit was reached; it is not armed any more."""
-        armed, self.armed = self.armed, 0
-        if armed:
-            self.reached(armed - 1)
-        self._marks = [mark for mark in self._marks if not mark[1].done()]
-
-    def futures(self) -> list[asyncio.Future[None]]:
-        """The futures of the tasks that wait."""
-        return [future for _, future in self._marks]
 
 
 def _closed() -> BaseException:
@@ -221,7 +167,7 @@ class SharedReceiveQueue(Resource):
     """
 
     __slots__ = (
-        "_awaited", "_cqs", "_error", "_loop", "_marks", "_number", "_table", "_takers", "_token",
+        "_armed", "_awaited", "_cqs", "_loop", "_marks", "_number", "_table", "_takers", "_token",
         "_unwatch", "limits", "max_wr", "pd", "room",
     )  # fmt: skip
 
@@ -233,13 +179,13 @@ class SharedReceiveQueue(Resource):
         self.max_wr = max_wr
         self.room = Credits(max_wr)
         self._table: SlotTable[_Receive] = SlotTable()
-        self._takers: weakref.WeakValueDictionary[int, _Taker] = weakref.WeakValueDictionary()
+        self._takers: weakref.WeakValueDictionary[int, QueuePair] = weakref.WeakValueDictionary()
         self._cqs: Counter[CompletionQueue] = Counter()  # queue pairs that complete there
-        self._marks = _LowWater()
+        self._marks: dict[asyncio.Future[None], int] = {}  # low-water marks that are waited for
+        self._armed = 0  # the device's own limit, as far as is known here; 0 for none
         self._awaited = False  # every CQ in which a receive could complete is drained by the loop
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._error: Callable[[], BaseException] | None = None
         super().__init__(handle, (pd,))
         shared_queues[self._number] = self
         async_event.enroll(self._token, self)
@@ -284,38 +230,37 @@ class SharedReceiveQueue(Resource):
         """
         self._require()
         chain = [requests] if isinstance(requests, RecvWR) else list(requests)
-        if self.room.free < len(chain):
+        if not chain:
+            return
+        if not self.room.try_acquire(len(chain)):
             msg = f"the queue has {self.room.free} free places, {len(chain)} are needed"
             raise ResourceBusyError(errno.EAGAIN, msg)
-        first, keep = self._build(chain)
-        for _ in chain:
-            self.room.try_acquire()
-        self._post(chain, first, [request.wr_id for request in chain])
-        del keep
+        self._post(chain, [request.wr_id for request in chain])
 
-    def _build(self, chain: Sequence[RecvWR]) -> tuple[Any, list[Any]]:
-        if self._error is not None:
-            raise self._error()
-        for request in chain:
-            check_count(len(request.sg_list), "limits.max_sge", self.limits.max_sge)
-        return build_recv(chain)
-
-    def _post(
-        self, chain: Sequence[RecvWR], first: Any, caller_ids: Sequence[int | None]
-    ) -> list[_Receive]:
+    def _post(self, chain: Sequence[RecvWR], caller_ids: Sequence[int | None]) -> list[_Receive]:
         """Post a list; its places were taken from `room` before."""
+        try:
+            handle = self._require()
+            self._check_alive()
+            for request in chain:
+                check_count(len(request.sg_list), "limits.max_sge", self.limits.max_sge)
+            first, keep = build_recv(chain)
+        except BaseException:
+            self.room.release(len(chain))
+            raise
         entered: list[_Receive] = []
         numbers: list[int] = []
         for i, (request, caller_id) in enumerate(zip(chain, caller_ids, strict=True)):
             receive = _Receive(tuple(piece.mr for piece in request.sg_list), caller_id)
             for region in receive.regions:
-                region._retain()  # open: _build has just seen to that
+                region._retain()  # open: build_recv has just seen to that
             number = self._table.add(receive)
             entered.append(receive)
             numbers.append(number)
             first[i].wr_id = number & _ID_MASK | SHARED_TAG << TAG_SHIFT | self._number << SUB_SHIFT
         bad = ffi.new("struct ibv_recv_wr **")
-        code = lib.ibv_post_srq_recv(self._require(), first, bad) if entered else 0
+        code = lib.ibv_post_srq_recv(handle, first, bad)
+        del keep
         if code:
             # The receives before the failed receive are posted; if it has no name, all may be.
             refused = bad[0] - first if bad[0] != ffi.NULL else len(entered)
@@ -323,6 +268,10 @@ class SharedReceiveQueue(Resource):
                 self._take_out(number)
             raise os_error(code, "ibv_post_srq_recv")
         return entered
+
+    def _check_alive(self) -> None:
+        """Raise the error that has ended the queue, if any: `room` keeps it."""
+        self.room.try_acquire(0)
 
     async def recv(
         self, buffers: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
@@ -351,16 +300,9 @@ class SharedReceiveQueue(Resource):
             cq.manage()
         self._awaited = True
         self._loop = asyncio.get_running_loop()
+        request = RecvWR(sg_list=sge_list(buffers))
         await self.room.acquire()
-        try:
-            self._require()
-            request = RecvWR(sg_list=sge_list(buffers))
-            first, keep = self._build([request])
-        except BaseException:
-            self.room.release()
-            raise
-        (receive,) = self._post([request], first, [None])
-        del keep
+        (receive,) = self._post([request], [None])
         future = receive.future = self._loop.create_future()
         completion: WorkCompletion = await future
         return completion
@@ -370,8 +312,7 @@ class SharedReceiveQueue(Resource):
     def _take_out(self, number: int) -> _Receive | None:
         receive = self._table.remove(number)
         if receive is not None:
-            for region in receive.regions:
-                region._let_go()
+            receive.release_regions()
             self.room.release()
         return receive
 
@@ -381,13 +322,13 @@ class SharedReceiveQueue(Resource):
         if receive is None:
             return
         if record[1] and (taker := self._takers.get(record[6])) is not None:
-            taker._receive_failed(record)
+            taker._failed("recv", record)
         if receive.caller_id is None:
             receive.tell(record)
         elif cq is not None:
             cq._deliver(record, receive.caller_id)
         if self._marks:
-            self._marks.reached(self.outstanding)
+            self._reached(self.outstanding)
 
     # Low-water mark
 
@@ -417,13 +358,18 @@ class SharedReceiveQueue(Resource):
         if not 1 <= limit <= self.max_wr:
             msg = f"limit {limit} is not in 1..{self.max_wr}"
             raise ValueError(msg)
-        if self._error is not None:
-            raise self._error()
+        self._check_alive()
         if self.outstanding >= limit:
             self._loop = asyncio.get_running_loop()
             if self._unwatch is None:
                 self._unwatch = async_event.watch(self.pd.context)
-            await self._marks.wait(limit, self._arm)
+            mark = self._loop.create_future()
+            self._marks[mark] = limit
+            try:
+                self._arm_highest()
+                await mark
+            finally:
+                del self._marks[mark]
         return self.room.free
 
     def refills(self, limit: int) -> AsyncIterator[int]:
@@ -442,8 +388,18 @@ class SharedReceiveQueue(Resource):
 
         return Steps(step)
 
-    def _arm(self, limit: int) -> None:
-        self.modify(limit=limit)
+    def _arm_highest(self) -> None:
+        """Have the device say when its own count falls below the highest mark."""
+        waiting = (limit for mark, limit in self._marks.items() if not mark.done())
+        highest = max(waiting, default=0)
+        if highest and highest != self._armed:
+            self.modify(limit=highest)
+
+    def _reached(self, below: int) -> None:
+        """Fewer receives than any mark above `below` are posted."""
+        for mark, limit in self._marks.items():
+            if limit > below and not mark.done():
+                mark.set_result(None)
 
     @property
     def _device(self) -> Context:
@@ -455,9 +411,11 @@ class SharedReceiveQueue(Resource):
 
     def _on_async_event(self, event: AsyncEvent) -> None:
         if event.type == AsyncEventType.SRQ_LIMIT_REACHED:
-            self._marks.told()
+            armed, self._armed = self._armed, 0  # the device has disarmed it
+            if armed:
+                self._reached(armed - 1)
             if not self.closed:
-                self._marks.arm(self._arm)
+                self._arm_highest()
         elif event.type == AsyncEventType.SRQ_ERR:
             self._fail(lambda: queue_error(event.type.name, "shared receive queue"))
         elif event.type == AsyncEventType.DEVICE_FATAL:
@@ -465,10 +423,8 @@ class SharedReceiveQueue(Resource):
 
     def _fail(self, error: Callable[[], BaseException]) -> None:
         """End all waits with an error: nothing will be received any more."""
-        if self._error is None:
-            self._error = error
         self.room.fail(error)
-        futures: list[asyncio.Future[Any]] = list(self._marks.futures())
+        futures: list[asyncio.Future[Any]] = list(self._marks)
         futures += [r.future for r in self._table.entries() if r.future is not None]
         for future in futures:
             if not future.done():
@@ -506,12 +462,12 @@ class SharedReceiveQueue(Resource):
             if not 0 <= limit <= self.limits.max_wr:
                 msg = f"limit {limit} is not in 0..{self.limits.max_wr}"
                 raise ValueError(msg)
-            attr.srq_limit, mask = limit, mask | lib.IBV_SRQ_LIMIT
+            attr.srq_limit, mask = limit, mask | SRQAttrMask.LIMIT
         if max_wr is not None:
             if max_wr < max(1, self.outstanding):
                 msg = f"{self.outstanding} receives are posted; {max_wr} places are too few"
                 raise ValueError(msg)
-            attr.max_wr, mask = max_wr, mask | lib.IBV_SRQ_MAX_WR
+            attr.max_wr, mask = max_wr, mask | SRQAttrMask.MAX_WR
         more = 0 if max_wr is None else max_wr - self.max_wr
         with _lock, contextlib.ExitStack() as undo:
             for cq in list(self._cqs):
@@ -523,7 +479,7 @@ class SharedReceiveQueue(Resource):
                 cq._unpromise(max(0, -more))
             self.max_wr += more
         if limit is not None:
-            self._marks.armed = limit
+            self._armed = limit
         if max_wr is not None:
             self.room.release(more)
             self.limits = SRQAttributes(max(max_wr, attr.max_wr), self.limits.max_sge, 0)
@@ -539,9 +495,7 @@ class SharedReceiveQueue(Resource):
         receives = self._table.entries()
         self._hold(region for receive in receives for region in receive.regions)
         for receive in receives:
-            regions, receive.regions = receive.regions, ()
-            for region in regions:
-                region._let_go()
+            receive.release_regions()
 
     def _destroy(self, handle: Any) -> None:
         check_errno(lib.ibv_destroy_srq(handle), "ibv_destroy_srq")

@@ -13,6 +13,7 @@ from aiordma.verbs.enums import WCFlags, WCOpcode, WCStatus
 
 __all__ = [
     "WC_STRUCT", "Countable", "WCRecord", "WorkCompletion", "count_successes", "flush_record",
+    "record_error",
 ]  # fmt: skip
 
 # struct ibv_wc in the machine's own byte order: wr_id, status, opcode, vendor_err, byte_len,
@@ -50,6 +51,11 @@ WCRecord = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int
 def flush_record(qp_num: int) -> WCRecord:
     """The record of a request that ended without the adapter."""
     return (0, WCStatus.WR_FLUSH_ERR, 0, 0, 0, 0, qp_num, 0, 0, 0, 0, 0, 0)
+
+
+def record_error(operation: str, record: WCRecord) -> CompletionError:
+    """The exception of a request that has failed; `operation` is the word for it."""
+    return completion_error(record[1], operation=operation, vendor_err=record[3], qp_num=record[6])
 
 
 @dataclass(frozen=True, slots=True)

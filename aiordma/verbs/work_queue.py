@@ -26,53 +26,25 @@ import contextlib
 import errno
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from aiordma.errors import (
     CompletionError,
     FlushedError,
     ResourceBusyError,
-    completion_error,
     os_error,
 )
 from aiordma.loop.credits import Credits
-from aiordma.loop.empty import EMPTY
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.resource import Resource
-from aiordma.verbs.wc import Countable, WCRecord, WorkCompletion, flush_record
+from aiordma.verbs.wc import Countable, WCRecord, WorkCompletion, flush_record, record_error
 from aiordma.verbs.wr import Built, Planned, RecvWR, SendWR, Transfer
-from aiordma.verbs.wr_check import WRRules
 
-__all__ = ["Pair", "Posted", "WorkQueue"]
+if TYPE_CHECKING:
+    from aiordma.verbs.prepared import PreparedPost
+    from aiordma.verbs.qp import QueuePair
 
-
-class Pair(Protocol):
-    """A queue pair, as its work queues see it."""
-
-    num: int
-    _first_failure: BaseException | None
-    _in_error: bool
-    _rules: WRRules
-
-    @property
-    def closed(self) -> bool:
-        """Whether the queue pair is destroyed, or is about to be."""
-
-    def _require(self) -> Any:
-        """The C queue pair, if it is open."""
-
-    def _failed(self, operation: str, record: WCRecord, /) -> None:
-        """A request has failed, or was flushed."""
-
-    def to_error(self) -> None:
-        """Move to the error state."""
-
-
-class Freed(Protocol):
-    """A prepared post."""
-
-    def free(self) -> None:
-        """As `PreparedPost.free`."""
+__all__ = ["Posted", "WorkQueue"]
 
 
 class Posted(Countable):
@@ -172,14 +144,14 @@ class WorkQueue:
 
     __slots__ = ("_order", "cq", "depth", "prepared", "qp", "room", "unsignaled")
 
-    def __init__(self, qp: Pair, cq: CompletionQueue, depth: int) -> None:
+    def __init__(self, qp: QueuePair, cq: CompletionQueue, depth: int) -> None:
         self.qp = qp
         self.cq = cq
         self.depth = depth
         self.room = Credits(depth)
         self.unsignaled = 0
-        self.prepared: dict[Freed, None] = {}
-        self._order: deque[Posted] = EMPTY
+        self.prepared: dict[PreparedPost, None] = {}
+        self._order: deque[Posted] = deque()
 
     def __len__(self) -> int:
         """Requests under way."""
@@ -233,7 +205,7 @@ class WorkQueue:
             self.room.release(count)
             self.qp._require()
             name = name or built.plan[0].operation
-            raise self._flushed(name, self.qp.num, 0 if count > 1 else None)
+            raise self._flushed(name, 0 if count > 1 else None)
         entered = self.enter(built.plan, 0)
         future: asyncio.Future[WCRecord] = asyncio.get_running_loop().create_future()
         for i, posted in enumerate(entered):
@@ -302,38 +274,30 @@ class WorkQueue:
                 posted.release()
             self.room.release(len(plan))
             raise
-        if self._order is EMPTY:
-            self._order = deque()
         self._order.extend(entered)
         self.unsignaled = unsignaled
         return entered
 
     def enter_again(self, entries: Sequence[Posted], unsignaled: int) -> None:
         """Note requests of a prepared post that are about to be posted once more."""
-        if self._order is EMPTY:
-            self._order = deque()
         self._order.extend(entries)
         self.unsignaled = unsignaled
 
-    def end_before(self, posted: Posted) -> bool:
-        """End the unsignaled requests ahead of a request that has completed.
+    def end_with(self, posted: Posted) -> bool:
+        """End a request that has completed, with the unsignaled requests ahead of it.
 
-        False if another signaled request is ahead of it, too: then `_complete` restores the order.
+        False if a signaled request is ahead of it, too: then `_complete` restores the order.
         """
-        order, ended = self._order, 0
-        while order and order[0] is not posted:
-            if order[0].signaled:
+        order, ended, found = self._order, 0, False
+        while order and not found:
+            found = order[0] is posted
+            if order[0].signaled and not found:
                 break
             order.popleft().retire()
             ended += 1
         if ended:
             self.room.release(ended)
-        return bool(order) and order[0] is posted
-
-    def end_first(self) -> None:
-        """End the request at the front."""
-        self._order.popleft().retire()
-        self.room.release()
+        return found
 
     def regions(self) -> list[Resource]:
         """The memory of the requests that are under way."""
@@ -343,11 +307,6 @@ class WorkQueue:
         """The queue pair keeps the memory from now on."""
         for posted in self._order:
             posted.release_regions()
-
-    def free_prepared(self) -> None:
-        """Free the posts that were prepared for it."""
-        for post in list(self.prepared):
-            post.free()
 
     # Completing
 
@@ -373,7 +332,7 @@ class WorkQueue:
                 self.cq._deliver(record, number)
         elif future is not None and not future.done():
             if record[1]:
-                future.set_exception(self._error(posted, record))
+                future.set_exception(self._explained(posted.operation, record, posted.index))
             elif posted.last:
                 future.set_result(record)
 
@@ -392,32 +351,25 @@ class WorkQueue:
                 break
         order.extendleft(reversed(overtaken))
 
-    def _error(self, posted: Posted, record: WCRecord) -> CompletionError:
-        return self._explained(posted.operation, record, posted.index)
-
-    def _explained(
-        self, operation: str, record: WCRecord, index: int | None = None
-    ) -> CompletionError:
+    def _explained(self, operation: str, record: WCRecord, index: int | None) -> CompletionError:
         if index is not None:
             operation = f"{operation} (request {index} of its list)"
-        error = completion_error(
-            record[1], operation=operation, vendor_err=record[3], qp_num=record[6]
-        )
+        error = record_error(operation, record)
         error.index = index
         if isinstance(error, FlushedError):
             error.__cause__ = self.qp._first_failure
         return error
 
-    def _flushed(self, operation: str, qp_num: int, index: int | None = None) -> CompletionError:
+    def _flushed(self, operation: str, index: int | None) -> CompletionError:
         """The exception of a request that the error state ended."""
-        return self._explained(operation, flush_record(qp_num), index)
+        return self._explained(operation, flush_record(self.qp.num), index)
 
-    def _fail(self, posted: Posted, qp_num: int) -> None:
+    def _fail(self, posted: Posted) -> None:
         future = posted.future
         if future is not None and not future.done() and not future.get_loop().is_closed():
-            future.set_exception(self._flushed(posted.operation, qp_num, posted.index))
+            future.set_exception(self._flushed(posted.operation, posted.index))
 
-    def give_up(self, qp_num: int) -> None:
+    def give_up(self) -> None:
         """End the requests that the adapter has not flushed; entries and memory stay.
 
         Raw unsignaled requests do not fail: as far as is known they have succeeded.
@@ -428,15 +380,15 @@ class WorkQueue:
             number = posted.number_ahead(seen[posted])
             seen[posted] += 1
             if number is None:
-                self._fail(posted, qp_num)
+                self._fail(posted)
             elif posted.signaled and not posted.muted:
-                self.cq._deliver(flush_record(qp_num), number)
+                self.cq._deliver(flush_record(self.qp.num), number)
         for posted in seen:
             posted.muted = True
 
-    def abandon(self, qp_num: int) -> None:
+    def abandon(self) -> None:
         """Fail requests never flushed, and release their memory: the queue pair is destroyed."""
         while self._order:
             posted = self._order.popleft()
             self._end(posted)
-            self._fail(posted, qp_num)
+            self._fail(posted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._ffi import ffi, lib
 from aiordma.arguments import fitting, whole
@@ -18,6 +18,9 @@ from aiordma.verbs.enums import Access, MWType, Opcode, SendFlags
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.resource import Resource
+
+if TYPE_CHECKING:
+    from aiordma.verbs.work_queue import Posted
 
 __all__ = [
     "ATOMICS", "INVALIDATING", "SGE", "WITH_IMM", "WITH_REMOTE", "Built", "Planned", "RecvWR",
@@ -276,12 +279,6 @@ class Planned(NamedTuple):
     silent: bool = False
 
 
-class Entry(Protocol):
-    """The account of a request (`Posted`, verbs.work_queue)."""
-
-    wr_id: int
-
-
 class Built(NamedTuple):
     """Requests, checked and translated.
 
@@ -297,7 +294,7 @@ class Built(NamedTuple):
     keep: list[Any]
     plan: list[Planned]
 
-    def post(self, handle: Any, entries: Sequence[Entry]) -> int:
+    def post(self, handle: Any, entries: Sequence[Posted]) -> int:
         """Post the list with the numbers of these entries; return 0 or an errno.
 
         After a failure the list may have been queued all the same: Soft-RoCE writes its ring
@@ -330,7 +327,7 @@ class Transfer(NamedTuple):
     plan: list[Planned]
     verb: str = "ibv_post_send"
 
-    def post(self, handle: Any, entries: Sequence[Entry]) -> int:
+    def post(self, handle: Any, entries: Sequence[Posted]) -> int:
         """As `Built.post`."""
         number = entries[0].wr_id
         return self.function(

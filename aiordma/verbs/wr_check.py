@@ -346,12 +346,12 @@ def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:
 
 def _kind(opcode: Opcode) -> str:
     """The name of the capability that the request needs."""
-    if opcode in WITH_IMM:
-        return "immediate data"
-    if opcode in ATOMICS:
-        return "atomic operations"
-    if opcode in INVALIDATING:
-        return "invalidation"
-    if opcode in _WINDOWS:
-        return "memory windows"
-    return "such work requests"
+    kinds = {
+        WITH_IMM: "immediate data",
+        ATOMICS: "atomic operations",
+        INVALIDATING: "invalidation",
+        _WINDOWS: "memory windows",
+    }
+    return next(
+        (name for opcodes, name in kinds.items() if opcode in opcodes), "such work requests"
+    )

@@ -84,9 +84,9 @@ async def _simulate(
         adapter.tell(last_number_of(queue), WCStatus.SUCCESS)
     elif overtaking:  # an unsignaled message that overtook a read is known to be done at the end
         told_before = len(adapter.cq.told)
-        queue.give_up(7)
+        queue.give_up()
         assert len(adapter.cq.told) == told_before
-        queue.abandon(7)
+        queue.abandon()
     assert len(queue) == 0
     assert queue.room.free == DEPTH
     assert memory.users == sum(len(post) for post, _ in caller.prepared)
@@ -202,13 +202,13 @@ def test_what_is_never_flushed_is_given_up(run: Run) -> None:
             caller.awaited([(False, False)])
             caller.execute(0)
         lost = list(adapter.under_way)
-        adapter.queue.give_up(7)
+        adapter.queue.give_up()
         numbers = [number for number, _ in caller.posted]
         assert adapter.cq.told == [(number, WCStatus.WR_FLUSH_ERR) for number in numbers]
         assert isinstance(caller.lists[0][0].exception(), FlushedError)
         # The memory stays, and a flush that comes late is not told again.
         assert caller.memory.users == 3
-        adapter.queue.give_up(7)
+        adapter.queue.give_up()
         for request in lost:
             adapter.tell(request.wr_id, WCStatus.WR_FLUSH_ERR)
         assert len(adapter.cq.told) == len(numbers)
