@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,27 +46,24 @@ class Device:
         Raises:
             OSError: The device vanished, or its node in /dev/infiniband is not permitted.
         """
-        with _DeviceList() as found:
+        with _device_list() as found:
             for pointer in found:
                 if ffi.string(lib.ibv_get_device_name(pointer)).decode() == self.name:
                     handle = check_pointer(lib.ibv_open_device(pointer), "ibv_open_device")
                     return Context(handle)
-        raise os_error(19, "ibv_open_device", detail=f"({self.name})")
+        raise os_error(errno.ENODEV, "ibv_open_device", detail=f"({self.name})")
 
 
-class _DeviceList:
+@contextlib.contextmanager
+def _device_list() -> Iterator[list[CData]]:
     """`ibv_get_device_list` for the length of a `with` block."""
-
-    def __enter__(self) -> list[CData]:
-        count = ffi.new("int *")
-        self._list = lib.ibv_get_device_list(count)
-        if self._list == ffi.NULL:
-            return []
-        return [self._list[i] for i in range(count[0])]
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._list != ffi.NULL:
-            lib.ibv_free_device_list(self._list)
+    count = ffi.new("int *")
+    found = lib.ibv_get_device_list(count)
+    try:
+        yield [found[i] for i in range(count[0])] if found else []
+    finally:
+        if found:
+            lib.ibv_free_device_list(found)
 
 
 def devices() -> list[Device]:
@@ -74,7 +73,7 @@ def devices() -> list[Device]:
     """
     if load_error() is not None:
         return []
-    with _DeviceList() as found:
+    with _device_list() as found:
         return [
             Device(
                 name=ffi.string(lib.ibv_get_device_name(pointer)).decode(),
