@@ -30,7 +30,7 @@ from aiordma.loop import fork, registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, throw
 from aiordma.loop.weak_table import WeakTable
-from aiordma.verbs.context import Context
+from aiordma.verbs.context import Context, copy_of
 from aiordma.verbs.enums import AsyncEventType
 
 __all__ = ["AsyncEvent", "DeviceEvents", "Queue", "enroll", "next_token", "subscribe", "watch"]
@@ -114,12 +114,7 @@ class _Reader:
                 continue
             if code:
                 raise os_error(-code, "ibv_get_async_event")
-            event = AsyncEvent(
-                AsyncEventType(self._event.type),
-                self._event.port,
-                self._event.element,
-                self._context,
-            )
+            event = copy_of(AsyncEvent, self._event, context=self._context)
             # Published first: a queue that fails may end its connection, and the connection's
             # iterators, before anything else gets a turn.
             _publish(event)

@@ -24,7 +24,6 @@ __all__ = [
     "LinkLayer",
     "MRAdvice",
     "MWType",
-    "MigState",
     "NodeType",
     "ODPGeneralCaps",
     "ODPTransportCaps",
@@ -313,14 +312,6 @@ class QPAttrMask(OpenIntFlag):
     CAP = 1 << 19
     DEST_QPN = 1 << 20
     RATE_LIMIT = 1 << 25
-
-
-class MigState(OpenIntEnum):
-    """State of automatic path migration (`ibv_mig_state`)."""
-
-    MIGRATED = 0
-    REARM = 1
-    ARMED = 2
 
 
 class SRQAttrMask(OpenIntFlag):

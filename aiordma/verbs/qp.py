@@ -55,7 +55,7 @@ from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
 from aiordma.verbs.work_queue import WorkQueue
-from aiordma.verbs.wr import SGE, Built, RecvWR, SendWR, flags_of, sge_list
+from aiordma.verbs.wr import SGE, Buffers, Built, RecvWR, SendWR, flags_of, sge_list
 from aiordma.verbs.wr_check import WRRules
 
 __all__ = ["QPAttributes", "QPInitAttr", "QPLimits", "QueuePair"]
@@ -69,12 +69,6 @@ _ERR = int(QPState.ERR)
 _FATAL = frozenset(
     {AsyncEventType.QP_FATAL, AsyncEventType.QP_REQ_ERR, AsyncEventType.QP_ACCESS_ERR}
 )
-
-Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
-
-
-def _closed_error() -> BaseException:
-    return ResourceClosedError("the queue pair was closed")
 
 
 class QueuePair(Resource):
@@ -749,7 +743,7 @@ class QueuePair(Resource):
         # keeps it from now on, in place of the requests.  Not so a window that is bound to it: that
         # has to go first.
         for queue in self._queues or ():
-            queue.room.fail(_closed_error)
+            queue.room.fail(lambda: ResourceClosedError("the queue pair was closed"))
             self._hold(region for region in queue.regions() if id(region) not in self._made)
             queue.release_regions()
             for post in list(queue.prepared):

@@ -180,10 +180,8 @@ class Resource(Owner):
 
     def _leave_loop(self) -> None:
         self._on_close()
-        for reference in list(self._made.values()):
-            child = reference()
-            if child is not None:
-                child._parent_closing(self)
+        for child in self._living():
+            child._parent_closing(self)
         self._let_go()
 
     def _refuse_unless_leaving(self) -> None:
@@ -207,13 +205,14 @@ class Resource(Owner):
             msg = f"the {type(self).__name__} cannot be destroyed: {', '.join(parts)}"
             raise ResourceBusyError(errno.EBUSY, msg)
 
+    def _living(self) -> list[Resource]:
+        """The children, without those that are being finalized: their references are dead."""
+        found = (reference() for reference in list(self._made.values()))
+        return [child for child in found if child is not None]
+
     def _in_the_way(self) -> Iterator[Resource]:
         """The children that are open, or wait for more than a thread; under the lock."""
-        for reference in list(self._made.values()):
-            child = reference()
-            # A counted child whose reference is dead is being finalized at this moment.
-            if child is not None and not child._leaving:
-                yield child
+        return (child for child in self._living() if not child._leaving)
 
     @property
     def _leaving(self) -> bool:
@@ -233,18 +232,15 @@ class Resource(Owner):
 
     def _finish(self) -> None:
         handle, self._handle = self._handle, None
+        outcome: OSError | MemoryError | None = None
         try:
             if not self._borrowed:
                 self._destroy(handle)
         except (OSError, MemoryError) as exc:
-            outcome: OSError | MemoryError | None = exc
-            if isinstance(exc, OSError) and exc.errno == errno.EIO:
-                # The device was taken away, and the kernel has destroyed everything made from it.
-                outcome = None
-            else:
+            # EIO: the device was taken away, and the kernel has destroyed everything made from it.
+            if not isinstance(exc, OSError) or exc.errno != errno.EIO:
+                outcome = exc
                 _log.warning("destroying %s failed: %s", type(self).__name__, exc)
-        else:
-            outcome = None
         self._state = ResourceState.GONE
         parents, self._parents = self._parents, ()
         for parent in reversed(parents):
@@ -324,10 +320,8 @@ class Resource(Owner):
         self._state = ResourceState.FORKED
         self._handle = None
         fork.become_stand_in(self)
-        for reference in list(self._made.values()):
-            child = reference()
-            if child is not None:
-                child.poison_after_fork()
+        for child in self._living():
+            child.poison_after_fork()
 
     def __enter__(self) -> Self:
         return self

@@ -7,8 +7,6 @@ sets it.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 __all__ = ["RNR_TIMERS_MS", "rnr_timer_code"]
 
 #: Milliseconds, by code.
@@ -32,11 +30,5 @@ def rnr_timer_code(milliseconds: float) -> int:
     if not RNR_TIMERS_MS[1] <= milliseconds <= RNR_TIMERS_MS[0]:
         msg = f"an RNR timer of {milliseconds} ms is not in 0.01..655.36"
         raise ValueError(msg)
-    return _code(milliseconds)
-
-
-@lru_cache(64)  # each connection asks, mostly for the same
-def _code(milliseconds: float) -> int:
-    return min((delay, code) for code, delay in enumerate(RNR_TIMERS_MS) if delay >= milliseconds)[
-        1
-    ]
+    fitting = (delay for delay in RNR_TIMERS_MS if delay >= milliseconds)
+    return RNR_TIMERS_MS.index(min(fitting))

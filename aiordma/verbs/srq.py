@@ -54,7 +54,7 @@ from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
-from aiordma.verbs.wr import SGE, RecvWR, build_recv, check_count, sge_list
+from aiordma.verbs.wr import Buffers, RecvWR, build_recv, check_count, sge_list
 
 if TYPE_CHECKING:
     from aiordma.verbs.qp import QueuePair
@@ -136,10 +136,6 @@ def _free_number() -> int:
         if number % _MAX_QUEUES not in shared_queues:
             return number % _MAX_QUEUES
     raise os_error(errno.ENOMEM, "ibv_create_srq", detail="(65,536 shared receive queues)")
-
-
-def _closed() -> BaseException:
-    return ResourceClosedError("the shared receive queue was closed")
 
 
 class SharedReceiveQueue(Resource):
@@ -273,9 +269,7 @@ class SharedReceiveQueue(Resource):
         """Raise the error that has ended the queue, if any: `room` keeps it."""
         self.room.try_acquire(0)
 
-    async def recv(
-        self, buffers: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
-    ) -> WorkCompletion:
+    async def recv(self, buffers: Buffers) -> WorkCompletion:
         """Post a receive and await the message that takes it, from whichever queue pair.
 
         Args:
@@ -487,7 +481,7 @@ class SharedReceiveQueue(Resource):
     # Life
 
     def _on_close(self) -> None:
-        self._fail(_closed)
+        self._fail(lambda: ResourceClosedError("the shared receive queue was closed"))
         if self._unwatch is not None:
             self._unwatch()
         # The adapter forgets the memory when the queue is destroyed: so the queue keeps it from

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from aiordma.verbs.work_queue import Posted
 
 __all__ = [
-    "ATOMICS", "INVALIDATING", "SGE", "WITH_IMM", "WITH_REMOTE", "Built", "Planned", "RecvWR",
-    "SendWR", "Transfer", "build_recv", "build_send", "check_count", "check_inside",
+    "ATOMICS", "INVALIDATING", "SGE", "WITH_IMM", "WITH_REMOTE", "Buffers", "Built", "Planned",
+    "RecvWR", "SendWR", "Transfer", "build_recv", "build_send", "check_count", "check_inside",
     "check_requests", "flags_of", "pinned", "sge_list",
 ]  # fmt: skip
 
@@ -80,6 +80,9 @@ class SGE:
     def __len__(self) -> int:
         assert self.length is not None
         return self.length
+
+
+Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]
 
 
 @dataclass(slots=True)
@@ -145,7 +148,7 @@ def flags_of(*, solicited: bool = False, inline: bool = False, fence: bool = Fal
     return flags
 
 
-def sge_list(pieces: MemoryRegion | SGE | Sequence[MemoryRegion | SGE]) -> tuple[SGE, ...]:
+def sge_list(pieces: Buffers) -> tuple[SGE, ...]:
     """One region, one piece or several, as pieces."""
     if isinstance(pieces, (MemoryRegion, SGE)):
         pieces = (pieces,)

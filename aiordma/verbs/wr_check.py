@@ -116,23 +116,13 @@ class WRRules:
         # By identity: to hash the fields of a dataclass takes long.  A device keeps its limits.
         key = (WRRules, id(limits), qp_type, all_signaled, read_depth)
         rules: WRRules | None = context._kept.get(key)
-        if rules is None:
-            rules = cls._of(context, limits, qp_type, all_signaled, read_depth)
-            if qp_type != QPType.UD:  # theirs depends on the port's MTU, which may change
-                context._kept.keep(key, rules)
-        return rules
-
-    @classmethod
-    def _of(
-        cls,
-        context: Context,
-        limits: QPLimits,
-        qp_type: QPType,
-        all_signaled: bool,
-        read_depth: int | None,
-    ) -> WRRules:
+        if rules is not None:
+            return rules
+        is_datagram = qp_type == QPType.UD
         most = context.attributes.max_sge_rd
-        return cls(
+        numbers = range(1, context.attributes.phys_port_cnt + 1)
+        ports = [context.query_port(number) for number in numbers]
+        rules = cls(
             limits=limits,
             opcodes=_possible(context, qp_type),
             max_read_sge=min(most, limits.max_send_sge) if most > 0 else limits.max_send_sge,
@@ -140,10 +130,13 @@ class WRRules:
             all_signaled=all_signaled,
             overtaking=context.is_iwarp,
             fussy=context.attributes.vendor_id == _SOFTWARE_IWARP,
-            max_datagram=_largest_mtu(context) if qp_type == QPType.UD else 0,
-            max_message=max(context.query_port(port).max_msg_sz for port in _ports(context)),
+            max_datagram=max(port.active_mtu.in_bytes for port in ports) if is_datagram else 0,
+            max_message=max(port.max_msg_sz for port in ports),
             read_depth=read_depth,
         )
+        if not is_datagram:  # theirs depend on the port's MTU, which may change
+            context._kept.keep(key, rules)
+        return rules
 
     def built_send(self, chain: Sequence[SendWR]) -> Built:
         """Requests for the send queue, checked and translated.
@@ -323,14 +316,6 @@ def _check_bind(request: SendWR, *, alone: bool) -> None:
     if request.mw.type == MWType.TYPE_1 and not alone:
         msg = "a window of type 1 is bound by a call of its own, not in a list"
         raise ValueError(msg)
-
-
-def _largest_mtu(context: Context) -> int:
-    return max(context.query_port(port).active_mtu.in_bytes for port in _ports(context))
-
-
-def _ports(context: Context) -> range:
-    return range(1, context.attributes.phys_port_cnt + 1)
 
 
 def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:

@@ -120,7 +120,6 @@ ENUMERATIONS = [
     Numbers(verbs.MRAdvice, "IBV_ADVISE_MR_ADVICE_", "enum ibv_advise_mr_advice"),
     Numbers(verbs.MTU, "IBV_", "enum ibv_mtu"),
     Numbers(verbs.MWType, "IBV_MW_", "enum ibv_mw_type"),
-    Numbers(verbs.MigState, "IBV_MIG_", "enum ibv_mig_state"),
     Numbers(verbs.NodeType, "IBV_NODE_", "enum ibv_node_type"),
     Numbers(verbs.ODPGeneralCaps, "IBV_ODP_", "enum ibv_odp_general_caps"),
     Numbers(verbs.ODPTransportCaps, "IBV_ODP_SUPPORT_", "enum ibv_odp_transport_cap_bits"),
