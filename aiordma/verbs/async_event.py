@@ -1,12 +1,12 @@
 """Asynchronous events of a device: port up and down, GID changes, errors of queues.
 
-All users of a device in one loop share one reader of its descriptor (`DeviceEvents`).  librdmacm's
-context belongs to the whole process: with two event loops, whichever reads an event passes it to
-the subscribers of both.
+All users of a device in one loop share a reader of its descriptor (`DeviceEvents`).  librdmacm's
+context belongs to the whole process: with two event loops, the loop that reads an event passes it
+to the subscribers of both.
 
-An event about a queue goes to the object of that queue as well, so that a task that waits for its
-completions learns that they will not come.  It is found by a number that the C object carries
-(`next_token`, `enroll`), never by its address, which may be another queue's by then.
+An event about a queue goes to the object of that queue as well, in the queue's own loop, so that a
+task that waits for its completions ends with an error.  The object is found by a number that the C
+object carries (`next_token`, `enroll`), never by its address, which another queue may have by then.
 
 A device ends by DEVICE_FATAL, which all its queues get; and, where the kernel takes the device
 away from programs that use it, a descriptor that cannot be read any more, which counts as the same.
@@ -124,7 +124,7 @@ class _Reader:
         return True
 
     def _failed(self, exc: Exception) -> None:
-        # EIO on the descriptor is how the kernel says that the device was unplugged.
+        # By EIO on the descriptor the kernel reports that the device was unplugged.
         _log.warning("device %s: no more events: %s", self._context, exc)
         self.gone = True
         event = AsyncEvent(AsyncEventType.DEVICE_FATAL, 0, 0, self._context)

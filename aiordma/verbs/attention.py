@@ -6,7 +6,7 @@ Theory of operation
     completions.  Several connections may complete in one queue, so that these waits are counted;
     the end of the last has the queue armed for solicited completions again.
 
-    A connection that is collected is closed in whatever thread, so that counting takes a lock; the
+    A connection that is collected is closed in any thread, so that counting takes a lock; the
     thread that has the lock may be the thread that collects.
 """
 
@@ -28,10 +28,10 @@ _counts = fork.new_lock()
 
 
 def listen(cq: CompletionQueue) -> bool:
-    """Have every completion wake the loop, until as many `unlisten`.
+    """Have every completion wake the loop, until as many calls of `unlisten`.
 
     Returns:
-        Whether that is new; then the caller polls, because some may be there already.
+        Whether that is new; then the caller polls, because completions may be there already.
     """
     own = cq._aio
     with _counts:
@@ -45,7 +45,7 @@ def listen(cq: CompletionQueue) -> bool:
 
 
 def unlisten(cq: CompletionQueue) -> None:
-    """One fewer wants that; takes effect when the queue is armed the next time."""
+    """Undo one `listen`, from the next arming of the queue on."""
     own = cq._aio
     with _counts:
         own.listeners -= 1
@@ -53,6 +53,9 @@ def unlisten(cq: CompletionQueue) -> None:
 
 
 def expect(cq: CompletionQueue, change: int) -> None:
-    """One more (1), or one fewer (-1), wants the queue armed late: drain_once in _core/drain.c."""
+    """Change the number of connections for which the queue is armed late, by 1 or -1.
+
+    The reason is at `drain_once` in _core/drain.c.
+    """
     with _counts:
         cq._aio.arm_late += change

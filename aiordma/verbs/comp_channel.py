@@ -89,7 +89,7 @@ MANAGED = (
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 _SAFETY_S = 1.0
-#: After so long its event has come, if there was one: a completion can be seen before that.
+#: Seconds until a late event has come: a poll can find a completion before its event.
 _GRACE_S = 0.02
 
 
@@ -176,7 +176,7 @@ class CompletionChannel(Resource):
         if self._failure is not None:
             raise self._failure
         if self._pump is None:
-            # Queues that fail say so on the device's own descriptor, not on the channel's.
+            # The failure of a queue is reported on the device's descriptor, not on the channel's.
             self._unwatch = async_event.watch(self.context)
             self._loop = loop
             self._pump = FdPump(

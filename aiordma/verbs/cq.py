@@ -61,7 +61,7 @@ _ENDS: dict[int, Callable[[], BaseException]] = {
 class CompletionQueue(Resource):
     """A completion queue (`ibv_create_cq(3)`).
 
-    Two ways to use it, for each queue one:
+    A queue is used in one of two ways:
 
     - managed: from the first awaited operation or `async for` on, the loop drains it; `poll`
       then returns the completions that the loop has kept.
@@ -178,8 +178,8 @@ class CompletionQueue(Resource):
 
         Args:
             solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),
-                and for failures.  Soft-RoCE says nothing of failures since Linux 6.12 at the
-                latest, and software iWARP nothing at all.
+                and for failures.  Soft-RoCE raises no event for failures, since Linux 6.12 at the
+                latest, and software iWARP raises no event at all.
 
         Raises:
             RuntimeError: The queue is managed: the loop takes its events.
@@ -370,7 +370,7 @@ class CompletionQueue(Resource):
             needed = self._promised + depth
             if needed > self._cqe:
                 self._grow(needed)
-            self._promised += depth  # others may have taken theirs back meanwhile
+            self._promised += depth  # not `needed`: promises may have been taken back meanwhile
 
     def _make_room(self, depth: int) -> bool:
         """Whether `depth` more can be promised; grows for them."""

@@ -1,12 +1,12 @@
 """MemoryRegion: memory that the adapter may read or write.
 
 Theory of operation
-    A region keeps what it names alive: the buffer stays exported, so that Python can neither free
-    nor resize it, until the adapter has forgotten it.  That also holds when the region is closed
-    early, or when C refuses to deregister.
+    A region keeps its buffer exported, so that Python can neither free nor resize it, until the
+    memory is deregistered.  That also holds when the region is closed early, or when C refuses to
+    deregister.
 
     `addr` is the address at which the adapter finds the first byte: the buffer's own address, or
-    the `iova`. Scatter/gather elements and remote accesses count from there.
+    the `iova`.  Scatter/gather elements and remote accesses count from there.
 
     A registration that the device cannot do is refused with the name of the capability.  The device
     is asked for some capabilities before (on-demand paging); libibverbs has no question for others,

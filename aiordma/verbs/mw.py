@@ -5,10 +5,10 @@ Theory of operation
     region, with rights of its own.  Binding it again, invalidating or closing it ends that key;
     the region stays registered.
 
-    From the moment a bind is posted the window holds what it opens, and a window of type 2 its
-    queue pair, too: C would refuse to destroy them, or wait.  They are let go when a completion
-    has shown that the window is closed, or the window is gone.  A bind that failed, or whose
-    completion was never seen, proves nothing: then only `close()` does.
+    From the moment a bind is posted the window holds the region that it opens, and a window of
+    type 2 its queue pair, too: C would refuse to destroy them, or wait.  They are let go when a
+    completion has shown that the window is closed, or the window is gone.  A bind that failed, or
+    whose completion was never seen, proves nothing: then only `close()` does.
 
     To close the region or the queue pair shuts the peer out, and so it closes the window.
 

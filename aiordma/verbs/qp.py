@@ -81,7 +81,7 @@ class QueuePair(Resource):
         pd: Protection domain of everything that it touches.
         attr: Sizes and completion queues.
         uses: Further resources that must outlive it, such as the memory that it will be given.
-        cq: Where all of it completes, if `attr` does not say: attributes that are shared.
+        cq: Where all of it completes, if `attr` names no queue, because it is shared.
         checked: `check_init` was called for these.
 
     Raises:
@@ -542,7 +542,7 @@ class QueuePair(Resource):
         access: Access,
         rkey: int,
     ) -> WorkCompletion:
-        """The request behind `MemoryWindow.bind`, which knows what it means for the window."""
+        """The request behind `MemoryWindow.bind`."""
         request = SendWR(
             opcode=Opcode.BIND_MW, mw=window, bind=SGE(mr, offset, length), bind_access=access,
             rkey=rkey,
@@ -638,7 +638,7 @@ class QueuePair(Resource):
     def set_min_rnr_timer(self, milliseconds: float) -> None:
         """Set how long a sender waits when it found no receive posted here (`ibv_modify_qp(3)`).
 
-        Of a connected queue pair; before, `QPPolicy.min_rnr_timer` says it.
+        Of a connected queue pair; `QPPolicy.min_rnr_timer` is the value to connect with.
 
         Args:
             milliseconds: 0.01 to 655.36; rounded up to one of the 32 delays that InfiniBand has.
@@ -692,7 +692,7 @@ class QueuePair(Resource):
         """A request has failed, or was flushed."""
         if record[1] != WCStatus.WR_FLUSH_ERR:
             self._note(record_error(operation, record))
-        # The adapter is in the error state already; now this side knows it, too.
+        # The adapter has moved it to the error state already.
         self._leave_service()
 
     def _note(self, cause: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Slabs: page-aligned memory of connections, kept for the next one.
 
 Theory of operation
-    A slab is an anonymous mapping of its own: small objects would share pages with strangers.  To
+    A slab is an anonymous mapping of its own: small objects would share pages with others.  To
     map memory and to make its pages takes longer than to register it: for a connection with
     default settings eight milliseconds of emulated time against a half.  So memory that neither the
     adapter nor a message of the program uses any more is not unmapped but kept, up to `KEEP` bytes
