@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 import subprocess
 import sys
 import sysconfig
@@ -69,24 +70,33 @@ def check_words() -> None:
         raise CheckFailedError("\n".join(wrong))
 
 
+#: The analyzer follows the paths of compiled code, so the object file is written, to nowhere.
+_C_FLAGS = (
+    "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wconversion", "-Wsign-conversion", "-Wshadow",
+    "-Wundef", "-Wstrict-prototypes", "-Wnull-dereference", "-fanalyzer", "-Werror", f"-I{CORE}",
+    "-c", "-o", os.devnull,
+)  # fmt: skip
+
+
 def check_c_warnings() -> None:
     """Compile the C files on their own, every warning an error, without writing anything.
 
     The parts of the module that cffi writes are compiled as one, as they are there, without the
     functions that would call them; each file of the core by itself, as it is built.
     """
-    flags = ("-std=gnu11", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{CORE}")
     code = "import build_ffi; print(build_ffi.ffibuilder._assigned_source[1], end='')"
     joined = call(sys.executable, "-c", code, cwd=ROOT)
     with tempfile.NamedTemporaryFile("w", suffix=".c") as parts:
         parts.write(joined)
         parts.flush()
-        call("gcc", *flags, "-Wno-unused-function", parts.name, cwd=ROOT)
+        call("gcc", *_C_FLAGS, "-Wno-unused-function", parts.name, cwd=ROOT)
     python_headers = f"-isystem{sysconfig.get_path('include')}"
     # The limited API, as setup.py has it: a function that is not of it is not declared.
     abi = "-DPy_LIMITED_API=0x030B0000"
     for path in c_files(CORE, "*.c"):
-        call("gcc", *flags, "-Wmissing-prototypes", abi, python_headers, path, cwd=ROOT)
+        call("gcc", *_C_FLAGS, "-Wmissing-prototypes", abi, python_headers, path, cwd=ROOT)
+    for path in c_files(Path("tests/fuzz"), "*.c"):
+        call("gcc", *_C_FLAGS, path, cwd=ROOT)
 
 
 #: What stubtest may say of a stub that is right: up to Python 3.11 C has no `__buffer__` to show,

@@ -134,7 +134,7 @@ static PyType_Spec queue_spec = {
 /* Completions of one queue that go to Python, in the order in which they were polled. */
 struct segment {
     uint64_t token;
-    int count; /* -1: the queue is polled by the program, which is told of an event */
+    uint32_t count; /* 0: the queue is polled by the program, which is told of an event */
 };
 
 /* Of a state that has events: both in one word, in the order in which they came. */
@@ -146,12 +146,12 @@ typedef struct {
     struct ibv_wc *completions; /* for Python */
     uint32_t *ready;            /* states that this drain has brought events */
     int most;                   /* completions taken at once */
-    int n_completions;
-    int n_ready;
+    uint32_t n_completions;
+    uint32_t n_ready;
     struct ibv_cq *pending[PENDING]; /* their event is still to be acknowledged */
-    int n_pending;
+    uint32_t n_pending;
     struct segment segments[SEGMENTS];
-    int n_segments;
+    uint32_t n_segments;
     int spare; /* drains that may leave off after one event */
     int again; /* go on where the last drain has stopped, and take no new events */
     char more;
@@ -363,7 +363,7 @@ static int take(Drain *self, const struct ibv_wc *wc)
 /* Put the events of the states beside their indices. */
 static void collect_events(Drain *self)
 {
-    for (int i = 0; i < self->n_ready; i++) {
+    for (uint32_t i = 0; i < self->n_ready; i++) {
         struct aio_state *state = self->states[self->ready[i]];
 
         self->ready[i] = TOLD(self->ready[i], state->events);
@@ -380,13 +380,13 @@ static void collect_events(Drain *self)
 static int poll_queue(Drain *self, struct ibv_cq *cq, int turn, int *left)
 {
     while (turn > 0) {
-        int n = self->n_completions;
+        uint32_t n = self->n_completions;
         int got = ibv_poll_cq(cq, turn, self->completions + n);
 
         if (got < 0)
             return -EIO;
         *left -= got;
-        for (int i = n; i < n + got; i++) {
+        for (uint32_t i = n; i < n + (uint32_t)got; i++) {
             if (!take(self, &self->completions[i])) {
                 if (i != self->n_completions)
                     self->completions[self->n_completions] = self->completions[i];
@@ -411,7 +411,7 @@ static void arm(Drain *self, struct ibv_cq *cq, struct aio_cq *own)
         self->failed = code;
 }
 
-static void add_segment(Drain *self, const struct aio_cq *own, int count)
+static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
 {
     self->segments[self->n_segments++] = (struct segment){.token = own->token, .count = count};
 }
@@ -451,7 +451,7 @@ static void admit(Drain *self)
         own = context;
         own->events++;
         if (!own->managed) {
-            add_segment(self, own, -1);
+            add_segment(self, own, 0);
             ibv_ack_cq_events(cq, 1);
             continue;
         }
@@ -468,7 +468,7 @@ static void admit(Drain *self)
 }
 
 /* Take entry i out of `pending`; its event is still to be acknowledged. */
-static struct ibv_cq *remove_pending(Drain *self, int i)
+static struct ibv_cq *remove_pending(Drain *self, uint32_t i)
 {
     struct ibv_cq *cq = self->pending[i];
 
@@ -526,8 +526,8 @@ static int drain_once(Drain *self)
     while (self->n_pending && left > 0 && self->n_segments < SEGMENTS) {
         struct ibv_cq *cq = self->pending[0];
         struct aio_cq *own = cq->cq_context;
-        int before = self->n_completions, empty = 1;
-        int turn = TURN < left ? TURN : left;
+        uint32_t before = self->n_completions;
+        int turn = TURN < left ? TURN : left, empty = 1;
 
         if (!own->retired) {
             int had = left;
@@ -591,7 +591,7 @@ static int tell(Drain *self, uint32_t told)
 /* Put the events that the last drain or sweep brought into the line.  0, or -1. */
 static int keep(Drain *self)
 {
-    uint32_t count = (uint32_t)self->n_ready, kept = self->last - self->first;
+    uint32_t count = self->n_ready, kept = self->last - self->first;
 
     if (count > self->room - self->last) {
         if (self->first)
@@ -688,11 +688,11 @@ static PyObject *record_of(const struct ibv_wc *wc)
                          wc->dlid_path_bits);
 }
 
-static PyObject *records_of(const struct ibv_wc *completions, int count)
+static PyObject *records_of(const struct ibv_wc *completions, uint32_t count)
 {
     PyObject *records = PyList_New(count);
 
-    for (int i = 0; records && i < count; i++) {
+    for (uint32_t i = 0; records && i < count; i++) {
         PyObject *record = record_of(&completions[i]);
 
         if (!record || PyList_SetItem(records, i, record))
@@ -709,21 +709,19 @@ static PyObject *drain_result(PyObject *object, PyObject *unused)
 {
     Drain *self = (Drain *)object;
     PyObject *segments = PyList_New(self->n_segments);
-    int from = 0;
+    uint32_t from = 0;
 
     (void)unused;
-    for (int i = 0; segments && i < self->n_segments; i++) {
+    for (uint32_t i = 0; segments && i < self->n_segments; i++) {
         const struct segment *segment = &self->segments[i];
-        PyObject *records = segment->count < 0
-                                ? Py_NewRef(Py_None)
-                                : records_of(self->completions + from, segment->count);
+        PyObject *records = segment->count ? records_of(self->completions + from, segment->count)
+                                           : Py_NewRef(Py_None);
         PyObject *item =
             records ? Py_BuildValue("(KN)", (unsigned long long)segment->token, records) : NULL;
 
         if (!item || PyList_SetItem(segments, i, item))
             replace(&segments, NULL);
-        if (segment->count > 0)
-            from += segment->count;
+        from += segment->count;
     }
     if (!segments)
         return NULL;
@@ -739,7 +737,8 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
 {
     Drain *self = (Drain *)object;
     struct ibv_cq *cq = PyLong_AsVoidPtr(address);
-    int left = self->most, arrived = 0, code;
+    int left = self->most, code;
+    uint32_t arrived = 0;
     PyObject *records;
 
     if (!cq) {
@@ -750,7 +749,7 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
     self->n_completions = self->n_ready = 0;
     code = poll_queue(self, cq, self->most, &left);
     collect_events(self);
-    for (int i = 0; i < self->n_ready; i++)
+    for (uint32_t i = 0; i < self->n_ready; i++)
         arrived += (self->ready[i] >> AIO_INDEX_BITS) & AIO_EVENT_ARRIVED;
     records = records_of(self->completions, self->n_completions);
     if (keep(self))
@@ -761,7 +760,7 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
         Py_DECREF(records);
         Py_RETURN_NONE;
     }
-    return Py_BuildValue("(iiNO)", self->most - left, arrived, records, code ? Py_False : Py_True);
+    return Py_BuildValue("(iINO)", self->most - left, arrived, records, code ? Py_False : Py_True);
 }
 
 static PyObject *drain_tell(PyObject *object, PyObject *unused)
@@ -783,7 +782,7 @@ static PyObject *drain_forget(PyObject *object, PyObject *address)
 
     if (PyErr_Occurred())
         return NULL;
-    for (int i = self->n_pending - 1; i >= 0; i--) {
+    for (uint32_t i = self->n_pending; i-- > 0;) {
         if (!cq || self->pending[i] == cq) {
             struct ibv_cq *left = remove_pending(self, i);
 
@@ -833,7 +832,7 @@ static PyMemberDef drain_members[] = {
     {"deferred", T_BOOL, offsetof(Drain, deferred), 0, "Whether Python has to run something."},
     {"stopped", T_BOOL, offsetof(Drain, stopped), 0, "Whether the channel is not to be touched."},
     {"spare", T_INT, offsetof(Drain, spare), 0, "Drains that may leave off after one event."},
-    {"n_pending", T_INT, offsetof(Drain, n_pending), READONLY, "Queues that are being polled."},
+    {"n_pending", T_UINT, offsetof(Drain, n_pending), READONLY, "Queues that are being polled."},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Drain, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -27,9 +28,9 @@
 #define AIO_SUB(wr_id) ((uint32_t)((wr_id) >> AIO_SUB_SHIFT) & 0xFFFF)
 
 /* The sub-index of a connection's requests; a send has the number of its slot alone. */
-#define AIO_SUB_RECV    0x8000 /* and the slot */
-#define AIO_SUB_READ    0x4000 /* of a large message, and its number */
-#define AIO_SUB_OPERATE 0x5000 /* of the program: READ, WRITE or atomic, and its number */
+#define AIO_SUB_RECV    0x8000u /* and the slot */
+#define AIO_SUB_READ    0x4000  /* of a large message, and its number */
+#define AIO_SUB_OPERATE 0x5000  /* of the program: READ, WRITE or atomic, and its number */
 
 /* The events that an owner of a MessageState is told of after a drain: 8 bits. */
 #define AIO_EVENT_ARRIVED  1  /* a message, and a task waits for one */
@@ -77,8 +78,8 @@ enum {
     AIO_STREAM_IDLE = 8,
 };
 
-#define AIO_STREAM_RECV         0x8000 /* sub-index of a receive: this and the slot of its word */
-#define AIO_STREAM_MESSAGE      0x4000 /* of a message: this and the low bits of its number */
+#define AIO_STREAM_RECV         0x8000u /* sub-index of a receive: this and the slot of its word */
+#define AIO_STREAM_MESSAGE      0x4000  /* of a message: this and the low bits of its number */
 #define AIO_STREAM_NUMBER       0x3FFF
 #define AIO_STREAM_BYTES        2 /* of the WRITE before a word on iWARP, which tells of failure only */
 #define AIO_STREAM_PROBE        4
@@ -392,10 +393,10 @@ int aio_message_operate(struct aio_message_state *m, const struct aio_operation 
 /* stream.c */
 void aio_stream_init(struct aio_stream_state *s);
 int aio_stream_control(struct aio_stream_state *s, uint32_t word, uint32_t wrs, const void *payload,
-                       uint32_t size, uint64_t to, uint32_t key, int signaled);
+                       uint32_t size, uint64_t to, uint32_t key, bool signaled);
 uint32_t aio_stream_room(const struct aio_stream_state *s);
 int aio_stream_send(struct aio_stream_state *s, uint32_t length);
-ssize_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size);
+size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size);
 int aio_stream_announce(struct aio_stream_state *s);
 int aio_stream_consume(struct aio_stream_state *s, uint32_t n);
 uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size);

@@ -33,7 +33,7 @@ static int aio_stream_failed(struct aio_stream_state *s, int code)
  */
 static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t wrs,
                            const void *from, uint32_t length, uint64_t to, uint32_t key,
-                           int in_ring, int signaled)
+                           bool in_ring, bool signaled)
 {
     struct aio_message *message = &s->messages[s->next & s->messages_mask];
     uint64_t id = s->wr_id +
@@ -46,8 +46,8 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
     s->next++;
     message->word = word;
     message->wrs = (uint8_t)wrs;
-    message->in_ring = (uint8_t)in_ring;
-    message->signaled = (uint8_t)(signaled && !s->dead);
+    message->in_ring = in_ring;
+    message->signaled = signaled && !s->dead;
     if (s->dead)
         return 0; /* the end is on its way, and needs no further message */
     s->posted += signaled;
@@ -83,7 +83,7 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
 
 /* Post a control message of `size` bytes of payload, out of the memory kept for them. */
 int aio_stream_control(struct aio_stream_state *s, uint32_t word, uint32_t wrs, const void *payload,
-                       uint32_t size, uint64_t to, uint32_t key, int signaled)
+                       uint32_t size, uint64_t to, uint32_t key, bool signaled)
 {
     uint8_t *place = s->send + s->send_size + s->control_next * AIO_STREAM_CONTROL_SIZE;
 
@@ -92,7 +92,7 @@ int aio_stream_control(struct aio_stream_state *s, uint32_t word, uint32_t wrs, 
         s->control_next = (s->control_next + 1) % AIO_STREAM_CONTROLS;
         memcpy(place, payload, size);
     }
-    return aio_stream_post(s, word, wrs, place, size, to, key, 0, signaled || s->iwarp);
+    return aio_stream_post(s, word, wrs, place, size, to, key, false, signaled || s->iwarp);
 }
 
 /*
@@ -127,11 +127,11 @@ uint32_t aio_stream_room(const struct aio_stream_state *s)
 
 /* Post one message of data, of at most aio_stream_room bytes; 0 or a positive errno. */
 static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_t length,
-                           int in_ring)
+                           bool in_ring)
 {
     uint64_t to = s->addr;
     uint32_t key = s->key;
-    int signaled = s->iwarp;
+    bool signaled = s->iwarp;
 
     /* Before posting: the moment the peer has the bytes it may replace the descriptor of the buffer
      * that they filled. */
@@ -153,7 +153,7 @@ static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_
         s->untold_bytes += length;
     }
     if (++s->untold >= s->tell_messages || s->untold_bytes >= s->tell_bytes)
-        signaled = 1;
+        signaled = true;
     if (signaled)
         s->untold = s->untold_bytes = 0;
     return aio_stream_post(s, length, s->data_wrs, from, length, to, key, in_ring, signaled);
@@ -162,7 +162,7 @@ static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_
 /* Post the next `length` bytes of the ring, which the caller has filled; 0 or a positive errno. */
 int aio_stream_send(struct aio_stream_state *s, uint32_t length)
 {
-    return aio_stream_data(s, s->send + s->head, length, 1);
+    return aio_stream_data(s, s->send + s->head, length, true);
 }
 
 /*
@@ -170,7 +170,7 @@ int aio_stream_send(struct aio_stream_state *s, uint32_t length)
  *
  * Bytes that fit into the request itself need no place in the ring.
  */
-ssize_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size)
+size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t size)
 {
     const char *from = data;
     size_t done = 0;
@@ -178,17 +178,17 @@ ssize_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t si
     if (s->held)
         return 0;
     while (done < size && !s->dead) {
-        size_t room = aio_stream_room(s);
+        uint32_t room = aio_stream_room(s);
 
         if (room > size - done)
-            room = size - done;
+            room = (uint32_t)(size - done);
         if (!room)
             break;
         if (room <= s->inline_size) {
-            aio_stream_data(s, from + done, room, 0);
+            aio_stream_data(s, from + done, room, false);
         } else {
             memcpy(s->send + s->head, from + done, room);
-            aio_stream_data(s, s->send + s->head, room, 1);
+            aio_stream_data(s, s->send + s->head, room, true);
         }
         done += room;
     }

@@ -135,18 +135,18 @@ static PyObject *state_write(PyObject *object, PyObject *data)
     StreamState *self = (StreamState *)object;
     unsigned long thread = PyThread_get_thread_ident();
     PyObject *number, *rest, *result;
-    ssize_t sent = 0;
+    size_t sent = 0;
 
     if (thread != self->thread && in_new_thread(self, thread))
         return NULL;
     if (PyBytes_CheckExact(data)) {
-        Py_ssize_t size = PyBytes_Size(data);
+        size_t size = (size_t)PyBytes_Size(data);
 
-        sent = aio_stream_write(&self->state, PyBytes_AsString(data), (size_t)size);
+        sent = aio_stream_write(&self->state, PyBytes_AsString(data), size);
         if (sent == size && size)
             Py_RETURN_NONE;
     }
-    number = PyLong_FromSsize_t(sent);
+    number = PyLong_FromSize_t(sent);
     rest = Py_XNewRef(self->rest); /* each of these may be changed by its own call */
     result = number ? PyObject_CallFunctionObjArgs(rest, data, number, NULL) : NULL;
     Py_XDECREF(rest);
@@ -295,13 +295,13 @@ static PyObject *state_done(PyObject *object, PyObject *unused)
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
     Py_buffer seen;
-    ssize_t sent;
+    size_t sent;
 
     if (PyObject_GetBuffer(data, &seen, PyBUF_SIMPLE))
         return NULL;
     sent = aio_stream_write(&((StreamState *)object)->state, seen.buf, (size_t)seen.len);
     PyBuffer_Release(&seen);
-    return PyLong_FromSsize_t(sent);
+    return PyLong_FromSize_t(sent);
 }
 
 static PyObject *state_room(PyObject *object, PyObject *unused)

@@ -381,7 +381,7 @@ static PyObject *take(MessageState *self, int again)
         return NULL;
     m->head++;
     m->messages_received++;
-    m->bytes_received += ((Message *)message)->length;
+    m->bytes_received += (uint64_t)((Message *)message)->length;
     ((Message *)message)->kept = 1;
     m->held++;
     return message;

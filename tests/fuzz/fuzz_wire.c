@@ -71,6 +71,16 @@ static uint32_t take_edge(struct input *in, uint32_t near)
     }
 }
 
+/* Memory of its own for each array, so that AddressSanitizer sees an access beyond it. */
+static void *zeros(size_t count, size_t size)
+{
+    void *memory = calloc(count, size);
+
+    if (!memory)
+        abort();
+    return memory;
+}
+
 /* The adapter: it keeps what is posted, in order. */
 
 #define MOST 4096
@@ -220,15 +230,15 @@ static void fuzz_messages(struct input *in)
     /* Fewer places for arrivals than receives, which a connection never has: they must not overrun. */
     enum { SENDS = 8, CONTROLS = 6, EXCHANGES = 4, RECEIVES = 26, ARRIVALS = 8, STRIDE = 48,
            OPERATIONS = 4, READS = 2 };
-    struct aio_message_state *m = calloc(1, sizeof(*m));
-    struct aio_arrival *arrivals = calloc(ARRIVALS, sizeof(*arrivals));
-    uint16_t *free_slots = calloc(SENDS, sizeof(*free_slots));
-    uint16_t *control_free = calloc(CONTROLS, sizeof(*control_free));
-    uint16_t *done = calloc(OPERATIONS, sizeof(*done)), *reads = calloc(READS, sizeof(*reads));
-    struct aio_done *dones = calloc(EXCHANGES, sizeof(*dones));
-    struct aio_done *to_say = calloc(EXCHANGES, sizeof(*to_say));
-    uint8_t *send = calloc(SENDS, STRIDE), *recv = calloc(RECEIVES, STRIDE);
-    uint8_t *control = calloc(CONTROLS, AIO_FRAME_SIZE);
+    struct aio_message_state *m = zeros(1, sizeof(*m));
+    struct aio_arrival *arrivals = zeros(ARRIVALS, sizeof(*arrivals));
+    uint16_t *free_slots = zeros(SENDS, sizeof(*free_slots));
+    uint16_t *control_free = zeros(CONTROLS, sizeof(*control_free));
+    uint16_t *done = zeros(OPERATIONS, sizeof(*done)), *reads = zeros(READS, sizeof(*reads));
+    struct aio_done *dones = zeros(EXCHANGES, sizeof(*dones));
+    struct aio_done *to_say = zeros(EXCHANGES, sizeof(*to_say));
+    uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
+    uint8_t *control = zeros(CONTROLS, AIO_FRAME_SIZE);
     uint8_t data[STRIDE] = {0}, how = take8(in);
     uint16_t held[RECEIVES];
     uint32_t n_held = 0;
@@ -398,12 +408,12 @@ static void word(struct aio_stream_state *s, struct input *in)
 static void fuzz_stream(struct input *in)
 {
     enum { RING = 256, SEND = 128, CREDITS = 8, DEPTH = 64, LIMIT = 12 };
-    struct aio_stream_state *s = calloc(1, sizeof(*s));
+    struct aio_stream_state *s = zeros(1, sizeof(*s));
     uint8_t how = take8(in), into[RING + 16], data[SEND + 32] = {0};
-    uint8_t *ring = calloc(1, RING), *table = calloc(2, 16), *words = calloc(CREDITS + 8, 4);
-    uint8_t *send = calloc(1, SEND + AIO_STREAM_CONTROLS * AIO_STREAM_CONTROL_SIZE);
-    uint32_t *waiting = calloc(CREDITS, sizeof(*waiting));
-    struct aio_message *messages = calloc(DEPTH, sizeof(*messages));
+    uint8_t *ring = zeros(1, RING), *table = zeros(2, 16), *words = zeros(CREDITS + 8, 4);
+    uint8_t *send = zeros(1, SEND + AIO_STREAM_CONTROLS * AIO_STREAM_CONTROL_SIZE);
+    uint32_t *waiting = zeros(CREDITS, sizeof(*waiting));
+    struct aio_message *messages = zeros(DEPTH, sizeof(*messages));
 
     reset_adapter();
     aio_stream_init(s);
@@ -437,7 +447,7 @@ static void fuzz_stream(struct input *in)
         case 2: word(s, in); break;
         case 3: /* the peer writes to the table, with any length */
             n = take8(in) % 2;
-            for (int i = 0; i < 16; i++)
+            for (uint32_t i = 0; i < 16; i++)
                 table[n * 16 + i] = take8(in);
             if (take8(in) % 4 == 0) /* memory that would go on behind the last address */
                 memset(table + n * 16, 0xFF, 7);
@@ -445,7 +455,7 @@ static void fuzz_stream(struct input *in)
         case 4: CHECK(aio_stream_read(s, into, take_edge(in, RING) % sizeof(into)) <= RING); break;
         case 5:
             n = take_edge(in, SEND / 4) % sizeof(data);
-            CHECK(aio_stream_write(s, data, n) <= (ssize_t)n);
+            CHECK(aio_stream_write(s, data, n) <= n);
             break;
         case 6: /* messages complete, in order, or a number that is of none under way */
             if (take8(in) % 8 == 0)
