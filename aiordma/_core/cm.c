@@ -120,7 +120,7 @@ static int next_event(struct rdma_event_channel *channel, struct event *out)
 
 typedef struct {
     PyObject_HEAD
-    struct rdma_event_channel *channel; /* kept alive by the EventChannel */
+    struct rdma_event_channel *channel; /* NULL once the EventChannel is closed */
     struct event event;                 /* the last that was taken */
 } CMEvents;
 
@@ -165,6 +165,8 @@ static PyObject *events_next(PyObject *object, PyObject *unused)
     int code;
 
     (void)unused;
+    if (!self->channel) /* the handler of the last event has closed it */
+        Py_RETURN_NONE;
     do {
         state = PyEval_SaveThread();
         code = next_event(self->channel, event);
@@ -180,6 +182,13 @@ static PyObject *events_next(PyObject *object, PyObject *unused)
     return Py_BuildValue("(iiKKy#N)", event->type, event->status, (unsigned long long)event->token,
                          (unsigned long long)event->listen_token, (char *)event->private_data,
                          (Py_ssize_t)event->private_data_len, numbers);
+}
+
+static PyObject *events_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ((CMEvents *)object)->channel = NULL;
+    Py_RETURN_NONE;
 }
 
 static PyObject *address_of(const struct sockaddr_in *sin)
@@ -253,6 +262,7 @@ static PyMethodDef events_methods[] = {
     {"next", events_next, METH_NOARGS,
      "The next event, acknowledged: type, status, token of its id, token of the listening id, "
      "private data, numbers of the connection; None if there is none, or an errno."},
+    {"close", events_close, METH_NOARGS, "The channel may go: `next` gives None from now on."},
     {"ends", events_ends, METH_O | METH_STATIC,
      "The peer's (host, port) and the own of a C id, by its address; None unless both are IPv4."},
     {"resolve", events_resolve, METH_VARARGS | METH_STATIC,

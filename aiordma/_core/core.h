@@ -1,8 +1,26 @@
 /*
  * The module `_core`: the types that Python calls on the data path; see module.c.
  *
- * A type owns its state and shows the fields of it that Python needs, so that one call is a step
- * and a field is read without a copy.  All of it holds the interpreter lock.
+ * A type owns its state and shows the fields that Python needs, so that each step is one call, and
+ * a field is read without a copy.  Every function holds the interpreter lock.
+ *
+ * A pointer to memory that is not the object's own, and the reference that keeps the memory alive:
+ *
+ *   MessageState  queue pair, slots, `crowded`   `memory`, from bind() to close(); then no request
+ * is posted, and no slot touched bytes of a message             `receiver` StreamState   rings,
+ * table, words            `memory` queue pair                     from bind() to close(); then no
+ * request is posted Drain         states                         `keepers` queues in `pending`
+ * their event: ibv_destroy_cq waits until it is acknowledged channel                        the
+ * CompletionChannel, which has the Drain and sets `stopped` first ibv_cq        aio_cq the
+ * CompletionQueue has the QueueState, and keeps it for good if the queue cannot be destroyed
+ *   CMEvents      channel                        the EventChannel calls close() first
+ *   Message       bytes                          the view in AioBytes; Loan: the Message, which
+ * counts its loans Parked        owner                          none; the MessageState takes it
+ * away at its end aio_turn      loop                           none; it is compared only, inside of
+ * one call
+ *
+ * tests/unit/core/test_references.py closes each owner first, and calls objects that the cycle
+ * collector has cleared.
  */
 #ifndef AIORDMA_CORE_H
 #define AIORDMA_CORE_H
@@ -40,8 +58,8 @@ typedef struct {
     uint32_t access;
     uint32_t uses;
     char closing;
-    const PyObject *pd; /* to compare only; the region keeps it alive */
-    PyObject *region;   /* whose this is: a weak reference */
+    PyObject *pd;
+    PyObject *region; /* a weak reference: the region has a reference to this */
 } Registration;
 
 /* operation.c: a READ, WRITE or atomic under way */
@@ -67,7 +85,8 @@ typedef struct message_state {
     PyObject_HEAD
     struct aio_message_state state;
     unsigned long thread;
-    PyObject *receiver; /* takes the rare cases; it keeps the memory of the slots alive */
+    PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
+    PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
     Parked *parked;
     PyObject *handler; /* called with the events that Python sees to */
     PyObject *room;    /* called when an operation has ended and a task waits for room */

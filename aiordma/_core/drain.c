@@ -672,7 +672,7 @@ static PyObject *drain_drain(PyObject *object, PyObject *unused)
     }
     took = self->left;
     self->left = 0;
-    if (!took)
+    if (!took && !self->stopped)
         took = drain_and_tell(self);
     if (took < 0)
         return NULL;
@@ -746,6 +746,8 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
             PyErr_SetString(PyExc_ValueError, "no queue");
         return NULL;
     }
+    if (self->stopped)
+        Py_RETURN_NONE;
     self->n_completions = self->n_ready = 0;
     code = poll_queue(self, cq, self->most, &left);
     collect_events(self);
@@ -900,7 +902,6 @@ static int readable_traverse(PyObject *object, visitproc visit, void *arg)
 
 static int readable_clear(PyObject *object)
 {
-    Py_CLEAR(((Readable *)object)->drain);
     Py_CLEAR(((Readable *)object)->slow);
     return 0;
 }
@@ -912,6 +913,7 @@ static void readable_dealloc(PyObject *object)
 
     PyObject_GC_UnTrack(object);
     readable_clear(object);
+    Py_CLEAR(((Readable *)object)->drain);
     release(object);
     Py_DECREF(type);
 }
@@ -958,9 +960,9 @@ static PyObject *readable_run(PyObject *object, PyObject *unused)
     Py_DECREF(drain);
     if (done)
         Py_RETURN_NONE;
-    slow = Py_NewRef(self->slow); /* it may take this object off the loop */
-    result = PyObject_CallNoArgs(slow);
-    Py_DECREF(slow);
+    slow = Py_XNewRef(self->slow); /* it may take this object off the loop */
+    result = PyObject_CallFunctionObjArgs(slow, NULL);
+    Py_XDECREF(slow);
     return result;
 }
 

@@ -142,7 +142,7 @@ int aio_message_flush(struct aio_message_state *m)
 
     if (!n)
         return 0;
-    if (m->closed) { /* a forked child posts nothing of its parent's */
+    if (!m->qp) { /* a forked child posts nothing of its parent's */
         aio_message_drop(m);
         return 0;
     }
@@ -232,7 +232,7 @@ static int pump(struct aio_message_state *m)
 {
     int code = 0, put = 0;
 
-    while (!code && m->n_control_free && !m->dead && m->qp && !m->closed) {
+    while (!code && m->n_control_free && !m->dead && m->qp) {
         if (is_queued(&m->dones_to_say)) {
             const struct aio_done *done =
                 &m->dones_to_say.items[m->dones_to_say.head++ & m->dones_to_say.mask];
@@ -323,8 +323,7 @@ int aio_message_back(struct aio_message_state *m, uint32_t slot)
 {
     const struct aio_slots *slots = &m->recv;
 
-    if (!m->qp || m->closed ||
-        !(m->unused > 0 ? slots_stay(m, slots) : slots->full && !slots->leaving))
+    if (!m->qp || !(m->unused > 0 ? slots_stay(m, slots) : slots->full && !slots->leaving))
         return -1;
     return give_slot(m, slot, m->chain);
 }
@@ -335,7 +334,7 @@ int aio_message_back(struct aio_message_state *m, uint32_t slot)
  */
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
 {
-    if (!m->qp || m->closed || (m->recv.more && m->recv.leaving && owed(m) >= 0))
+    if (!m->qp || (m->recv.more && m->recv.leaving && owed(m) >= 0))
         return -1;
     return give_slot(m, slot, 1);
 }
@@ -347,7 +346,7 @@ int aio_message_give_credit(struct aio_message_state *m)
 {
     int code = 0;
 
-    if (m->raw || m->closed || !m->qp)
+    if (m->raw || !m->qp)
         return 0;
     if (m->n_back && owed(m) + m->n_back >= m->due)
         code = post_back(m);
@@ -613,7 +612,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
             return;
     }
     code = aio_message_back_now(m, slot);
-    if (code < 0 && m->qp && !m->closed) {
+    if (code < 0 && m->qp) {
         m->freed[m->n_freed++] = (uint16_t)slot;
         m->base.events |= AIO_EVENT_FRAMES;
     }

@@ -386,6 +386,7 @@ static PyObject *message_lend(PyObject *object, PyObject *view)
         return NULL;
     loan->message = (Message *)Py_NewRef(object);
     loan->bytes = bytes;
+    loan->bytes.view = NULL; /* the message's */
     self->loans++;
     return (PyObject *)loan;
 }

@@ -69,6 +69,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->receiver);
+    Py_VISIT(self->memory);
     Py_VISIT((PyObject *)self->parked);
     Py_VISIT(self->handler);
     Py_VISIT(self->room);
@@ -81,11 +82,20 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     return 0;
 }
 
+/* The queue pair and the memory of the slots may go: neither is used from now on. */
+static void unbind(MessageState *self)
+{
+    self->state.closed = 1;
+    self->state.qp = NULL;
+    Py_CLEAR(self->memory);
+}
+
 static int state_clear(PyObject *object)
 {
     /* Not the receiver: a message that is finalized later gives its slot to it. */
     MessageState *self = (MessageState *)object;
 
+    unbind(self);
     Py_CLEAR(self->handler);
     Py_CLEAR(self->room);
     Py_CLEAR(self->sge);
@@ -296,11 +306,12 @@ static PyObject *state_send_from(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "IIy*KO", &slot, &kind, &data, &argument, &number))
         return NULL;
     has_imm = imm_of(number, &imm);
-    if (has_imm >= 0 && ((uint64_t)data.len > m->eager_size || slot >= m->data_slots || !m->qp)) {
+    if (has_imm >= 0 &&
+        ((uint64_t)data.len > m->eager_size || slot >= m->data_slots || !(m->qp || m->closed))) {
         PyErr_SetString(PyExc_ValueError, "no such slot, or more bytes than fit into it");
         has_imm = -1;
     }
-    if (has_imm >= 0 && !m->closed)
+    if (has_imm >= 0 && m->qp)
         code = aio_message_send_from(m, slot, (enum aio_frame_kind)kind, data.buf,
                                      (uint64_t)data.len, argument, has_imm, imm);
     PyBuffer_Release(&data);
@@ -472,16 +483,25 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
     unsigned long long qp, crowded;
+    PyObject *memory = Py_None;
 
-    if (!PyArg_ParseTuple(args, "KKII(KIII)(KIII)(KII)K", &qp, &m->base.id, &m->send_flags,
+    if (!PyArg_ParseTuple(args, "KKII(KIII)(KIII)(KII)K|O", &qp, &m->base.id, &m->send_flags,
                           &m->inline_size, &m->send.addr, &m->send.stride, &m->send.key,
                           &m->send.base, &m->recv.addr, &m->recv.stride, &m->recv.key,
                           &m->recv.base, &m->control_addr, &m->control_stride, &m->control_key,
-                          &crowded))
+                          &crowded, &memory))
         return NULL;
+    replace(&((MessageState *)object)->memory, Py_NewRef(memory));
     m->qp = (struct ibv_qp *)(uintptr_t)qp;
     m->crowded = (const uint8_t *)(uintptr_t)crowded;
     m->send.full = m->recv.full = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *state_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    unbind((MessageState *)object);
     Py_RETURN_NONE;
 }
 
@@ -543,13 +563,15 @@ static PyObject *state_size(PyObject *object, PyObject *window)
 
 static PyObject *state_post_read(PyObject *object, PyObject *args)
 {
+    struct aio_message_state *m = &((MessageState *)object)->state;
     unsigned long long addr, remote_addr;
     unsigned int number, length, lkey, rkey;
 
     if (!PyArg_ParseTuple(args, "IKIIKI", &number, &addr, &length, &lkey, &remote_addr, &rkey))
         return NULL;
-    return PyLong_FromLong(aio_message_read(&((MessageState *)object)->state, number, addr, length,
-                                            lkey, remote_addr, rkey));
+    if (!m->qp)
+        return PyLong_FromLong(ENOTCONN);
+    return PyLong_FromLong(aio_message_read(m, number, addr, length, lkey, remote_addr, rkey));
 }
 
 /* post_receives(key, slots), where `slots` is a list, or how many from the first on. */
@@ -576,7 +598,7 @@ static PyObject *state_post_receives(PyObject *object, PyObject *args)
         PyMem_Free(numbers);
         return NULL;
     }
-    code = aio_message_receive(m, numbers, (uint32_t)count, key);
+    code = m->qp ? aio_message_receive(m, numbers, (uint32_t)count, key) : ENOTCONN;
     PyMem_Free(numbers);
     return PyLong_FromLong(code);
 }
@@ -799,7 +821,9 @@ static PyMethodDef state_methods[] = {
     {"bind", state_bind, METH_VARARGS,
      "Name the adapter's side: queue pair, id of its requests, flags of sends, inline bytes, "
      "(address, stride, key, count) of the send slots and of the receive slots, (address, stride, "
-     "key) of the control slots, address of the pool's flag."},
+     "key) of the control slots, address of the pool's flag, the object that keeps them alive."},
+    {"close", state_close, METH_NOARGS,
+     "Post nothing and touch no slot any more: queue pair and memory may go.  Idempotent."},
     {"fit", state_fit, METH_VARARGS,
      "Slots of a pool have come or gone: receives?, slots of a registration, keys, leaving, full."},
     {"size", state_size, METH_O, "Fit what follows from the window."},
@@ -836,7 +860,7 @@ static PyMethodDef state_methods[] = {
 
 static PyMemberDef state_members[] = {
     {"receiver", T_OBJECT, offsetof(MessageState, receiver), 0,
-     "Told of what is not plain; it keeps the memory of the slots alive."},
+     "Called in the rare cases; keeps the memory of received messages alive."},
     {"handler", T_OBJECT, offsetof(MessageState, handler), 0,
      "Called with the events but for arrivals and the ends of operations."},
     {"parked", T_OBJECT, offsetof(MessageState, parked), READONLY,
@@ -863,7 +887,7 @@ static PyMemberDef state_members[] = {
     FIELD(n_marks, T_UINT, READONLY),
     FIELD(blocked, T_BOOL, 0),
     FIELD(raw, T_BOOL, READONLY),
-    FIELD(closed, T_BOOL, 0),
+    FIELD(closed, T_BOOL, READONLY),
     FIELD(flushing, T_BOOL, 0),
     FIELD(heard, T_BOOL, 0),
     FIELD(eager_size, T_ULONGLONG, 0),

@@ -40,8 +40,8 @@ static int registration_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->addr = addr;
     self->lkey = lkey;
     self->access = access;
-    self->pd = pd;
-    self->region = weak;
+    replace(&self->pd, Py_NewRef(pd));
+    replace(&self->region, weak);
     return 0;
 }
 
@@ -55,6 +55,7 @@ static void registration_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
+    Py_CLEAR(((Registration *)object)->pd);
     Py_CLEAR(((Registration *)object)->region);
     release(object);
     Py_DECREF(type);
@@ -232,7 +233,7 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
     PyObject *region;
     int code;
 
-    if (m->closed || m->over || registration->closing || aio_is_elsewhere(self))
+    if (!m->qp || m->over || registration->closing || aio_is_elsewhere(self))
         Py_RETURN_NONE;
     if (any) {
         if (!m->n_operations_free || m->operations_wanted)
@@ -305,11 +306,20 @@ PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
     return result;
 }
 
-/* It is not under way any more; its region, which is still in use, and whose reference is the
- * caller's. */
-static PyObject *leave(MessageState *self, uint32_t number)
+/* The operation that is under way with a number; borrowed, or NULL. */
+static Operation *under_way(const MessageState *self, uint32_t number)
 {
-    Operation *operation = (Operation *)self->operations[number];
+    Operation *operation;
+
+    if (!self->operations || number >= self->state.n_operations)
+        return NULL;
+    operation = (Operation *)self->operations[number];
+    return operation && operation->region ? operation : NULL;
+}
+
+/* The operation has ended: its region, which is still in use; the reference is the caller's. */
+static PyObject *leave(MessageState *self, Operation *operation, uint32_t number)
+{
     PyObject *region = operation->region;
 
     operation->region = NULL;
@@ -333,26 +343,37 @@ static void count_success(struct aio_message_state *m, const Operation *operatio
     }
 }
 
+/* End the use of an operation's memory: 0, or -1 with an exception. */
+static int end_use(Operation *operation, PyObject *region)
+{
+    PyObject *done;
+
+    if (!aio_registration_leave(operation->registration))
+        return 0;
+    done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
 /*
  * End an operation that has succeeded: the memory is let go, and the task that waits is resumed,
- * even if the memory could not be let go.  0, or -1.
+ * even if the memory could not be let go.  0, or -1.  A forked child may bring a completion twice:
+ * the second is of no operation.
  */
 static int succeed(MessageState *self, uint32_t number)
 {
-    Operation *operation = (Operation *)self->operations[number];
-    PyObject *region = leave(self, number), *type = NULL, *value = NULL, *traceback = NULL;
+    Operation *operation = under_way(self, number);
+    PyObject *region, *type = NULL, *value = NULL, *traceback = NULL;
     int rc = 0;
 
+    if (!operation)
+        return 0;
+    region = leave(self, operation, number);
     /* The program may post again, and this number is free. */
     Py_INCREF((PyObject *)operation);
     count_success(&self->state, operation);
-    if (aio_registration_leave(operation->registration)) {
-        PyObject *done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
-
-        if (!done)
-            PyErr_Fetch(&type, &value, &traceback);
-        Py_XDECREF(done);
-    }
+    if (end_use(operation, region))
+        PyErr_Fetch(&type, &value, &traceback);
     if (operation->wakeup.state == AIO_WAITING)
         rc = aio_wake(&operation->wakeup);
     else
@@ -373,22 +394,6 @@ static int succeed(MessageState *self, uint32_t number)
     return rc < 0 ? -1 : 0;
 }
 
-/* With an exception that goes on: the caller will not do it. */
-static void end_use(Operation *operation, PyObject **region)
-{
-    PyObject *type, *value, *traceback, *done;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    if (aio_registration_leave(operation->registration)) {
-        done = PyObject_CallMethodObjArgs(*region, name_let_go, NULL);
-        if (!done)
-            PyErr_WriteUnraisable(*region);
-        Py_XDECREF(done);
-    }
-    PyErr_Restore(type, value, traceback);
-    replace(region, NULL);
-}
-
 /*
  * ended(number, error): end an operation that did not end by way of C, with its error or None.  Its
  * region, whose use the caller ends; None if it is not under way.
@@ -402,19 +407,26 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "IO", &number, &error))
         return NULL;
-    if (!self->operations || number >= self->state.n_operations || !self->operations[number] ||
-        !((Operation *)self->operations[number])->region)
+    operation = under_way(self, number);
+    if (!operation)
         Py_RETURN_NONE;
-    operation = (Operation *)self->operations[number];
-    region = leave(self, number);
+    region = leave(self, operation, number);
     if (error == Py_None)
         count_success(&self->state, operation);
     else
         replace(&operation->wakeup.error, Py_NewRef(error));
-    if (operation->wakeup.state != AIO_WAITING)
+    if (operation->wakeup.state != AIO_WAITING) {
         operation->wakeup.state = AIO_DONE;
-    else if (aio_wake_soon(&operation->wakeup) < 0)
-        end_use(operation, &region);
+    } else if (aio_wake_soon(&operation->wakeup) < 0) {
+        /* The exception goes on, so that the caller does not end the use. */
+        PyObject *type, *value, *traceback;
+
+        PyErr_Fetch(&type, &value, &traceback);
+        if (end_use(operation, region))
+            PyErr_WriteUnraisable(region);
+        PyErr_Restore(type, value, traceback);
+        replace(&region, NULL);
+    }
     return region;
 }
 

@@ -315,6 +315,7 @@ static int owner_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->handle);
+    Py_VISIT(self->state);
     Py_VISIT(self->parents);
     Py_VISIT(self->made);
     Py_VISIT(self->ending);

@@ -154,9 +154,9 @@ struct aio_slots {
 /*
  * The messages of one connection, in both directions, and its operations.
  *
- * States: between `bind` and `closed` it may post.  `blocked`: sends wait their turn in Python, or
- * are refused.  `over`: no operation may be posted any more.  `dead`: no frame is sent any more.
- * `flushing`: flushed requests are only counted.
+ * States: between `bind` and `close` it may post, and `qp` is not NULL.  `blocked`: sends wait
+ * their turn in Python, or are refused.  `over`: no operation may be posted any more.  `dead`: no
+ * frame is sent any more. `flushing`: flushed requests are only counted.
  */
 struct aio_message_state {
     struct aio_state base;

@@ -108,7 +108,7 @@ int aio_stream_probe(const struct aio_stream_state *s)
     };
     struct ibv_send_wr *bad = NULL;
 
-    return ibv_post_send(s->qp, &wr, &bad);
+    return s->qp ? ibv_post_send(s->qp, &wr, &bad) : ENOTCONN;
 }
 
 /* Bytes that the next message of data can carry. */

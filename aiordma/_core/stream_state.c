@@ -414,6 +414,14 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *state_close(PyObject *object, PyObject *unused)
+{
+    (void)unused;
+    ((StreamState *)object)->state.dead = 1;
+    ((StreamState *)object)->state.qp = NULL;
+    Py_RETURN_NONE;
+}
+
 /* The lengths of the messages that wait: a queue. */
 
 static PyObject *state_push_waiting(PyObject *object, PyObject *length)
@@ -484,6 +492,7 @@ static PyMethodDef state_methods[] = {
     {"done", state_done, METH_NOARGS, "The wait is over."},
     {"bind", state_bind, METH_VARARGS,
      "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey."},
+    {"close", state_close, METH_NOARGS, "Post nothing any more: the queue pair may go."},
     {"fill", state_fill, METH_O, "Post so many receives, for the first time; 0 or an errno."},
     {"used", state_used, METH_O, "The receive of this slot has completed; 0 or an errno."},
     {"push_waiting", state_push_waiting, METH_O, "A message of so many bytes waits."},

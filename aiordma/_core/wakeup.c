@@ -190,6 +190,10 @@ static int resume_soon(Wakeup *self)
 {
     PyObject *function, *args, *kwargs, *handle = NULL;
 
+    if (!self->loop) { /* the collector has cleared it */
+        PyErr_SetString(PyExc_RuntimeError, "the loop is gone");
+        return -1;
+    }
     function = PyObject_GetAttr(self->loop, name_call_soon);
     args = PyTuple_Pack(2, self->callback, (PyObject *)self);
     kwargs = PyDict_New();
@@ -361,7 +365,7 @@ static PyType_Spec wakeup_spec = {
 static PyObject *take(MessageState *self, int again)
 {
     struct aio_message_state *m = &self->state;
-    const struct aio_arrival *first;
+    struct aio_arrival first;
     PyObject *message;
 
     /* A task that was resumed is where it was when it began to wait. */
@@ -372,16 +376,17 @@ static PyObject *take(MessageState *self, int again)
         aio_give_credit(m);
         return Py_NewRef(m->error ? Py_False : Py_None);
     }
-    /* Made before it is taken: without memory for it the message stays where it is. */
-    first = &m->arrivals[m->head & m->arrival_mask];
-    if (first->large)
+    first = m->arrivals[m->head & m->arrival_mask];
+    if (first.large)
         Py_RETURN_FALSE;
-    message = aio_message_of(self, first);
-    if (!message)
+    m->head++; /* before the object is made: the collector may run a function that takes the next */
+    message = aio_message_of(self, &first);
+    if (!message) {
+        m->head--;
         return NULL;
-    m->head++;
+    }
     m->messages_received++;
-    m->bytes_received += (uint64_t)((Message *)message)->length;
+    m->bytes_received += first.length;
     ((Message *)message)->kept = 1;
     m->held++;
     return message;

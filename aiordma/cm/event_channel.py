@@ -412,6 +412,7 @@ class EventChannel(Resource):
         # Open ids keep the descriptor; a pump without readers would only fill the queue.
         if self._pump is not None:
             self._pump.close()
+        self._events.close()
         self._loop = None  # the thread that destroys the channel must not keep it alive
         unread = list(self._kept)
         if not is_read:

@@ -193,6 +193,7 @@ class Link(AdapterSide):
             (recv.addr, recv.slot_size, recv.lkey, recv.count),
             (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
             int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
+            self.slots,
         )
         self.fit()
 
@@ -354,13 +355,14 @@ class Link(AdapterSide):
 
     def close(self) -> None:
         """Close all resources, in the order that C needs; worker threads make the C calls."""
-        self.state.closed = True
+        self.state.close()
         super().close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: the rings are shared with the parent, so nothing may be posted."""
         super().poison_after_fork()
-        self.state.closed = self.state.blocked = True
+        self.state.close()
+        self.state.blocked = True
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:

@@ -349,12 +349,12 @@ class StreamPort(AdapterSide):
 
     def close(self) -> None:
         """Give everything back; see `AdapterSide.close`."""
-        self.state.dead = True
+        self.state.close()
         super().close()
 
     def poison_after_fork(self) -> None:
         """In a forked child: nothing may be posted."""
-        self.state.dead = True
+        self.state.close()
         super().poison_after_fork()
 
     def _give_back(self) -> list[Resource]:

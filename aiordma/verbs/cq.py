@@ -56,6 +56,8 @@ _ENDS: dict[int, Callable[[], BaseException]] = {
     AsyncEventType.CQ_ERR: lambda: queue_error(AsyncEventType.CQ_ERR.name, "completion queue"),
     AsyncEventType.DEVICE_FATAL: device_error,
 }
+# Of C objects that could not be destroyed.
+_REFUSED: list[QueueState] = []
 
 
 class CompletionQueue(Resource):
@@ -435,7 +437,9 @@ class CompletionQueue(Resource):
 
     def _destroy(self, handle: Any) -> None:
         self._aio.retire(int(ffi.cast("uintptr_t", handle)))
-        check_errno(lib.ibv_destroy_cq(handle), "ibv_destroy_cq")
+        if code := lib.ibv_destroy_cq(handle):
+            _REFUSED.append(self._aio)  # the C object stays, and has its address
+        check_errno(code, "ibv_destroy_cq")
 
     def __repr__(self) -> str:
         return f"<CompletionQueue {self._state.value} managed={self.managed}>"

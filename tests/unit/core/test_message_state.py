@@ -144,7 +144,7 @@ def test_other_sends_are_for_python(why: str) -> None:
     elif why == "no slot at all":
         wc = completion(4000)
     else:
-        one.state.closed = True
+        one.state.close()
     assert not one.take(wc)
     assert len(one.state.free_slots) == 3
     assert one.state.completed == 0

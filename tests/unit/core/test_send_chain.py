@@ -231,7 +231,7 @@ def test_nothing_is_posted_in_place_of_a_refused_send() -> None:
 def test_a_closed_connection_posts_nothing() -> None:
     side = Side()
     side.send(1, 2, 3)
-    side.state.closed = True
+    side.state.close()
     side.end_turn()
     assert side.doorbells == [[1], [2]]
     assert side.state.sent - side.state.completed == 2

@@ -297,7 +297,8 @@ class FakeLink(Link):
     def close(self) -> None:
         if self.closed:
             return
-        self.closed = self.state.closed = True
+        self.state.close()
+        self.closed = True
         self.completions.end()
         for region in list(self.pinned):
             self.unpin(region)

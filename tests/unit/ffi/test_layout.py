@@ -288,7 +288,7 @@ def test_work_completion_can_be_unpacked() -> None:
 def test_the_drain_gives_work_completions_the_same_fields() -> None:
     config = ConnectionConfig()
     state = new_state(config, None, config.receives, 1)
-    state.closed = True
+    state.close()
     completing = Completing(state)
     wc = ffi.new("struct ibv_wc *")
     for value, field in enumerate(WC_FIELDS[1:], 3):

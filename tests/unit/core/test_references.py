@@ -1,0 +1,285 @@
+"""Pointers of C: the object that keeps each alive, and that nothing is reached once it has gone.
+
+The table is in the head of core.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aiordma._core import (
+    SUB_OPERATE,
+    CMEvents,
+    Drain,
+    Message,
+    MessageState,
+    QueueState,
+    Readable,
+    Registration,
+    StreamState,
+    Wakeup,
+)
+from aiordma._ffi import ffi, lib
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.wire import FrameKind
+from aiordma.verbs.cq import CompletionQueue
+from aiordma.verbs.enums import Opcode
+
+from ..endpoint.fabric import new_state
+from .completing import Completing, QueuePair, completion
+from .test_message_state import One, Slots, arrival, reserved
+
+_TP_CLEAR = 51  # Py_tp_clear of typeslots.h
+_NOWHERE = (0, 0, 0, 0)
+
+
+class Thing:
+    """An object that can be watched."""
+
+
+def cleared(*objects: object) -> None:
+    """As the cycle collector does it: tp_clear, while other garbage still leads to the object."""
+    slot = ctypes.pythonapi.PyType_GetSlot
+    slot.restype, slot.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_int)
+    for thing in objects:
+        clear = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object)(slot(type(thing), _TP_CLEAR))
+        assert clear(thing) == 0
+
+
+def attempt(*calls: Callable[[], object]) -> None:
+    """What they do does not matter, as long as they come back."""
+    for call in calls:
+        try:
+            call()
+        except Exception:
+            continue
+
+
+def stream(send_depth: int = 16) -> StreamState:
+    memory = ffi.new("uint8_t[]", 4096)
+    start = int(ffi.cast("uintptr_t", memory))
+    return StreamState(
+        ring=(start, 1, 1024), table=start + 1024, send=(start + 2048, 1024, 2), credits=8,
+        send_depth=send_depth, iwarp=False, inline_size=0, memory=memory,
+    )  # fmt: skip
+
+
+#: Of a connection, when it has parted with it.
+RECEIVER = SimpleNamespace(
+    on_arrival=lambda: None,
+    slot_back=lambda *_: None,
+    slot_view=lambda slot, length: memoryview(bytes(length)),
+    _posted_again=lambda *_: None,
+)
+
+
+def test_a_registration_keeps_the_domain_that_it_is_compared_with() -> None:
+    """Another domain at the same address would pass for it."""
+    pd, region = Thing(), Thing()
+    alive = weakref.ref(pd)
+    registration = Registration(addr=0, lkey=1, access=0, pd=pd, region=region)
+    del pd
+    assert alive() is not None
+    del registration
+    assert alive() is None
+
+
+def test_a_connection_keeps_its_slots_until_it_is_closed() -> None:
+    one, memory = One(), Thing()
+    alive = weakref.ref(memory)
+    one.state.bind(0, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0, memory)
+    del memory
+    gc.collect()
+    assert alive() is not None
+    one.state.close()
+    assert alive() is None
+
+
+def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
+    """Both are gone: a post, or a byte that is written, would crash."""
+    one = One(slot_size=64, recv_depth=8)
+    slots = Slots(one.state, 24)
+    state = one.state
+    assert one.take(slots.lay(0, FrameKind.PING))
+    assert one.take(arrival(1, 4))
+    slot = reserved(state)
+    state.allow_operations(4)
+    region = SimpleNamespace(_registration=Registration(0, 1, 7, None, one))
+    before = slots.sent[:], slots.posted[:]
+    slots.qp.handle.context = ffi.NULL  # any post would crash
+    state.credits = state.eager_size = 32
+    state.close()
+    state.close()
+    assert state.send(b"data") == -1
+    assert state.send_buffer(b"data", None) == -1
+    assert state.send_from(slot, FrameKind.DATA, b"data", 4, None) == 0
+    assert state.say(FrameKind.PING) == 0
+    assert state.credit() == 0
+    assert (state.back(0), state.back_now(0)) == (-1, -1)
+    assert state.post_read(0, 0, 1, 0, 0, 0) == errno.ENOTCONN
+    assert state.post_receives(7, 4) == errno.ENOTCONN
+    assert state.operate(0, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is None
+    assert not one.take(completion(slot))
+    state(0)
+    assert (slots.sent, slots.posted) == before
+
+
+def test_a_closed_stream_does_not_use_its_queue_pair() -> None:
+    state = stream()
+    rest: list[int] = []
+    state.rest = lambda data, sent: rest.append(sent)
+    qp = QueuePair(lambda wr: None, lambda wr: None)
+    state.bind(qp.address, 0, 0, 0)
+    state.held, state.sending = False, True
+    state.left = state.allowed = state.data_limit = 100
+    assert state.send(b"data") == 4
+    write = state.write  # the program may keep it
+    qp.handle.context = ffi.NULL
+    state.close()
+    write(b"data")
+    assert rest == [0]
+    assert state.probe() == errno.ENOTCONN
+    assert (state.send(b"data"), state.fill(8), state.control(0, 1, b"", 0, 0, True)) == (0, 0, 0)
+    assert [state.used(slot) for slot in range(8)] == [0] * 8
+
+
+def test_a_closed_channel_has_no_events() -> None:
+    """A handler may close the channel between two events that one reader takes."""
+    events = CMEvents(0)
+    events.close()
+    assert events.next() is None
+
+
+def test_a_stopped_drain_touches_neither_channel_nor_queue() -> None:
+    drain = Drain(1, 4)  # a channel at address 1 would crash
+    drain.stopped = True
+    assert drain.drain()
+    assert drain.sweep(1) is None
+
+
+def test_a_queue_that_is_not_destroyed_keeps_its_state() -> None:
+    """Its events lead to the state, by an address in the C object."""
+    queue = CompletionQueue.__new__(CompletionQueue)
+    queue._aio = QueueState(7)
+    count = sys.getrefcount(queue._aio)
+    lib.ibv_destroy_cq = lambda handle: errno.EBUSY
+    try:
+        with pytest.raises(OSError, match="ibv_destroy_cq"):
+            queue._destroy(ffi.new("struct ibv_cq *"))
+    finally:
+        del lib.ibv_destroy_cq
+    kept = sys.getrefcount(queue._aio) - count
+    assert kept == 1
+
+
+def test_an_operation_completes_once() -> None:
+    """A forked child may bring a completion twice."""
+    config = ConnectionConfig(one_sided_depth=4)
+    state = new_state(config, SimpleNamespace(is_running=lambda: True), config.receives, 4)
+    qp = QueuePair(lambda wr: None)
+    state.bind(qp.address, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0)
+    state.allow_operations(4)
+    completing = Completing(state)
+    region = Thing()
+    registration = Registration(0, 1, 7, None, region)
+    cast("Any", region)._registration = registration
+    number = state.take_number()
+    assert state.operate(number, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is not None
+    for _ in range(6):
+        assert completing.take(completion(SUB_OPERATE + number))
+    assert completing.take(completion(SUB_OPERATE + number + 1))
+    state(completing.events)
+    assert (state.operating, state.n_operations_free, registration.uses) == (0, 4, 0)
+    assert state.bytes_read == 1
+
+
+def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs() -> None:
+    """From the allocation of the first message, before it is out of the ring."""
+    one = One(slot_size=64, recv_depth=8, raw=True)
+    for slot in range(3):
+        assert one.take(arrival(slot, slot + 1))
+    one.state.receiver = cast("Any", RECEIVER)
+    taken: list[Any] = []
+
+    class Taker:
+        def __del__(self) -> None:
+            taken.append(one.state.peek())
+            one.state.skip()
+
+    cycle = Taker()
+    cast("Any", cycle).itself = cycle
+    waiter = one.state.__await__()
+    gc.collect()
+    del cycle
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with pytest.raises(StopIteration) as ended:
+            next(waiter)
+    finally:
+        gc.set_threshold(*before)
+    lengths = [len(ended.value.value), *(first[1] for first in taken)]
+    while first := one.state.peek():
+        lengths.append(first[1])
+        one.state.skip()
+    assert sorted(lengths) == [1, 2, 3]
+
+
+def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
+    """Garbage that is finalized later may still reach them."""
+    loop = SimpleNamespace(is_running=lambda: True, call_soon=print)
+    wakeup = Wakeup(cast("Any", loop))
+    cleared(wakeup)
+    attempt(
+        lambda: next(wakeup.__await__()),
+        lambda: wakeup.add_done_callback(print),
+        wakeup.wake_soon,
+        wakeup.cancel,
+        wakeup.wake,
+    )
+
+    state = One(slot_size=64, recv_depth=8).state
+    state.allow_operations(4)
+    assert isinstance(state, MessageState)
+    state.receiver = cast("Any", RECEIVER)
+    cleared(state, state.parked)
+    attempt(
+        lambda: state(255),
+        lambda: next(state.__await__()),
+        lambda: state.send(b"data"),
+        lambda: state.operate(0, 0, 0, 1, 0, 0, 0, 0, None),
+        lambda: state.ended(0, None),
+        lambda: state.read(None, None, 0),
+        lambda: state.parked.cancel(),
+        lambda: bytes(state.message(0, 4, None)),
+    )
+
+    port = stream()
+    cleared(port)
+    attempt(
+        lambda: port(255),
+        lambda: port.write(b"data"),
+        lambda: port.write(None),
+        lambda: port.ask(4),
+        lambda: port.cut(4),
+    )
+
+    drain = Drain(1, 4)
+    drain.add(0, state, state)
+    readable = Readable(drain, print)
+    drain.stopped = True
+    cleared(drain, readable)
+    attempt(drain.tell, drain.drain, lambda: drain.remove(0), readable.run)
+
+    message = Message(memoryview(b"data"), 1, lambda exported: None)
+    cleared(message)
+    attempt(lambda: bytes(message), lambda: repr(message), lambda: message.imm, message.release)
