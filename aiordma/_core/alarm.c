@@ -8,22 +8,19 @@
 #include <math.h>
 #include <sys/timerfd.h>
 
-static PyObject *alarm_open(PyObject *module, PyObject *unused)
+static PyObject *alarm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
     int fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
 
-    (void)module;
-    (void)unused;
     return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
 }
 
-static PyObject *alarm_set(PyObject *module, PyObject *args)
+static PyObject *alarm_set(PyObject *Py_UNUSED(module), PyObject *args)
 {
     struct itimerspec at = {{0, 0}, {0, 0}};
     double when, seconds;
     int fd;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "id", &fd, &when))
         return NULL;
     at.it_value.tv_nsec = (long)(modf(when, &seconds) * 1e9);
@@ -33,15 +30,10 @@ static PyObject *alarm_set(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyMethodDef alarm_functions[] = {
+PyMethodDef aio_alarm_functions[] = {
     {"alarm_open", alarm_open, METH_NOARGS,
      "A descriptor that becomes readable at a time; timerfd_create(2)."},
     {"alarm_set", alarm_set, METH_VARARGS,
      "Have a descriptor become readable at a time of time.monotonic(), and not before."},
     {NULL, NULL, 0, NULL},
 };
-
-int aio_add_alarm(PyObject *module)
-{
-    return PyModule_AddFunctions(module, alarm_functions);
-}

@@ -86,12 +86,11 @@ PyObject *aio_arrivals_next_large(PyObject *object, PyObject *receives)
     return result;
 }
 
-PyObject *aio_arrivals_next_done(PyObject *object, PyObject *unused)
+PyObject *aio_arrivals_next_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_dones *dones = &((MessageState *)object)->state.dones;
     const struct aio_done *done;
 
-    (void)unused;
     if (dones->head == dones->tail)
         Py_RETURN_NONE;
     done = &dones->items[dones->head++ & dones->mask];

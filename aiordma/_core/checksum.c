@@ -203,31 +203,26 @@ static PyObject *sum_of(PyObject *args, uint32_t (*sum)(uint32_t, const void *, 
     return PyLong_FromUnsignedLong(crc);
 }
 
-static PyObject *module_crc32c(PyObject *module, PyObject *args)
+static PyObject *module_crc32c(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     return sum_of(args, crc32c);
 }
 
-static PyObject *module_crc32c_table(PyObject *module, PyObject *args)
+static PyObject *module_crc32c_table(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    (void)module;
     return sum_of(args, crc32c_table);
 }
 
-static PyObject *module_crc32c_hardware(PyObject *module, PyObject *unused)
+static PyObject *module_crc32c_hardware(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unused))
 {
-    (void)module;
-    (void)unused;
     return PyBool_FromLong(crc32c_hardware());
 }
 
 /* copy(to, from): memcpy of as many bytes as `from` has. */
-static PyObject *module_copy(PyObject *module, PyObject *args)
+static PyObject *module_copy(PyObject *Py_UNUSED(module), PyObject *args)
 {
     Py_buffer to, from;
 
-    (void)module;
     if (!PyArg_ParseTuple(args, "w*y*", &to, &from))
         return NULL;
     if (to.len < from.len) {
@@ -242,7 +237,7 @@ static PyObject *module_copy(PyObject *module, PyObject *args)
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-static PyMethodDef checksum_functions[] = {
+PyMethodDef aio_checksum_functions[] = {
     {"crc32c", module_crc32c, METH_VARARGS,
      "CRC32C of what came before (0: nothing) and a buffer."},
     {"crc32c_table", module_crc32c_table, METH_VARARGS, "The same, without the instruction."},
@@ -251,8 +246,3 @@ static PyMethodDef checksum_functions[] = {
     {"copy", module_copy, METH_VARARGS, "Copy a buffer into another one, without the lock."},
     {NULL, NULL, 0, NULL},
 };
-
-int aio_add_checksum(PyObject *module)
-{
-    return PyModule_AddFunctions(module, checksum_functions);
-}

@@ -124,20 +124,18 @@ typedef struct {
     struct event event;                 /* the last that was taken */
 } CMEvents;
 
-static int events_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"channel", NULL};
     unsigned long long channel;
+    PyObject *object;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K", names, &channel))
-        return -1;
-    ((CMEvents *)object)->channel = (struct rdma_event_channel *)(uintptr_t)channel;
-    return 0;
-}
-
-static PyObject *events_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    return aio_make(type, args, kwargs, events_init);
+        return NULL;
+    object = PyType_GenericAlloc(type, 0);
+    if (object)
+        ((CMEvents *)object)->channel = (struct rdma_event_channel *)(uintptr_t)channel;
+    return object;
 }
 
 /* The numbers that two ends may have agreed on; None where there cannot be any yet. */
@@ -156,7 +154,7 @@ static PyObject *numbers_of(const struct event *event)
     }
 }
 
-static PyObject *events_next(PyObject *object, PyObject *unused)
+static PyObject *events_next(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     CMEvents *self = (CMEvents *)object;
     struct event *event = &self->event;
@@ -164,7 +162,6 @@ static PyObject *events_next(PyObject *object, PyObject *unused)
     PyObject *numbers;
     int code;
 
-    (void)unused;
     if (!self->channel) /* the handler of the last event has closed it */
         Py_RETURN_NONE;
     do {
@@ -184,9 +181,8 @@ static PyObject *events_next(PyObject *object, PyObject *unused)
                          (Py_ssize_t)event->private_data_len, numbers);
 }
 
-static PyObject *events_close(PyObject *object, PyObject *unused)
+static PyObject *events_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     ((CMEvents *)object)->channel = NULL;
     Py_RETURN_NONE;
 }
@@ -200,13 +196,12 @@ static PyObject *address_of(const struct sockaddr_in *sin)
     return Py_BuildValue("(si)", host, ntohs(sin->sin_port));
 }
 
-static PyObject *events_ends(PyObject *unused, PyObject *pointer)
+static PyObject *events_ends(PyObject *Py_UNUSED(unused), PyObject *pointer)
 {
     const struct rdma_cm_id *id = PyLong_AsVoidPtr(pointer);
     const struct rdma_addr *addr = id ? &id->route.addr : NULL;
     PyObject *peer, *local;
 
-    (void)unused;
     if (!addr)
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     if (addr->src_addr.sa_family != AF_INET || addr->dst_addr.sa_family != AF_INET)
@@ -224,13 +219,12 @@ static PyObject *events_ends(PyObject *unused, PyObject *pointer)
  * resolve(id, source, destination, milliseconds, token, route): rdma_resolve_addr for the id with
  * that token; with milliseconds for the route the id goes on to that by itself.  0 or an errno.
  */
-static PyObject *events_resolve(PyObject *unused, PyObject *args)
+static PyObject *events_resolve(PyObject *Py_UNUSED(unused), PyObject *args)
 {
     unsigned long long pointer, source, destination, token;
     struct rdma_cm_id *id;
     int limit, route, code;
 
-    (void)unused;
     if (!PyArg_ParseTuple(args, "KKKiKi", &pointer, &source, &destination, &limit, &token, &route))
         return NULL;
     id = (struct rdma_cm_id *)(uintptr_t)pointer;
@@ -244,17 +238,15 @@ static PyObject *events_resolve(PyObject *unused, PyObject *args)
     return PyLong_FromLong(code);
 }
 
-static PyObject *events_get_id(PyObject *object, void *unused)
+static PyObject *events_get_id(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromVoidPtr(((CMEvents *)object)->event.id);
 }
 
-static PyObject *events_get_ah_attr(PyObject *object, void *unused)
+static PyObject *events_get_ah_attr(PyObject *object, void *Py_UNUSED(unused))
 {
     struct event *event = &((CMEvents *)object)->event;
 
-    (void)unused;
     return PyLong_FromVoidPtr(event->is_datagram ? &event->ah_attr : NULL);
 }
 
@@ -287,14 +279,9 @@ static PyType_Slot events_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec events_spec = {
+PyType_Spec aio_events_spec = {
     .name = "aiordma._core.CMEvents",
     .basicsize = sizeof(CMEvents),
     .flags = Py_TPFLAGS_DEFAULT,
     .slots = events_slots,
 };
-
-int aio_add_cm(PyObject *module)
-{
-    return aio_add_type(module, &events_spec, NULL) ? 0 : -1;
-}

@@ -6,18 +6,16 @@
  *
  * A pointer to memory that is not the object's own, and the reference that keeps the memory alive:
  *
- *   MessageState  queue pair, slots, `crowded`   `memory`, from bind() to close(); then no request
- * is posted, and no slot touched bytes of a message             `receiver` StreamState   rings,
- * table, words            `memory` queue pair                     from bind() to close(); then no
- * request is posted Drain         states                         `keepers` queues in `pending`
- * their event: ibv_destroy_cq waits until it is acknowledged channel                        the
- * CompletionChannel, which has the Drain and sets `stopped` first ibv_cq        aio_cq the
- * CompletionQueue has the QueueState, and keeps it for good if the queue cannot be destroyed
- *   CMEvents      channel                        the EventChannel calls close() first
- *   Message       bytes                          the view in AioBytes; Loan: the Message, which
- * counts its loans Parked        owner                          none; the MessageState takes it
- * away at its end aio_turn      loop                           none; it is compared only, inside of
- * one call
+ * - MessageState, queue pair and slots: `memory`, from bind() to close(); later neither is used.
+ * - MessageState, bytes of a message: `receiver`.
+ * - StreamState, rings and table: `memory`.  Queue pair: none; from close() on it is not used.
+ * - Drain, states: `keepers`.  Channel: the CompletionChannel, which sets `stopped` first.
+ * - Drain, queues in `pending`: an event that is not acknowledged, which ibv_destroy_cq waits for.
+ * - ibv_cq, aio_cq: the CompletionQueue has the QueueState, for good if the queue is not destroyed.
+ * - CMEvents, channel: the EventChannel, which calls close() first.
+ * - Message, bytes: the view in AioBytes.  Loan: the Message, which counts its loans.
+ * - Parked, owner: none; the MessageState takes it away at its own end.
+ * - aio_turn, loop: none; it is compared, inside of one call.
  *
  * tests/unit/core/test_references.py closes each owner first, and calls objects that the cycle
  * collector has cleared.
@@ -154,14 +152,22 @@ static inline PyObject *aio_alive(PyObject *weak)
 static inline PyObject *aio_make(PyTypeObject *type, PyObject *args, PyObject *kwargs,
                                  initproc init)
 {
-    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
-    PyObject *object = allocate(type, 0);
+    PyObject *object = PyType_GenericAlloc(type, 0);
 
     if (object && init(object, args, kwargs)) {
         Py_DECREF(object);
         return NULL;
     }
     return object;
+}
+
+/* The end of a tp_dealloc. */
+static inline void aio_free(PyObject *object)
+{
+    PyTypeObject *type = Py_TYPE(object);
+
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
 }
 
 /* Put a reference that is stolen in the place of another. */
@@ -193,29 +199,99 @@ static inline void *aio_room_for(size_t count, size_t size)
     return memory;
 }
 
+/* The exception that was raised, which is taken; as PyErr_GetRaisedException of Python 3.12. */
+static inline PyObject *aio_raised(void)
+{
+    PyObject *type, *value, *traceback;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback)
+        PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+}
+
+/* Call a function, which the call may take away, with events; 0, or -1 with an exception. */
+static inline int aio_call_with(PyObject *function, uint32_t events)
+{
+    PyObject *bits = PyLong_FromUnsignedLong(events), *done;
+
+    Py_INCREF(function);
+    done = bits ? PyObject_CallFunctionObjArgs(function, bits, NULL) : NULL;
+    Py_DECREF(function);
+    Py_XDECREF(bits);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
+}
+
+/* The events with which a state is called; 0, or -1 with an exception. */
+static inline int aio_events_of(PyObject *args, PyObject *kwargs, unsigned int *events)
+{
+    if (kwargs && PyDict_Size(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "a state takes no keywords");
+        return -1;
+    }
+    return PyArg_ParseTuple(args, "I", events) ? 0 : -1;
+}
+
+/* A method that is a function of message.c or stream.c: its result is a number. */
+#define AIO_METHOD(type, name, function)                                                           \
+    static PyObject *name(PyObject *object, PyObject *Py_UNUSED(unused))                           \
+    {                                                                                              \
+        return PyLong_FromLongLong(function(&((type *)object)->state));                            \
+    }
+
+/* The same of a function with a number. */
+#define AIO_METHOD_O(type, name, function)                                                         \
+    static PyObject *name(PyObject *object, PyObject *value)                                       \
+    {                                                                                              \
+        unsigned long number = PyLong_AsUnsignedLong(value);                                       \
+                                                                                                   \
+        if (PyErr_Occurred())                                                                      \
+            return NULL;                                                                           \
+        return PyLong_FromLongLong(function(&((type *)object)->state, (uint32_t)number));          \
+    }
+
 /* The immediate of an arrival, or None. */
 static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 {
     return arrival->has_imm ? PyLong_FromUnsignedLong(arrival->imm) : Py_NewRef(Py_None);
 }
 
-/* Each adds its types to the module: 0, or -1 with an exception. */
-int aio_add_alarm(PyObject *module);
-int aio_add_wakeup(PyObject *module);
-int aio_add_cm(PyObject *module);
-int aio_add_operation(PyObject *module);
-int aio_add_owner(PyObject *module);
-int aio_add_message(PyObject *module);
-int aio_add_message_state(PyObject *module);
-int aio_add_drain(PyObject *module);
-int aio_add_stream_state(PyObject *module);
-int aio_add_checksum(PyObject *module);
+/* clang-format off */
 
-/* Add one type, made from `spec` and perhaps a base; a borrowed reference, or NULL. */
-PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base);
+/* The types, which module.c makes, each with its base; a base stands before. */
+#define AIO_TYPES(X) \
+    X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
+    X(registration, NULL) X(piece, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(drain, NULL) \
+    X(readable, NULL) X(owner, NULL) X(events, NULL)
 
-extern PyTypeObject *aio_message_state_type, *aio_message_type, *aio_stream_state_type,
-    *aio_wakeup_type, *aio_parked_type, *aio_registration_type, *aio_operation_type;
+/* Names that are looked up often, interned. */
+#define AIO_NAMES(X) \
+    X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slot_view) X(_let_go) \
+    X(_registration) X(_piece) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
+    X(data_received) X(_on_attention) X(_on_events) X(_on_raised)
+
+/* clang-format on */
+
+#define AIO_DECLARE_TYPE(name, base)                                                               \
+    extern PyTypeObject *aio_##name##_type;                                                        \
+    extern PyType_Spec aio_##name##_spec;
+
+AIO_TYPES(AIO_DECLARE_TYPE)
+
+#define AIO_DECLARE_NAME(name) PyObject *name;
+
+extern struct aio_names {
+    AIO_NAMES(AIO_DECLARE_NAME)
+} aio_name;
+
+extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
+
+int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
 
 /* message_state.c, for Parked: the message of an arrival, or NULL; and to tell the peer of credits.
  */

@@ -29,25 +29,22 @@ typedef struct {
     struct aio_cq cq;
 } QueueState;
 
-static int queue_init(PyObject *object, PyObject *args, PyObject *kwargs)
+static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"token", NULL};
     unsigned long long token;
+    PyObject *object;
 
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K", names, &token))
-        return -1;
-    ((QueueState *)object)->cq.token = token;
-    return 0;
+        return NULL;
+    object = PyType_GenericAlloc(type, 0);
+    if (object)
+        ((QueueState *)object)->cq.token = token;
+    return object;
 }
 
-static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *queue_get_address(PyObject *object, void *Py_UNUSED(unused))
 {
-    return aio_make(type, args, kwargs, queue_init);
-}
-
-static PyObject *queue_get_address(PyObject *object, void *unused)
-{
-    (void)unused;
     return PyLong_FromVoidPtr(&((QueueState *)object)->cq);
 }
 
@@ -118,7 +115,7 @@ static PyType_Slot queue_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec queue_spec = {
+PyType_Spec aio_queue_spec = {
     .name = "aiordma._core.QueueState",
     .basicsize = sizeof(QueueState),
     .flags = Py_TPFLAGS_DEFAULT,
@@ -171,8 +168,6 @@ typedef struct {
     char stopped;
     PyObject *weak;
 } Drain;
-
-static PyTypeObject *drain_type;
 
 static int drain_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -230,8 +225,6 @@ static int drain_clear(PyObject *object)
 static void drain_dealloc(PyObject *object)
 {
     Drain *self = (Drain *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
     PyObject_ClearWeakRefs(object);
@@ -242,8 +235,7 @@ static void drain_dealloc(PyObject *object)
     PyMem_Free(self->keepers);
     PyMem_Free(self->owners);
     PyMem_Free(self->untold);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /* States */
@@ -577,12 +569,7 @@ static int tell(Drain *self, uint32_t told)
     } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
         rc = aio_stream_events((StreamState *)owner, events);
     } else {
-        PyObject *bits = PyLong_FromUnsignedLong(events);
-        PyObject *done = bits ? PyObject_CallFunctionObjArgs(owner, bits, NULL) : NULL;
-
-        rc = done ? 0 : -1;
-        Py_XDECREF(bits);
-        Py_XDECREF(done);
+        rc = aio_call_with(owner, events);
     }
     Py_DECREF(owner);
     return rc;
@@ -655,12 +642,11 @@ static int drain_and_tell(Drain *self)
 
 /* For Python */
 
-static PyObject *drain_drain(PyObject *object, PyObject *unused)
+static PyObject *drain_drain(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Drain *self = (Drain *)object;
     int took;
 
-    (void)unused;
     if (self->error) {
         PyObject *error = self->error;
 
@@ -705,13 +691,12 @@ static PyObject *records_of(const struct ibv_wc *completions, uint32_t count)
  * result(): the work that the last drain has left for Python: a list of (token of the queue, its
  * completions; None where the program polls the queue), whether there is more, and an errno or 0.
  */
-static PyObject *drain_result(PyObject *object, PyObject *unused)
+static PyObject *drain_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Drain *self = (Drain *)object;
     PyObject *segments = PyList_New(self->n_segments);
     uint32_t from = 0;
 
-    (void)unused;
     for (uint32_t i = 0; segments && i < self->n_segments; i++) {
         const struct segment *segment = &self->segments[i];
         PyObject *records = segment->count ? records_of(self->completions + from, segment->count)
@@ -765,9 +750,8 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
     return Py_BuildValue("(iINO)", self->most - left, arrived, records, code ? Py_False : Py_True);
 }
 
-static PyObject *drain_tell(PyObject *object, PyObject *unused)
+static PyObject *drain_tell(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     if (tell_all((Drain *)object))
         return NULL;
     Py_RETURN_NONE;
@@ -794,18 +778,16 @@ static PyObject *drain_forget(PyObject *object, PyObject *address)
     Py_RETURN_NONE;
 }
 
-static PyObject *drain_get_untold(PyObject *object, void *unused)
+static PyObject *drain_get_untold(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromUnsignedLong(((Drain *)object)->last - ((Drain *)object)->first);
 }
 
-static PyObject *drain_get_n_states(PyObject *object, void *unused)
+static PyObject *drain_get_n_states(PyObject *object, void *Py_UNUSED(unused))
 {
     Drain *self = (Drain *)object;
     long count = 0;
 
-    (void)unused;
     for (uint32_t i = 0; i < self->n_states; i++)
         count += self->states[i] != NULL;
     return PyLong_FromLong(count);
@@ -857,7 +839,7 @@ static PyType_Slot drain_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec drain_spec = {
+PyType_Spec aio_drain_spec = {
     .name = "aiordma._core.Drain",
     .basicsize = sizeof(Drain),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
@@ -872,24 +854,21 @@ typedef struct {
     PyObject *slow;  /* called for whatever is not simple */
 } Readable;
 
-static int readable_init(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"drain", "slow", NULL};
-    PyObject *drain, *slow, *weak;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, drain_type, &drain, &slow))
-        return -1;
-    weak = PyWeakref_NewRef(drain, NULL);
-    if (!weak)
-        return -1;
-    replace(&((Readable *)object)->drain, weak);
-    replace(&((Readable *)object)->slow, Py_NewRef(slow));
-    return 0;
-}
-
 static PyObject *readable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    return aio_make(type, args, kwargs, readable_init);
+    static char *names[] = {"drain", "slow", NULL};
+    PyObject *drain, *slow, *object;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O", names, aio_drain_type, &drain, &slow))
+        return NULL;
+    object = PyType_GenericAlloc(type, 0);
+    if (!object)
+        return NULL;
+    ((Readable *)object)->slow = Py_NewRef(slow);
+    ((Readable *)object)->drain = PyWeakref_NewRef(drain, NULL);
+    if (!((Readable *)object)->drain)
+        replace(&object, NULL);
+    return object;
 }
 
 static int readable_traverse(PyObject *object, visitproc visit, void *arg)
@@ -908,14 +887,10 @@ static int readable_clear(PyObject *object)
 
 static void readable_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(object);
     readable_clear(object);
     Py_CLEAR(((Readable *)object)->drain);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /* Whether all is done; if not, drain->left or ->error is for Python. */
@@ -924,15 +899,7 @@ static int all_done(Drain *drain)
     int took = drain_and_tell(drain);
 
     if (took < 0) {
-        PyObject *type, *error, *traceback;
-
-        PyErr_Fetch(&type, &error, &traceback);
-        PyErr_NormalizeException(&type, &error, &traceback);
-        if (traceback)
-            PyException_SetTraceback(error, traceback);
-        replace(&drain->error, error);
-        Py_XDECREF(type);
-        Py_XDECREF(traceback);
+        replace(&drain->error, aio_raised());
         return 0;
     }
     drain->left = took;
@@ -942,14 +909,13 @@ static int all_done(Drain *drain)
     return 1;
 }
 
-static PyObject *readable_run(PyObject *object, PyObject *unused)
+static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Readable *self = (Readable *)object;
     PyObject *drain = aio_alive(self->drain);
     PyObject *slow, *result;
     int done = 0;
 
-    (void)unused;
     if (!drain)
         return NULL;
     if (drain != Py_None && !((Drain *)drain)->stopped) {
@@ -982,18 +948,9 @@ static PyType_Slot readable_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec readable_spec = {
+PyType_Spec aio_readable_spec = {
     .name = "aiordma._core.Readable",
     .basicsize = sizeof(Readable),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = readable_slots,
 };
-
-int aio_add_drain(PyObject *module)
-{
-    drain_type = aio_add_type(module, &drain_spec, NULL);
-    return drain_type && aio_add_type(module, &queue_spec, NULL) &&
-                   aio_add_type(module, &readable_spec, NULL)
-               ? 0
-               : -1;
-}

@@ -683,7 +683,7 @@ static int take_flushed(struct aio_message_state *m, uint32_t sub, const struct 
         m->completed++;
     else
         return 0;
-    if (m->receives + (int64_t)(m->sent - m->completed) + m->operating <= 0)
+    if (aio_message_under_way(m) <= 0)
         m->base.events |= AIO_EVENT_IDLE;
     return 1;
 }

@@ -29,10 +29,6 @@ typedef struct {
     AioBytes bytes;
 } Loan;
 
-PyTypeObject *aio_message_type;
-static PyTypeObject *loan_type;
-static PyObject *name_slot_view;
-
 /* Hold the bytes of a buffer, which lie in one piece, in the place of none. */
 static int aio_hold(AioBytes *bytes, PyObject *buffer)
 {
@@ -92,12 +88,8 @@ static int held_init(PyObject *object, PyObject *args, PyObject *kwargs)
 
 static void held_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     aio_let_loose(&((Held *)object)->bytes);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 static int held_getbuffer(PyObject *object, Py_buffer *view, int flags)
@@ -119,7 +111,7 @@ static PyType_Slot held_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec held_spec = {
+PyType_Spec aio_held_spec = {
     .name = "aiordma._core.Held",
     .basicsize = sizeof(Held),
     .flags = Py_TPFLAGS_DEFAULT,
@@ -187,8 +179,8 @@ static int look(Message *self)
     slot = PyLong_FromUnsignedLong(self->slot);
     length = PyLong_FromSsize_t(self->length);
     if (slot && length)
-        view = PyObject_CallMethodObjArgs(((MessageState *)self->keeper)->receiver, name_slot_view,
-                                          slot, length, NULL);
+        view = PyObject_CallMethodObjArgs(((MessageState *)self->keeper)->receiver,
+                                          aio_name.slot_view, slot, length, NULL);
     Py_XDECREF(slot);
     Py_XDECREF(length);
     rc = view ? aio_hold(&self->bytes, view) : -1;
@@ -234,11 +226,10 @@ static int let_go(Message *self)
     return give_back(self);
 }
 
-static PyObject *message_release(PyObject *object, PyObject *unused)
+static PyObject *message_release(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
 
-    (void)unused;
     if (self->exports && !self->over) {
         PyErr_Format(PyExc_BufferError, "the message has %zd exported buffer%s", self->exports,
                      self->exports == 1 ? "" : "s");
@@ -250,14 +241,13 @@ static PyObject *message_release(PyObject *object, PyObject *unused)
 }
 
 /* Move the bytes to memory of their own and give the slot back. */
-static PyObject *message_detach(PyObject *object, PyObject *unused)
+static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
     AioBytes own = {0};
     PyObject *copy;
     int rc;
 
-    (void)unused;
     if (!self->keeper)
         Py_RETURN_NONE;
     if (is_in_use(self)) {
@@ -319,9 +309,6 @@ static int message_clear(PyObject *object)
 
 static void message_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(object);
     if (((Message *)object)->weak)
         PyObject_ClearWeakRefs(object);
@@ -329,10 +316,9 @@ static void message_dealloc(PyObject *object)
      * error: giving it back would deallocate the Message a second time.  So tp_finalize, which
      * needs a reference, is for Messages that the collector finds.  Each export holds a reference,
      * so that no export is left. */
-    forgotten((Message *)object, (PyObject *)type);
+    forgotten((Message *)object, (PyObject *)Py_TYPE(object));
     message_clear(object);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 static Py_ssize_t message_length(PyObject *object)
@@ -352,11 +338,10 @@ static int message_getbuffer(PyObject *object, Py_buffer *view, int flags)
     return 0;
 }
 
-static void message_releasebuffer(PyObject *object, Py_buffer *view)
+static void message_releasebuffer(PyObject *object, Py_buffer *Py_UNUSED(view))
 {
     Message *self = (Message *)object;
 
-    (void)view;
     self->exports--;
     if (self->over && !is_in_use(self))
         aio_let_loose(&self->bytes);
@@ -381,7 +366,7 @@ static PyObject *message_lend(PyObject *object, PyObject *view)
         PyErr_SetString(PyExc_ValueError, "no bytes of the message");
         return NULL;
     }
-    loan = PyObject_New(Loan, loan_type);
+    loan = PyObject_New(Loan, aio_loan_type);
     if (!loan)
         return NULL;
     loan->message = (Message *)Py_NewRef(object);
@@ -393,16 +378,13 @@ static PyObject *message_lend(PyObject *object, PyObject *view)
 
 static void loan_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     Message *message = ((Loan *)object)->message;
 
     message->loans--;
     if (message->over && !is_in_use(message))
         aio_let_loose(&message->bytes);
     Py_DECREF(message);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 static int loan_getbuffer(PyObject *object, Py_buffer *view, int flags)
@@ -417,55 +399,49 @@ static PyType_Slot loan_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec loan_spec = {
+PyType_Spec aio_loan_spec = {
     .name = "aiordma._core.Loan",
     .basicsize = sizeof(Loan),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .slots = loan_slots,
 };
 
-static PyObject *message_get_imm(PyObject *object, void *unused)
+static PyObject *message_get_imm(PyObject *object, void *Py_UNUSED(unused))
 {
     PyObject *imm = ((Message *)object)->imm;
 
-    (void)unused;
     return Py_NewRef(imm ? imm : Py_None);
 }
 
-static PyObject *message_get_released(PyObject *object, void *unused)
+static PyObject *message_get_released(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(is_released((Message *)object));
 }
 
-static PyObject *message_get_exports(PyObject *object, void *unused)
+static PyObject *message_get_exports(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyLong_FromSsize_t(((Message *)object)->exports + ((Message *)object)->loans);
 }
 
-static PyObject *message_get_kept(PyObject *object, void *unused)
+static PyObject *message_get_kept(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(((Message *)object)->kept);
 }
 
-static int message_set_kept(PyObject *object, PyObject *value, void *unused)
+static int message_set_kept(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
 {
     int truth = value ? PyObject_IsTrue(value) : 0;
 
-    (void)unused;
     if (truth < 0)
         return -1;
     ((Message *)object)->kept = (char)truth;
     return 0;
 }
 
-static PyObject *message_bytes(PyObject *object, PyObject *unused)
+static PyObject *message_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
 
-    (void)unused;
     if (look(self))
         return NULL;
     return PyBytes_FromStringAndSize(self->bytes.start, self->length);
@@ -501,9 +477,8 @@ static PyObject *message_exit(PyObject *object, PyObject *const *args, Py_ssize_
     Py_RETURN_NONE;
 }
 
-static PyObject *message_enter(PyObject *object, PyObject *unused)
+static PyObject *message_enter(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     return Py_NewRef(object);
 }
 
@@ -571,19 +546,9 @@ static PyType_Slot message_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec message_spec = {
+PyType_Spec aio_message_spec = {
     .name = "aiordma.Message",
     .basicsize = sizeof(Message),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = message_slots,
 };
-
-int aio_add_message(PyObject *module)
-{
-    name_slot_view = PyUnicode_InternFromString("slot_view");
-    if (!name_slot_view)
-        return -1;
-    aio_message_type = aio_add_type(module, &message_spec, NULL);
-    loan_type = aio_add_type(module, &loan_spec, NULL);
-    return aio_message_type && loan_type && aio_add_type(module, &held_spec, NULL) ? 0 : -1;
-}

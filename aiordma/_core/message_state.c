@@ -7,10 +7,6 @@
  */
 #include "core.h"
 
-PyTypeObject *aio_message_state_type;
-
-static PyObject *name_on_arrival, *name_is_running;
-
 static int make_dones(struct aio_dones *dones, unsigned int count)
 {
     dones->mask = aio_power(count) - 1;
@@ -108,8 +104,6 @@ static int state_clear(PyObject *object)
 static void state_dealloc(PyObject *object)
 {
     MessageState *self = (MessageState *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
 
     PyObject_GC_UnTrack(object);
     aio_free_operations(self);
@@ -129,8 +123,7 @@ static void state_dealloc(PyObject *object)
     PyMem_Free(self->state.operations_done);
     PyMem_Free(self->state.send.keys);
     PyMem_Free(self->state.recv.keys);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /* A message in a slot; `imm` is stolen. */
@@ -185,7 +178,7 @@ int aio_is_elsewhere(const MessageState *self)
         return 1;
     if (thread == aio_turn.thread && loop == aio_turn.loop)
         return 0;
-    running = PyObject_CallMethodObjArgs(loop, name_is_running, NULL);
+    running = PyObject_CallMethodObjArgs(loop, aio_name.is_running, NULL);
     elsewhere = running != Py_True;
     if (!running)
         PyErr_Clear();
@@ -318,11 +311,10 @@ static PyObject *state_send_from(PyObject *object, PyObject *args)
     return has_imm < 0 ? NULL : sent((MessageState *)object, code);
 }
 
-static PyObject *state_reserve(PyObject *object, PyObject *unused)
+static PyObject *state_reserve(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
-    (void)unused;
     if (!m->n_free || m->credits <= 0)
         Py_RETURN_NONE;
     m->credits--;
@@ -344,18 +336,13 @@ static PyObject *state_say(PyObject *object, PyObject *args)
                                            (enum aio_frame_kind)kind, argument, (uint8_t)flags));
 }
 
-static PyObject *state_drop(PyObject *object, PyObject *unused)
+static PyObject *state_drop(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     aio_message_drop(&((MessageState *)object)->state);
     Py_RETURN_NONE;
 }
 
-static PyObject *state_credit(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return PyLong_FromLong(aio_message_give_credit(&((MessageState *)object)->state));
-}
+AIO_METHOD(MessageState, state_credit, aio_message_give_credit)
 
 /*
  * A task that was resumed, or the handler, raised: SystemExit and KeyboardInterrupt end the loop.
@@ -375,20 +362,12 @@ static void later(MessageState *self, uint32_t events)
 #define FOR_HANDLER                                                                                \
     (AIO_EVENT_ROOM | AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
 
-/* Tell Python of events; 0, or -1. */
+/* Have Python take events; 0, or -1. */
 static int handle(MessageState *self, uint32_t events)
 {
-    PyObject *handler = self->handler, *bits, *done;
+    PyObject *handler = self->handler;
 
-    if (!handler || handler == Py_None)
-        return 0;
-    Py_INCREF(handler); /* it may be taken away */
-    bits = PyLong_FromUnsignedLong(events);
-    done = bits ? PyObject_CallFunctionObjArgs(handler, bits, NULL) : NULL;
-    Py_DECREF(handler);
-    Py_XDECREF(bits);
-    Py_XDECREF(done);
-    return done ? 0 : -1;
+    return handler && handler != Py_None ? aio_call_with(handler, events) : 0;
 }
 
 /* `late`: the handler has raised already, and is not called for ever. */
@@ -410,7 +389,7 @@ static int give_events(MessageState *self, uint32_t events, int late)
             return -1;
         }
         if (!woken) {
-            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, name_on_arrival, NULL);
+            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, aio_name.on_arrival, NULL);
 
             Py_XDECREF(told);
             return told ? 0 : -1;
@@ -467,11 +446,7 @@ static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     unsigned int events;
 
-    if (kwargs && PyDict_Size(kwargs)) {
-        PyErr_SetString(PyExc_TypeError, "MessageState takes no keywords");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "I", &events) ||
+    if (aio_events_of(args, kwargs, &events) ||
         aio_message_events((MessageState *)object, events, 1))
         return NULL;
     Py_RETURN_NONE;
@@ -498,9 +473,8 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *state_close(PyObject *object, PyObject *unused)
+static PyObject *state_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     unbind((MessageState *)object);
     Py_RETURN_NONE;
 }
@@ -603,25 +577,8 @@ static PyObject *state_post_receives(PyObject *object, PyObject *args)
     return PyLong_FromLong(code);
 }
 
-static PyObject *give_back(PyObject *object, PyObject *slot,
-                           int (*back)(struct aio_message_state *, uint32_t))
-{
-    unsigned long number = PyLong_AsUnsignedLong(slot);
-
-    if (PyErr_Occurred())
-        return NULL;
-    return PyLong_FromLong(back(&((MessageState *)object)->state, (uint32_t)number));
-}
-
-static PyObject *state_back(PyObject *object, PyObject *slot)
-{
-    return give_back(object, slot, aio_message_back);
-}
-
-static PyObject *state_back_now(PyObject *object, PyObject *slot)
-{
-    return give_back(object, slot, aio_message_back_now);
-}
+AIO_METHOD_O(MessageState, state_back, aio_message_back)
+AIO_METHOD_O(MessageState, state_back_now, aio_message_back_now)
 
 /* Numbers of a stack, as a list. */
 static PyObject *list_of(const uint16_t *numbers, uint32_t count)
@@ -637,41 +594,31 @@ static PyObject *list_of(const uint16_t *numbers, uint32_t count)
     return list;
 }
 
-static PyObject *taken(const uint16_t *numbers, uint32_t *count)
-{
-    PyObject *list = list_of(numbers, *count);
+/* A method that takes all numbers of a stack. */
+#define TAKE_METHOD(name, stack)                                                                   \
+    static PyObject *name(PyObject *object, PyObject *Py_UNUSED(unused))                           \
+    {                                                                                              \
+        struct aio_message_state *m = &((MessageState *)object)->state;                            \
+        PyObject *list = list_of(m->stack, m->n_##stack);                                          \
+                                                                                                   \
+        if (list)                                                                                  \
+            m->n_##stack = 0;                                                                      \
+        return list;                                                                               \
+    }
 
-    if (list)
-        *count = 0;
-    return list;
-}
-
-static PyObject *state_take_unposted(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return taken(m->back, &m->n_back);
-}
-
-static PyObject *state_take_freed(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return taken(m->freed, &m->n_freed);
-}
+TAKE_METHOD(state_take_unposted, back)
+TAKE_METHOD(state_take_freed, freed)
+TAKE_METHOD(state_take_reads, reads_done)
 
 /* Arrivals: the rest is in arrivals.c */
 
 /* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
-static PyObject *state_peek(PyObject *object, PyObject *unused)
+static PyObject *state_peek(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
     const struct aio_arrival *first;
     PyObject *imm;
 
-    (void)unused;
     if (m->head == m->tail)
         Py_RETURN_NONE;
     first = &m->arrivals[m->head & m->arrival_mask];
@@ -682,25 +629,16 @@ static PyObject *state_peek(PyObject *object, PyObject *unused)
                         : Py_BuildValue("(IIN)", first->slot, first->length, imm);
 }
 
-static PyObject *state_skip(PyObject *object, PyObject *unused)
+static PyObject *state_skip(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
-    (void)unused;
     if (m->head != m->tail) {
         m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
         if ((int32_t)(m->announced - m->head) < 0)
             m->announced = m->head;
     }
     Py_RETURN_NONE;
-}
-
-static PyObject *state_take_reads(PyObject *object, PyObject *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return taken(m->reads_done, &m->n_reads_done);
 }
 
 /* Send slots that are free */
@@ -736,63 +674,24 @@ static PyObject *state_withdraw_slot(PyObject *object, PyObject *slot)
     Py_RETURN_FALSE;
 }
 
-static PyObject *state_get_free(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
+/* An attribute that is not a field. */
+#define GETTER(name, value)                                                                        \
+    static PyObject *name(PyObject *object, void *Py_UNUSED(unused))                               \
+    {                                                                                              \
+        const struct aio_message_state *m = &((MessageState *)object)->state;                      \
+                                                                                                   \
+        return value;                                                                              \
+    }
 
-    (void)unused;
-    return list_of(m->free, m->n_free);
-}
-
-static PyObject *state_get_operations_free(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return list_of(m->operations_free, m->n_operations_free);
-}
-
-static PyObject *state_get_under_way(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return PyLong_FromLongLong(m->receives + (int64_t)(m->sent - m->completed) + m->operating);
-}
-
-static PyObject *state_get_done(PyObject *object, void *unused)
-{
-    const struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return PyLong_FromUnsignedLong(m->done_tail - m->done_head);
-}
-
-static PyObject *state_get_arrived(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return PyLong_FromUnsignedLong(m->tail - m->head);
-}
-
-static PyObject *state_get_unsaid(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return PyLong_FromLong(__builtin_popcount(m->to_say) +
-                           (long)(m->dones_to_say.tail - m->dones_to_say.head));
-}
-
-static PyObject *state_get_wrong(PyObject *object, void *unused)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    (void)unused;
-    return Py_BuildValue("(IKK)", m->violation, (unsigned long long)m->wrong[0],
-                         (unsigned long long)m->wrong[1]);
-}
+GETTER(state_get_free, list_of(m->free, m->n_free))
+GETTER(state_get_free_numbers, list_of(m->operations_free, m->n_operations_free))
+GETTER(state_get_under_way, PyLong_FromLongLong(aio_message_under_way(m)))
+GETTER(state_get_done, PyLong_FromUnsignedLong(m->done_tail - m->done_head))
+GETTER(state_get_arrived, PyLong_FromUnsignedLong(m->tail - m->head))
+GETTER(state_get_unsaid, PyLong_FromLong(__builtin_popcount(m->to_say) +
+                                         (long)(m->dones_to_say.tail - m->dones_to_say.head)))
+GETTER(state_get_wrong, Py_BuildValue("(IKK)", m->violation, (unsigned long long)m->wrong[0],
+                                      (unsigned long long)m->wrong[1]))
 
 static PyMethodDef state_methods[] = {
     {"send", state_send, METH_O,
@@ -925,7 +824,7 @@ static PyMemberDef state_members[] = {
 
 static PyGetSetDef state_getset[] = {
     {"free_slots", state_get_free, NULL, "Send slots for data that are free.", NULL},
-    {"free_numbers", state_get_operations_free, NULL, "Numbers of operations, likewise.", NULL},
+    {"free_numbers", state_get_free_numbers, NULL, "Numbers of operations, likewise.", NULL},
     {"done", state_get_done, NULL, "Operations that have ended and were not reported.", NULL},
     {"under_way", state_get_under_way, NULL, "Sends, receives and operations of the adapter.",
      NULL},
@@ -949,19 +848,9 @@ static PyType_Slot state_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec state_spec = {
+PyType_Spec aio_message_state_spec = {
     .name = "aiordma._core.MessageState",
     .basicsize = sizeof(MessageState),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = state_slots,
 };
-
-int aio_add_message_state(PyObject *module)
-{
-    name_on_arrival = PyUnicode_InternFromString("on_arrival");
-    name_is_running = PyUnicode_InternFromString("is_running");
-    if (!name_on_arrival || !name_is_running)
-        return -1;
-    aio_message_state_type = aio_add_type(module, &state_spec, NULL);
-    return aio_message_state_type ? 0 : -1;
-}

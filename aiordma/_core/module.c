@@ -14,20 +14,16 @@
 static PyObject *the_module;
 static int is_filled;
 
-PyTypeObject *aio_add_type(PyObject *module, PyType_Spec *spec, PyTypeObject *base)
-{
-    PyObject *type = PyType_FromSpecWithBases(spec, (PyObject *)base);
-    int rc = type ? PyModule_AddObjectRef(module, strrchr(spec->name, '.') + 1, type) : -1;
+#define DEFINE_TYPE(name, base) PyTypeObject *aio_##name##_type;
 
-    Py_XDECREF(type); /* the module has it */
-    return rc ? NULL : (PyTypeObject *)type;
-}
+AIO_TYPES(DEFINE_TYPE)
 
-static PyObject *core_create(PyObject *spec, PyModuleDef *definition)
+struct aio_names aio_name;
+
+static PyObject *core_create(PyObject *spec, PyModuleDef *Py_UNUSED(definition))
 {
     PyObject *name;
 
-    (void)definition;
     if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
         PyErr_SetString(PyExc_ImportError, "aiordma cannot be used in a subinterpreter");
         return NULL;
@@ -71,23 +67,47 @@ static int add_constants(PyObject *module)
     return 0;
 }
 
-static int add_all(PyObject *module)
-{
-    static int (*const parts[])(PyObject *) = {
-        add_constants,     aio_add_alarm,        aio_add_checksum, aio_add_wakeup,
-        aio_add_operation, aio_add_message,      aio_add_drain,    aio_add_message_state,
-        aio_add_owner,     aio_add_stream_state, aio_add_cm,
-    };
+#define NAMED(name) {&aio_name.name, #name},
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        if (parts[i](module))
+static int add_names(void)
+{
+    static const struct {
+        PyObject **place;
+        const char *text;
+    } names[] = {AIO_NAMES(NAMED)};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (!(*names[i].place = PyUnicode_InternFromString(names[i].text)))
             return -1;
+    return 0;
+}
+
+#define TYPED(name, base) {&aio_##name##_type, &aio_##name##_spec, base},
+
+static int add_types(PyObject *module)
+{
+    static const struct {
+        PyTypeObject **place;
+        PyType_Spec *spec;
+        PyTypeObject **base;
+    } types[] = {AIO_TYPES(TYPED)};
+
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        PyObject *base = types[i].base ? (PyObject *)*types[i].base : NULL;
+        PyObject *type = PyType_FromSpecWithBases(types[i].spec, base);
+
+        if (!type || PyModule_AddType(module, (PyTypeObject *)type))
+            return -1;
+        *types[i].place = (PyTypeObject *)type;
+    }
     return 0;
 }
 
 static int core_exec(PyObject *module)
 {
-    if (!is_filled && add_all(module))
+    if (!is_filled && (add_constants(module) || add_names() || aio_prepare_wakeup() ||
+                       add_types(module) || PyModule_AddFunctions(module, aio_alarm_functions) ||
+                       PyModule_AddFunctions(module, aio_checksum_functions)))
         return -1;
     is_filled = 1;
     return 0;

@@ -19,51 +19,41 @@
  */
 #include "core.h"
 
-PyTypeObject *aio_registration_type, *aio_operation_type;
-
 /* Registration */
-
-static int registration_init(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    Registration *self = (Registration *)object;
-    static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
-    unsigned long long addr;
-    unsigned int lkey, access;
-    PyObject *pd, *region, *weak;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
-                                     &region))
-        return -1;
-    weak = PyWeakref_NewRef(region, NULL); /* the region has this object */
-    if (!weak)
-        return -1;
-    self->addr = addr;
-    self->lkey = lkey;
-    self->access = access;
-    replace(&self->pd, Py_NewRef(pd));
-    replace(&self->region, weak);
-    return 0;
-}
 
 static PyObject *registration_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    return aio_make(type, args, kwargs, registration_init);
+    static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
+    unsigned long long addr;
+    unsigned int lkey, access;
+    PyObject *pd, *region;
+    Registration *self;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
+                                     &region))
+        return NULL;
+    self = (Registration *)PyType_GenericAlloc(type, 0);
+    if (!self)
+        return NULL;
+    self->addr = addr;
+    self->lkey = lkey;
+    self->access = access;
+    self->pd = Py_NewRef(pd);
+    self->region = PyWeakref_NewRef(region, NULL);
+    if (!self->region)
+        replace((PyObject **)&self, NULL);
+    return (PyObject *)self;
 }
 
 static void registration_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     Py_CLEAR(((Registration *)object)->pd);
     Py_CLEAR(((Registration *)object)->region);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
-static PyObject *registration_shut(PyObject *object, PyObject *unused)
+static PyObject *registration_shut(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     ((Registration *)object)->closing = 1;
     return PyBool_FromLong(((Registration *)object)->uses > 0);
 }
@@ -74,9 +64,8 @@ static int aio_registration_leave(Registration *self)
     return --self->uses == 0 && self->closing;
 }
 
-static PyObject *registration_leave(PyObject *object, PyObject *unused)
+static PyObject *registration_leave(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     if (!((Registration *)object)->uses) {
         PyErr_SetString(PyExc_RuntimeError, "no operation uses the memory");
         return NULL;
@@ -105,7 +94,7 @@ static PyType_Slot registration_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec registration_spec = {
+PyType_Spec aio_registration_spec = {
     .name = "aiordma._core.Registration",
     .basicsize = sizeof(Registration),
     .flags = Py_TPFLAGS_DEFAULT,
@@ -113,8 +102,6 @@ static PyType_Spec registration_spec = {
 };
 
 /* Operation */
-
-static PyObject *name_let_go, *name_registration;
 
 static int operation_traverse(PyObject *object, visitproc visit, void *arg)
 {
@@ -135,19 +122,14 @@ static int operation_clear(PyObject *object)
 
 static void operation_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(object);
     operation_clear(object);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /* As a Wakeup, but it ends with the number of bytes. */
-static PySendResult operation_send(PyObject *object, PyObject *value, PyObject **result)
+static PySendResult operation_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
-    (void)value;
     *result = aio_wakeup_next(object);
     if (*result)
         return PYGEN_NEXT;
@@ -187,7 +169,7 @@ static PyType_Slot operation_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec operation_spec = {
+PyType_Spec aio_operation_spec = {
     .name = "aiordma._core.Operation",
     .basicsize = sizeof(Operation),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -209,9 +191,7 @@ static Operation *fresh(MessageState *self, uint32_t number)
         aio_wakeup_forget(&operation->wakeup); /* an error that no task has waited for */
         return operation;
     }
-    allocfunc allocate = (allocfunc)PyType_GetSlot(aio_operation_type, Py_tp_alloc);
-
-    operation = (Operation *)allocate(aio_operation_type, 0);
+    operation = (Operation *)PyType_GenericAlloc(aio_operation_type, 0);
     if (!operation)
         return NULL;
     operation->wakeup.loop = Py_XNewRef(self->parked->wakeup.loop);
@@ -292,7 +272,7 @@ PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
         .compare_add = PyLong_AsUnsignedLongLong(args[6]),
         .swap = PyLong_AsUnsignedLongLong(args[7]),
     };
-    registration = PyErr_Occurred() ? NULL : PyObject_GetAttr(args[8], name_registration);
+    registration = PyErr_Occurred() ? NULL : PyObject_GetAttr(args[8], aio_name._registration);
     if (!registration)
         return NULL;
     if (!Py_IS_TYPE(registration, aio_registration_type)) {
@@ -350,7 +330,7 @@ static int end_use(Operation *operation, PyObject *region)
 
     if (!aio_registration_leave(operation->registration))
         return 0;
-    done = PyObject_CallMethodObjArgs(region, name_let_go, NULL);
+    done = PyObject_CallMethodObjArgs(region, aio_name._let_go, NULL);
     Py_XDECREF(done);
     return done ? 0 : -1;
 }
@@ -473,18 +453,10 @@ typedef struct {
     uint32_t length;
 } Piece;
 
-static PyTypeObject *piece_type;
-static PyObject *name_piece, *name_mr, *name_offset, *name_length, *name_addr, *name_rkey,
-    *name_rights, *name_value;
-
 static void piece_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     Py_XDECREF((PyObject *)((Piece *)object)->registration);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 static PyType_Slot piece_slots[] = {
@@ -493,7 +465,7 @@ static PyType_Slot piece_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec piece_spec = {
+PyType_Spec aio_piece_spec = {
     .name = "aiordma._core.Piece",
     .basicsize = sizeof(Piece),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
@@ -522,12 +494,12 @@ static int know(MessageState *self, PyObject *remote)
     if (!Py_IS_TYPE(remote, (PyTypeObject *)self->remote))
         return -1;
     replace(&self->known, NULL);
-    if (number_of(remote, name_addr, &self->known_addr) ||
-        number_of(remote, name_length, &self->known_length) ||
-        number_of(remote, name_rkey, &self->known_rkey))
+    if (number_of(remote, aio_name.addr, &self->known_addr) ||
+        number_of(remote, aio_name.length, &self->known_length) ||
+        number_of(remote, aio_name.rkey, &self->known_rkey))
         return -1;
-    rights = PyObject_GetAttr(remote, name_rights);
-    rc = rights ? number_of(rights, name_value, &self->known_rights) : -1;
+    rights = PyObject_GetAttr(remote, aio_name.rights);
+    rc = rights ? number_of(rights, aio_name._value_, &self->known_rights) : -1;
     Py_XDECREF(rights);
     if (!rc)
         self->known = Py_NewRef(remote);
@@ -537,20 +509,20 @@ static int know(MessageState *self, PyObject *remote)
 /* Make it from the attributes of the SGE; NULL, perhaps with an exception, if it is not plain. */
 static PyObject *make_piece(PyObject *sge)
 {
-    PyObject *region = PyObject_GetAttr(sge, name_mr);
-    PyObject *found = region ? PyObject_GetAttr(region, name_registration) : NULL, *made = NULL;
+    PyObject *region = PyObject_GetAttr(sge, aio_name.mr);
+    PyObject *found = region ? PyObject_GetAttr(region, aio_name._registration) : NULL,
+             *made = NULL;
     uint64_t start, length;
 
-    if (found && Py_IS_TYPE(found, aio_registration_type) && !number_of(sge, name_offset, &start) &&
-        !number_of(sge, name_length, &length) && length && length <= AIO_LARGEST_REQUEST) {
-        allocfunc allocate = (allocfunc)PyType_GetSlot(piece_type, Py_tp_alloc);
-
-        made = allocate(piece_type, 0);
+    if (found && Py_IS_TYPE(found, aio_registration_type) &&
+        !number_of(sge, aio_name.offset, &start) && !number_of(sge, aio_name.length, &length) &&
+        length && length <= AIO_LARGEST_REQUEST) {
+        made = PyType_GenericAlloc(aio_piece_type, 0);
         if (made) {
             ((Piece *)made)->registration = (Registration *)Py_NewRef(found);
             ((Piece *)made)->start = start;
             ((Piece *)made)->length = (uint32_t)length;
-            if (PyObject_GenericSetAttr(sge, name_piece, made))
+            if (PyObject_GenericSetAttr(sge, aio_name._piece, made))
                 replace(&made, NULL);
         }
     }
@@ -604,13 +576,14 @@ static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t 
         PyErr_Clear();
         Py_RETURN_NONE;
     }
-    piece = PyObject_GetAttr(args[1], name_piece);
+    piece = PyObject_GetAttr(args[1], aio_name._piece);
     if (piece == Py_None) {
         Py_DECREF(piece);
         piece = make_piece(args[1]);
     }
-    result =
-        piece && Py_IS_TYPE(piece, piece_type) ? post(self, (Piece *)piece, args[2], opcode) : NULL;
+    result = piece && Py_IS_TYPE(piece, aio_piece_type)
+                 ? post(self, (Piece *)piece, args[2], opcode)
+                 : NULL;
     Py_XDECREF(piece);
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;
@@ -659,11 +632,10 @@ PyObject *aio_operations_allow(PyObject *object, PyObject *depth)
     Py_RETURN_NONE;
 }
 
-PyObject *aio_operation_take_number(PyObject *object, PyObject *unused)
+PyObject *aio_operation_take_number(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
-    (void)unused;
     if (!m->n_operations_free) {
         PyErr_SetString(PyExc_IndexError, "no operation is free");
         return NULL;
@@ -686,35 +658,10 @@ PyObject *aio_operation_give_number(PyObject *object, PyObject *value)
     Py_RETURN_NONE;
 }
 
-PyObject *aio_operations_forget_done(PyObject *object, PyObject *unused)
+PyObject *aio_operations_forget_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
 
-    (void)unused;
     m->done_head = m->done_tail;
     Py_RETURN_NONE;
-}
-
-int aio_add_operation(PyObject *module)
-{
-    static const struct {
-        PyObject **name;
-        const char *text;
-    } names[] = {
-        {&name_let_go, "_let_go"}, {&name_registration, "_registration"},
-        {&name_piece, "_piece"},   {&name_mr, "mr"},
-        {&name_offset, "offset"},  {&name_length, "length"},
-        {&name_addr, "addr"},      {&name_rkey, "rkey"},
-        {&name_rights, "rights"},  {&name_value, "_value_"},
-    };
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        *names[i].name = PyUnicode_InternFromString(names[i].text);
-        if (!*names[i].name)
-            return -1;
-    }
-    aio_registration_type = aio_add_type(module, &registration_spec, NULL);
-    aio_operation_type = aio_add_type(module, &operation_spec, aio_wakeup_type);
-    piece_type = aio_add_type(module, &piece_spec, NULL);
-    return aio_registration_type && aio_operation_type && piece_type ? 0 : -1;
 }

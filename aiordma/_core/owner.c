@@ -23,8 +23,6 @@ typedef struct {
 static PyObject *state_open, *state_closing, *state_destroying, *acquire_lock, *release_lock,
     *guard;
 
-static PyTypeObject *owner_type;
-
 static int call(PyObject *function, PyObject *argument)
 {
     PyObject *result = argument ? PyObject_CallFunctionObjArgs(function, argument, NULL)
@@ -77,7 +75,7 @@ static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **
     for (Py_ssize_t i = 0; !rc && i < count; i++) {
         Owner *parent = (Owner *)PyTuple_GetItem(parents, i);
 
-        if (!PyObject_TypeCheck((PyObject *)parent, owner_type)) {
+        if (!PyObject_TypeCheck((PyObject *)parent, aio_owner_type)) {
             PyErr_SetString(PyExc_TypeError, "a parent is a Resource");
             rc = -1;
         } else if (parent->state != state_open) {
@@ -185,12 +183,11 @@ static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
     return call(guard, object); /* those that are made from it are found through it */
 }
 
-static PyObject *owner_require(PyObject *object, PyObject *unused)
+static PyObject *owner_require(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Owner *self = (Owner *)object;
     PyObject *result;
 
-    (void)unused;
     if (self->state == state_open && self->handle)
         return Py_NewRef(self->handle);
     result = PyObject_CallMethod(object, "_refuse", NULL);
@@ -280,23 +277,20 @@ static PyObject *owner_let_go(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *owner_made(PyObject *object, void *unused)
+static PyObject *owner_made(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return Py_XNewRef(made_by((Owner *)object));
 }
 
-static PyObject *owner_closed(PyObject *object, void *unused)
+static PyObject *owner_closed(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(((Owner *)object)->state != state_open);
 }
 
-static PyObject *owner_rules(PyObject *unused, PyObject *args)
+static PyObject *owner_rules(PyObject *Py_UNUSED(unused), PyObject *args)
 {
     PyObject *open, *closing, *destroying, *acquire, *release, *guarded;
 
-    (void)unused;
     if (!PyArg_ParseTuple(args, "OOOOOO", &open, &closing, &destroying, &acquire, &release,
                           &guarded))
         return NULL;
@@ -388,15 +382,9 @@ static PyType_Slot owner_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec owner_spec = {
+PyType_Spec aio_owner_spec = {
     .name = "aiordma._core.Owner",
     .basicsize = sizeof(Owner),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
     .slots = owner_slots,
 };
-
-int aio_add_owner(PyObject *module)
-{
-    owner_type = aio_add_type(module, &owner_spec, NULL);
-    return owner_type ? 0 : -1;
-}

@@ -368,6 +368,12 @@ struct aio_stream_state {
     uint16_t used[8]; /* receives to be posted again */
 };
 
+/* Requests that the adapter has; below 0 where an adapter flushes some twice. */
+static inline int64_t aio_message_under_way(const struct aio_message_state *m)
+{
+    return m->receives + (int64_t)(m->sent - m->completed) + m->operating;
+}
+
 /* message.c */
 void aio_message_size(struct aio_message_state *m, int64_t window);
 void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives,

@@ -7,10 +7,6 @@
  */
 #include "core.h"
 
-PyTypeObject *aio_stream_state_type;
-
-static PyObject *name_data_received, *name_attention, *name_events, *name_raised;
-
 #define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
 #define PARTS              4  /* of the ring for sending; a message is at most one of them */
 #define MOST_UNTOLD        32 /* messages for which a single completion is asked */
@@ -99,16 +95,12 @@ static int state_clear(PyObject *object)
 
 static void state_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(object);
     state_clear(object);
     Py_CLEAR(((StreamState *)object)->memory);
     PyMem_Free(((StreamState *)object)->state.waiting);
     PyMem_Free(((StreamState *)object)->state.messages);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /*
@@ -177,7 +169,7 @@ static PyObject *cut(StreamState *self, uint32_t n)
     if (!data)
         return NULL;
     aio_stream_read(&self->state, PyBytes_AsString(data), n);
-    if ((self->state.readable || self->state.error) && tell(self, name_attention, NULL)) {
+    if ((self->state.readable || self->state.error) && tell(self, aio_name._on_attention, NULL)) {
         Py_DECREF(data);
         return NULL;
     }
@@ -204,19 +196,14 @@ static PyObject *state_cut(PyObject *object, PyObject *number)
  * */
 static int failed(StreamState *self)
 {
-    PyObject *type, *value, *traceback;
+    PyObject *error;
     int rc;
 
     if (PyErr_ExceptionMatches(PyExc_SystemExit) || PyErr_ExceptionMatches(PyExc_KeyboardInterrupt))
         return -1;
-    PyErr_Fetch(&type, &value, &traceback);
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback)
-        PyException_SetTraceback(value, traceback);
-    rc = tell(self, name_raised, value);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(traceback);
+    error = aio_raised();
+    rc = tell(self, aio_name._on_raised, error);
+    Py_XDECREF(error);
     return rc;
 }
 
@@ -232,7 +219,7 @@ int aio_stream_events(StreamState *self, uint32_t events)
     if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
         PyObject *bits = PyLong_FromUnsignedLong(events);
 
-        rc = bits ? tell(self, name_events, bits) : -1;
+        rc = bits ? tell(self, aio_name._on_events, bits) : -1;
         Py_XDECREF(bits);
         return rc;
     }
@@ -240,7 +227,7 @@ int aio_stream_events(StreamState *self, uint32_t events)
     protocol = Py_NewRef(self->protocol);
     data = cut(self, s->readable);
     /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
-    push = data ? PyObject_GetAttr(protocol, name_data_received) : NULL;
+    push = data ? PyObject_GetAttr(protocol, aio_name.data_received) : NULL;
     done = push ? PyObject_CallFunctionObjArgs(run, push, data, NULL) : NULL;
     rc = done ? 0 : data ? failed(self) : -1;
     Py_DECREF(run);
@@ -255,11 +242,7 @@ static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     unsigned int events;
 
-    if (kwargs && PyDict_Size(kwargs)) {
-        PyErr_SetString(PyExc_TypeError, "StreamState takes no keywords");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(args, "I", &events) || aio_stream_events((StreamState *)object, events))
+    if (aio_events_of(args, kwargs, &events) || aio_stream_events((StreamState *)object, events))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -279,11 +262,10 @@ static PyObject *state_ask(PyObject *object, PyObject *number)
     Py_RETURN_TRUE;
 }
 
-static PyObject *state_done(PyObject *object, PyObject *unused)
+static PyObject *state_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_stream_state *s = &((StreamState *)object)->state;
 
-    (void)unused;
     s->waiter = 0;
     s->want = 1;
     Py_RETURN_NONE;
@@ -304,20 +286,13 @@ static PyObject *state_send(PyObject *object, PyObject *data)
     return PyLong_FromSize_t(sent);
 }
 
-static PyObject *state_room(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLong(aio_stream_room(&((StreamState *)object)->state));
-}
-
-static PyObject *state_send_ring(PyObject *object, PyObject *length)
-{
-    unsigned long count = PyLong_AsUnsignedLong(length);
-
-    if (PyErr_Occurred())
-        return NULL;
-    return PyLong_FromLong(aio_stream_send(&((StreamState *)object)->state, (uint32_t)count));
-}
+AIO_METHOD(StreamState, state_room, aio_stream_room)
+AIO_METHOD(StreamState, state_probe, aio_stream_probe)
+AIO_METHOD(StreamState, state_retire, aio_stream_retire)
+AIO_METHOD_O(StreamState, state_send_ring, aio_stream_send)
+AIO_METHOD_O(StreamState, state_reach, aio_stream_reach)
+AIO_METHOD_O(StreamState, state_fill, aio_stream_fill)
+AIO_METHOD_O(StreamState, state_used, aio_stream_used)
 
 static PyObject *state_control(PyObject *object, PyObject *args)
 {
@@ -337,31 +312,8 @@ static PyObject *state_control(PyObject *object, PyObject *args)
                                               (uint32_t)size, to, key, signaled));
 }
 
-static PyObject *state_probe(PyObject *object, PyObject *unused)
+static PyObject *state_drop(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
-    return PyLong_FromLong(aio_stream_probe(&((StreamState *)object)->state));
-}
-
-static PyObject *state_reach(PyObject *object, PyObject *sub)
-{
-    unsigned long number = PyLong_AsUnsignedLong(sub);
-
-    if (PyErr_Occurred())
-        return NULL;
-    return PyLong_FromUnsignedLong(
-        aio_stream_reach(&((StreamState *)object)->state, (uint32_t)number));
-}
-
-static PyObject *state_retire(PyObject *object, PyObject *unused)
-{
-    (void)unused;
-    return PyLong_FromUnsignedLong(aio_stream_retire(&((StreamState *)object)->state));
-}
-
-static PyObject *state_drop(PyObject *object, PyObject *unused)
-{
-    (void)unused;
     aio_stream_drop(&((StreamState *)object)->state);
     Py_RETURN_NONE;
 }
@@ -383,24 +335,6 @@ static PyObject *state_read(PyObject *object, PyObject *args)
     return PyLong_FromUnsignedLong(count);
 }
 
-static PyObject *state_fill(PyObject *object, PyObject *count)
-{
-    unsigned long number = PyLong_AsUnsignedLong(count);
-
-    if (PyErr_Occurred())
-        return NULL;
-    return PyLong_FromLong(aio_stream_fill(&((StreamState *)object)->state, (uint32_t)number));
-}
-
-static PyObject *state_used(PyObject *object, PyObject *slot)
-{
-    unsigned long number = PyLong_AsUnsignedLong(slot);
-
-    if (PyErr_Occurred())
-        return NULL;
-    return PyLong_FromLong(aio_stream_used(&((StreamState *)object)->state, (uint32_t)number));
-}
-
 /* bind(qp, wr_id, words, lkey): the adapter's side; `words` are where iWARP's words land, or 0. */
 static PyObject *state_bind(PyObject *object, PyObject *args)
 {
@@ -414,9 +348,8 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *state_close(PyObject *object, PyObject *unused)
+static PyObject *state_close(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    (void)unused;
     ((StreamState *)object)->state.dead = 1;
     ((StreamState *)object)->state.qp = NULL;
     Py_RETURN_NONE;
@@ -439,11 +372,10 @@ static PyObject *state_push_waiting(PyObject *object, PyObject *length)
     Py_RETURN_NONE;
 }
 
-static PyObject *state_pop_waiting(PyObject *object, PyObject *unused)
+static PyObject *state_pop_waiting(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_stream_state *s = &((StreamState *)object)->state;
 
-    (void)unused;
     if (!s->waiting_count) {
         PyErr_SetString(PyExc_IndexError, "no message waits");
         return NULL;
@@ -453,20 +385,18 @@ static PyObject *state_pop_waiting(PyObject *object, PyObject *unused)
     Py_RETURN_NONE;
 }
 
-static PyObject *state_get_first(PyObject *object, void *unused)
+static PyObject *state_get_first(PyObject *object, void *Py_UNUSED(unused))
 {
     struct aio_stream_state *s = &((StreamState *)object)->state;
 
-    (void)unused;
     return PyLong_FromUnsignedLong(s->waiting[s->waiting_first & s->waiting_mask]);
 }
 
-static int state_set_first(PyObject *object, PyObject *value, void *unused)
+static int state_set_first(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
 {
     struct aio_stream_state *s = &((StreamState *)object)->state;
     unsigned long number = value ? PyLong_AsUnsignedLong(value) : 0;
 
-    (void)unused;
     if (PyErr_Occurred())
         return -1;
     s->waiting[s->waiting_first & s->waiting_mask] = (uint32_t)number;
@@ -588,21 +518,9 @@ static PyType_Slot state_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec state_spec = {
+PyType_Spec aio_stream_state_spec = {
     .name = "aiordma._core.StreamState",
     .basicsize = sizeof(StreamState),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .slots = state_slots,
 };
-
-int aio_add_stream_state(PyObject *module)
-{
-    name_data_received = PyUnicode_InternFromString("data_received");
-    name_attention = PyUnicode_InternFromString("_on_attention");
-    name_events = PyUnicode_InternFromString("_on_events");
-    name_raised = PyUnicode_InternFromString("_on_raised");
-    if (!name_data_received || !name_attention || !name_events || !name_raised)
-        return -1;
-    aio_stream_state_type = aio_add_type(module, &state_spec, NULL);
-    return aio_stream_state_type ? 0 : -1;
-}

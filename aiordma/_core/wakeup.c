@@ -22,16 +22,12 @@
  */
 #include "core.h"
 
-PyTypeObject *aio_wakeup_type, *aio_parked_type;
-
 /*
  * A future of asyncio's that has ended.  A task that is told of one, and of nothing else, takes the
  * result without a call of a method by its name, which costs 1,000 instructions.  Which future it
  * is told of does not matter to it.
  */
-static PyObject *ended;
-
-static PyObject *name_run, *name_call_soon, *kw_context, *cancelled_error;
+static PyObject *ended, *cancelled_error;
 
 void aio_wakeup_forget(Wakeup *self)
 {
@@ -41,21 +37,17 @@ void aio_wakeup_forget(Wakeup *self)
     self->state = AIO_IDLE;
 }
 
-static int wakeup_init(PyObject *object, PyObject *args, PyObject *kwargs)
-{
-    Wakeup *self = (Wakeup *)object;
-    static char *names[] = {"loop", NULL};
-    PyObject *loop;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &loop))
-        return -1;
-    replace(&self->loop, Py_NewRef(loop));
-    return 0;
-}
-
 static PyObject *wakeup_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    return aio_make(type, args, kwargs, wakeup_init);
+    static char *names[] = {"loop", NULL};
+    PyObject *loop, *object;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O", names, &loop))
+        return NULL;
+    object = PyType_GenericAlloc(type, 0);
+    if (object)
+        ((Wakeup *)object)->loop = Py_NewRef(loop);
+    return object;
 }
 
 static int wakeup_traverse(PyObject *object, visitproc visit, void *arg)
@@ -79,13 +71,9 @@ static int wakeup_clear(PyObject *object)
 
 static void wakeup_dealloc(PyObject *object)
 {
-    PyTypeObject *type = Py_TYPE(object);
-    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-
     PyObject_GC_UnTrack(object);
     wakeup_clear(object);
-    release(object);
-    Py_DECREF(type);
+    aio_free(object);
 }
 
 /* The awaiting side. */
@@ -134,9 +122,8 @@ PyObject *aio_wakeup_next(PyObject *object)
     return object;
 }
 
-static PySendResult wakeup_send(PyObject *object, PyObject *value, PyObject **result)
+static PySendResult wakeup_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
-    (void)value;
     *result = aio_wakeup_next(object);
     if (*result)
         return PYGEN_NEXT;
@@ -194,11 +181,11 @@ static int resume_soon(Wakeup *self)
         PyErr_SetString(PyExc_RuntimeError, "the loop is gone");
         return -1;
     }
-    function = PyObject_GetAttr(self->loop, name_call_soon);
+    function = PyObject_GetAttr(self->loop, aio_name.call_soon);
     args = PyTuple_Pack(2, self->callback, (PyObject *)self);
     kwargs = PyDict_New();
     if (function && args && kwargs &&
-        (!self->context || PyDict_SetItem(kwargs, kw_context, self->context) == 0))
+        (!self->context || PyDict_SetItem(kwargs, aio_name.context, self->context) == 0))
         handle = PyObject_Call(function, args, kwargs);
     Py_XDECREF(function);
     Py_XDECREF(args);
@@ -227,11 +214,10 @@ static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwarg
     Py_RETURN_TRUE;
 }
 
-static PyObject *wakeup_result(PyObject *object, PyObject *unused)
+static PyObject *wakeup_result(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Wakeup *self = (Wakeup *)object;
 
-    (void)unused;
     if (self->error) {
         PyErr_SetObject((PyObject *)Py_TYPE(self->error), self->error);
         return NULL;
@@ -252,7 +238,7 @@ int aio_wake(Wakeup *self)
     context = self->context;
     self->callback = self->context = NULL;
     if (context)
-        result = PyObject_CallMethodObjArgs(context, name_run, callback, ended, NULL);
+        result = PyObject_CallMethodObjArgs(context, aio_name.run, callback, ended, NULL);
     else
         result = PyObject_CallFunctionObjArgs(callback, ended, NULL);
     Py_DECREF(callback);
@@ -263,11 +249,10 @@ int aio_wake(Wakeup *self)
     return 1;
 }
 
-static PyObject *wakeup_wake(PyObject *object, PyObject *unused)
+static PyObject *wakeup_wake(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     int woken = aio_wake((Wakeup *)object);
 
-    (void)unused;
     return woken < 0 ? NULL : PyBool_FromLong(woken);
 }
 
@@ -279,32 +264,28 @@ int aio_wake_soon(Wakeup *self)
     return resume_soon(self) ? -1 : 1;
 }
 
-static PyObject *wakeup_wake_soon(PyObject *object, PyObject *unused)
+static PyObject *wakeup_wake_soon(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     int woken = aio_wake_soon((Wakeup *)object);
 
-    (void)unused;
     return woken < 0 ? NULL : PyBool_FromLong(woken);
 }
 
-static PyObject *wakeup_waiting(PyObject *object, void *unused)
+static PyObject *wakeup_waiting(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(((Wakeup *)object)->state == AIO_WAITING ||
                            ((Wakeup *)object)->state == AIO_READY);
 }
 
-static PyObject *wakeup_get_blocking(PyObject *object, void *unused)
+static PyObject *wakeup_get_blocking(PyObject *object, void *Py_UNUSED(unused))
 {
-    (void)unused;
     return PyBool_FromLong(((Wakeup *)object)->blocking);
 }
 
-static int wakeup_set_blocking(PyObject *object, PyObject *value, void *unused)
+static int wakeup_set_blocking(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
 {
     int truth = value ? PyObject_IsTrue(value) : 0;
 
-    (void)unused;
     if (truth < 0)
         return -1;
     ((Wakeup *)object)->blocking = (char)truth;
@@ -352,7 +333,7 @@ static PyType_Slot wakeup_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec wakeup_spec = {
+PyType_Spec aio_wakeup_spec = {
     .name = "aiordma._core.Wakeup",
     .basicsize = sizeof(Wakeup),
     .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
@@ -404,13 +385,12 @@ static void untake(Message *message)
     replace(&message->keeper, NULL); /* it gives no slot back */
 }
 
-static PySendResult parked_send(PyObject *object, PyObject *value, PyObject **result)
+static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     Parked *self = (Parked *)object;
     int again = self->wakeup.state != AIO_IDLE;
     MessageState *owner;
 
-    (void)value;
     if (!self->taking || !self->owner || (again && self->wakeup.error)) {
         *result = aio_wakeup_next(object);
         if (*result)
@@ -481,7 +461,7 @@ static PyType_Slot parked_slots[] = {
     {0, NULL},
 };
 
-static PyType_Spec parked_spec = {
+PyType_Spec aio_parked_spec = {
     .name = "aiordma._core.Parked",
     .basicsize = sizeof(Parked),
     .flags = Py_TPFLAGS_DEFAULT,
@@ -520,21 +500,12 @@ static PyObject *make_ended(void)
     return future;
 }
 
-int aio_add_wakeup(PyObject *module)
+int aio_prepare_wakeup(void)
 {
     PyObject *exceptions = PyImport_ImportModule("asyncio.exceptions");
 
-    if (!exceptions)
-        return -1;
-    cancelled_error = PyObject_GetAttrString(exceptions, "CancelledError");
-    Py_DECREF(exceptions);
-    name_run = PyUnicode_InternFromString("run");
-    name_call_soon = PyUnicode_InternFromString("call_soon");
-    kw_context = PyUnicode_InternFromString("context");
-    ended = make_ended();
-    if (!ended || !cancelled_error || !name_run || !name_call_soon || !kw_context)
-        return -1;
-    aio_wakeup_type = aio_add_type(module, &wakeup_spec, NULL);
-    aio_parked_type = aio_wakeup_type ? aio_add_type(module, &parked_spec, aio_wakeup_type) : NULL;
-    return aio_parked_type ? 0 : -1;
+    cancelled_error = exceptions ? PyObject_GetAttrString(exceptions, "CancelledError") : NULL;
+    Py_XDECREF(exceptions);
+    ended = cancelled_error ? make_ended() : NULL;
+    return ended ? 0 : -1;
 }
