@@ -60,7 +60,6 @@ PyObject *aio_arrivals_next_large(PyObject *object, PyObject *receives)
     struct aio_arrival *arrival;
     const uint8_t *frame;
     PyObject *imm, *result;
-    uint64_t length = 0;
 
     if (PyErr_Occurred() || make_room(m, (uint32_t)most))
         return NULL;
@@ -71,16 +70,14 @@ PyObject *aio_arrivals_next_large(PyObject *object, PyObject *receives)
     if (m->announced == m->tail)
         Py_RETURN_NONE;
     arrival = &m->arrivals[m->announced & m->arrival_mask];
-    frame = (const uint8_t *)(uintptr_t)(m->recv.addr + (uint64_t)arrival->slot * m->recv.stride);
-    for (int i = 8; i < AIO_FRAME_SIZE; i++)
-        length = length << 8 | frame[i];
+    frame = (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, arrival->slot);
     imm = aio_imm_object(arrival);
-    result =
-        imm ? Py_BuildValue(
-                  "(KNy#I)", (unsigned long long)length, imm, (const char *)frame + AIO_FRAME_SIZE,
-                  (Py_ssize_t)(arrival->length < AIO_HEAD_SIZE ? arrival->length : AIO_HEAD_SIZE),
-                  arrival->slot)
-            : NULL;
+    result = imm ? Py_BuildValue("(KNy#I)", (unsigned long long)aio_read64(frame + 8), imm,
+                                 (const char *)frame + AIO_FRAME_SIZE,
+                                 (Py_ssize_t)(arrival->length < AIO_HEAD_SIZE ? arrival->length
+                                                                              : AIO_HEAD_SIZE),
+                                 arrival->slot)
+                 : NULL;
     if (result)
         arrival->large = 2;
     return result;

@@ -15,23 +15,10 @@
 
 /* Bytes of the wire. */
 
-static uint32_t read32(const uint8_t *at)
-{
-    uint32_t value;
-
-    memcpy(&value, at, sizeof(value));
-    return ntohl(value);
-}
-
 static void write32(uint8_t *at, uint32_t value)
 {
     value = htonl(value);
     memcpy(at, &value, sizeof(value));
-}
-
-static uint64_t read64(const uint8_t *at)
-{
-    return (uint64_t)read32(at) << 32 | read32(at + 4);
 }
 
 static void write_header(uint8_t *at, enum aio_frame_kind kind, uint8_t flags, uint32_t credits,
@@ -51,11 +38,6 @@ static void write_header(uint8_t *at, enum aio_frame_kind kind, uint8_t flags, u
 static uint32_t slot_key(const struct aio_slots *slots, uint32_t slot)
 {
     return slot < slots->base ? slots->key : slots->keys[(slot - slots->base) / slots->step];
-}
-
-static uint64_t slot_addr(const struct aio_slots *slots, uint32_t slot)
-{
-    return slots->addr + (uint64_t)slot * slots->stride;
 }
 
 /* Whether no free slot has to leave, for others of the pool; Python sees to those. */
@@ -148,14 +130,14 @@ int aio_message_flush(struct aio_message_state *m)
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct aio_unposted *send = &m->unposted[i];
-        uint32_t control = send->slot - m->data_slots;
         int is_data = send->slot < m->data_slots;
+        const struct aio_slots *slots = is_data ? &m->send : &m->frames;
+        uint32_t slot = is_data ? send->slot : send->slot - m->data_slots;
 
         sge[i] = (struct ibv_sge){
-            .addr = is_data ? slot_addr(&m->send, send->slot)
-                            : m->control_addr + (uint64_t)control * m->control_stride,
+            .addr = aio_slot_addr(slots, slot),
             .length = send->length,
-            .lkey = is_data ? slot_key(&m->send, send->slot) : m->control_key,
+            .lkey = slot_key(slots, slot),
         };
         wr[i] = (struct ibv_send_wr){
             .wr_id = m->base.id | (uint64_t)send->slot << AIO_SUB_SHIFT,
@@ -205,10 +187,9 @@ static int put_control(struct aio_message_state *m, enum aio_frame_kind kind, ui
                        uint64_t argument)
 {
     uint32_t slot = m->control_free[--m->n_control_free];
-    uint64_t addr = m->control_addr + (uint64_t)slot * m->control_stride;
+    uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->frames, slot);
 
-    write_header((uint8_t *)(uintptr_t)addr, kind, flags, take_owed(m, kind == AIO_FRAME_CREDIT), 0,
-                 argument);
+    write_header(at, kind, flags, take_owed(m, kind == AIO_FRAME_CREDIT), 0, argument);
     return put_slot(m, m->data_slots + slot, AIO_FRAME_SIZE, 0, 0);
 }
 
@@ -269,7 +250,7 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
         for (uint32_t i = 0; i < n; i++) {
             uint32_t slot = slots ? slots[first + i] : first + i;
 
-            sge[i].addr = slot_addr(&m->recv, slot);
+            sge[i].addr = aio_slot_addr(&m->recv, slot);
             sge[i].length = m->recv.stride;
             sge[i].lkey = key;
             wr[i].wr_id = m->base.id | (uint64_t)(AIO_SUB_RECV | slot) << AIO_SUB_SHIFT;
@@ -386,8 +367,7 @@ int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_f
                           const void *data, uint64_t length, uint64_t argument, int has_imm,
                           uint32_t imm)
 {
-    uint64_t addr = slot_addr(&m->send, slot);
-    uint8_t *at = (uint8_t *)(uintptr_t)addr;
+    uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->send, slot);
     uint32_t size = (uint32_t)length;
     int code;
 
@@ -569,7 +549,7 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
 
 static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t length)
 {
-    const uint8_t *at = (const uint8_t *)(uintptr_t)slot_addr(&m->recv, slot);
+    const uint8_t *at = (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, slot);
     struct aio_arrival arrival = {.length = length - AIO_FRAME_SIZE, .slot = (uint16_t)slot};
     uint64_t argument;
     uint32_t returned;
@@ -580,7 +560,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
         return;
     }
     returned = (uint32_t)at[2] << 8 | at[3];
-    argument = read64(at + 8);
+    argument = aio_read64(at + 8);
     if (returned) {
         m->credits += returned;
         if (m->blocked)
@@ -588,7 +568,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
     }
     if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
         arrival.has_imm = at[1] & AIO_FRAME_HAS_IMM;
-        arrival.imm = read32(at + 4);
+        arrival.imm = aio_read32(at + 4);
         arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
         if (m->unused <= 0) {
             violate(m, AIO_WRONG_CREDIT, 0, 0);
@@ -733,7 +713,7 @@ void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t rece
     m->n_free = sends;
     for (uint32_t i = 0; i < controls; i++)
         m->control_free[i] = (uint16_t)i;
-    m->n_control_free = m->controls = controls;
+    m->n_control_free = m->controls = m->frames.base = controls;
     m->posted = receives;
     m->unused = m->granted = (int64_t)receives - m->control;
     aio_message_size(m, m->unused);

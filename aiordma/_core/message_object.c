@@ -406,13 +406,6 @@ PyType_Spec aio_loan_spec = {
     .slots = loan_slots,
 };
 
-static PyObject *message_get_imm(PyObject *object, void *Py_UNUSED(unused))
-{
-    PyObject *imm = ((Message *)object)->imm;
-
-    return Py_NewRef(imm ? imm : Py_None);
-}
-
 static PyObject *message_get_released(PyObject *object, void *Py_UNUSED(unused))
 {
     return PyBool_FromLong(is_released((Message *)object));
@@ -421,21 +414,6 @@ static PyObject *message_get_released(PyObject *object, void *Py_UNUSED(unused))
 static PyObject *message_get_exports(PyObject *object, void *Py_UNUSED(unused))
 {
     return PyLong_FromSsize_t(((Message *)object)->exports + ((Message *)object)->loans);
-}
-
-static PyObject *message_get_kept(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyBool_FromLong(((Message *)object)->kept);
-}
-
-static int message_set_kept(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
-{
-    int truth = value ? PyObject_IsTrue(value) : 0;
-
-    if (truth < 0)
-        return -1;
-    ((Message *)object)->kept = (char)truth;
-    return 0;
 }
 
 static PyObject *message_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -515,14 +493,14 @@ static PyMethodDef message_methods[] = {
 };
 
 static PyGetSetDef message_getset[] = {
-    {"imm", message_get_imm, NULL, "The sender's 32-bit immediate, or None.", NULL},
     {"_released", message_get_released, NULL, NULL, NULL},
     {"_exports", message_get_exports, NULL, NULL, NULL},
-    {"_kept", message_get_kept, message_set_kept, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef message_members[] = {
+    {"imm", T_OBJECT, offsetof(Message, imm), READONLY, "The sender's 32-bit immediate, or None."},
+    {"_kept", T_BOOL, offsetof(Message, kept), 0, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Message, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -463,7 +463,7 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     if (!PyArg_ParseTuple(args, "KKII(KIII)(KIII)(KII)K|O", &qp, &m->base.id, &m->send_flags,
                           &m->inline_size, &m->send.addr, &m->send.stride, &m->send.key,
                           &m->send.base, &m->recv.addr, &m->recv.stride, &m->recv.key,
-                          &m->recv.base, &m->control_addr, &m->control_stride, &m->control_key,
+                          &m->recv.base, &m->frames.addr, &m->frames.stride, &m->frames.key,
                           &crowded, &memory))
         return NULL;
     replace(&((MessageState *)object)->memory, Py_NewRef(memory));

@@ -56,6 +56,19 @@ enum aio_frame_kind {
     AIO_FRAME_ABORT,
 };
 
+static inline uint32_t aio_read32(const uint8_t *at)
+{
+    uint32_t value;
+
+    memcpy(&value, at, sizeof(value));
+    return ntohl(value);
+}
+
+static inline uint64_t aio_read64(const uint8_t *at)
+{
+    return (uint64_t)aio_read32(at) << 32 | aio_read32(at + 4);
+}
+
 #define AIO_CREDIT_FRAMES 2  /* that may be unprocessed at a time */
 #define AIO_HEAD_SIZE     32 /* bytes of the body of a RENDEZVOUS frame that Python sees */
 
@@ -151,6 +164,11 @@ struct aio_slots {
     uint8_t full;    /* there are as many as there may be */
 };
 
+static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)
+{
+    return slots->addr + (uint64_t)slot * slots->stride;
+}
+
 /*
  * The messages of one connection, in both directions, and its operations.
  *
@@ -184,11 +202,9 @@ struct aio_message_state {
     int64_t credits;     /* messages for which the peer has posted receives */
     uint16_t *free;      /* send slots for data */
     uint32_t n_free;
-    uint32_t data_slots; /* those from this number on are for frames without data */
-    uint64_t control_addr;
-    uint32_t control_stride;
-    uint32_t control_key;
-    uint32_t controls; /* slots for frames without data */
+    uint32_t data_slots;     /* those from this number on are for frames without data */
+    struct aio_slots frames; /* for frames without data */
+    uint32_t controls;       /* how many of those */
     uint16_t *control_free;
     uint32_t n_control_free;
     uint64_t sent; /* frames, or messages of a raw connection */

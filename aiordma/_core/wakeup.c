@@ -277,21 +277,6 @@ static PyObject *wakeup_waiting(PyObject *object, void *Py_UNUSED(unused))
                            ((Wakeup *)object)->state == AIO_READY);
 }
 
-static PyObject *wakeup_get_blocking(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyBool_FromLong(((Wakeup *)object)->blocking);
-}
-
-static int wakeup_set_blocking(PyObject *object, PyObject *value, void *Py_UNUSED(unused))
-{
-    int truth = value ? PyObject_IsTrue(value) : 0;
-
-    if (truth < 0)
-        return -1;
-    ((Wakeup *)object)->blocking = (char)truth;
-    return 0;
-}
-
 static PyMethodDef wakeup_methods[] = {
     {"wake", wakeup_wake, METH_NOARGS,
      "Resume the task here and now; False if none waits.  Only where no task is running."},
@@ -306,13 +291,13 @@ static PyMethodDef wakeup_methods[] = {
 };
 
 static PyGetSetDef wakeup_getset[] = {
-    {"_asyncio_future_blocking", wakeup_get_blocking, wakeup_set_blocking, NULL, NULL},
     {"waiting", wakeup_waiting, NULL,
      "Whether a task waits, or is to be resumed and has not run yet.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyMemberDef wakeup_members[] = {
+    {"_asyncio_future_blocking", T_BOOL, offsetof(Wakeup, blocking), 0, NULL},
     {"_loop", T_OBJECT, offsetof(Wakeup, loop), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

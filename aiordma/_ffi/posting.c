@@ -22,16 +22,16 @@ static int aio_post_send(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint3
     return ibv_post_send(qp, &wr, &bad);
 }
 
-/* Post one signaled RDMA READ into one buffer.  Returns 0 or a positive errno. */
-static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
-                         uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
+static int aio_post_rdma(struct ibv_qp *qp, enum ibv_wr_opcode opcode, uint64_t wr_id,
+                         uint64_t addr, uint32_t length, uint32_t lkey, uint64_t remote_addr,
+                         uint32_t rkey)
 {
     struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
     struct ibv_send_wr wr = {
         .wr_id = wr_id,
         .sg_list = &sge,
         .num_sge = 1,
-        .opcode = IBV_WR_RDMA_READ,
+        .opcode = opcode,
         .send_flags = IBV_SEND_SIGNALED,
         .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
     };
@@ -40,22 +40,18 @@ static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint3
     return ibv_post_send(qp, &wr, &bad);
 }
 
+/* Post one signaled RDMA READ into one buffer.  Returns 0 or a positive errno. */
+static int aio_post_read(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
+                         uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
+{
+    return aio_post_rdma(qp, IBV_WR_RDMA_READ, wr_id, addr, length, lkey, remote_addr, rkey);
+}
+
 /* Post one signaled RDMA WRITE of one buffer.  Returns 0 or a positive errno. */
 static int aio_post_write(struct ibv_qp *qp, uint64_t wr_id, uint64_t addr, uint32_t length,
                           uint32_t lkey, uint64_t remote_addr, uint32_t rkey)
 {
-    struct ibv_sge sge = {.addr = addr, .length = length, .lkey = lkey};
-    struct ibv_send_wr wr = {
-        .wr_id = wr_id,
-        .sg_list = &sge,
-        .num_sge = 1,
-        .opcode = IBV_WR_RDMA_WRITE,
-        .send_flags = IBV_SEND_SIGNALED,
-        .wr.rdma = {.remote_addr = remote_addr, .rkey = rkey},
-    };
-    struct ibv_send_wr *bad = NULL;
-
-    return ibv_post_send(qp, &wr, &bad);
+    return aio_post_rdma(qp, IBV_WR_RDMA_WRITE, wr_id, addr, length, lkey, remote_addr, rkey);
 }
 
 /*

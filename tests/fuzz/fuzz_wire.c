@@ -258,7 +258,7 @@ static void fuzz_messages(struct input *in)
                                  .full = 1};
     m->recv = (struct aio_slots){.addr = (uintptr_t)recv, .stride = STRIDE, .key = 2,
                                  .base = RECEIVES, .full = 1};
-    m->control_addr = (uintptr_t)control, m->control_stride = AIO_FRAME_SIZE, m->control_key = 3;
+    m->frames.addr = (uintptr_t)control, m->frames.stride = AIO_FRAME_SIZE, m->frames.key = 3;
     m->base.id = UINT64_C(7) << 40;
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
     m->credits = how & 4 ? 3 : 0;

@@ -38,7 +38,7 @@ from ..endpoint.fabric import new_state
 from .completing import Completing, QueuePair, completion
 from .test_message_state import One, Slots, arrival, reserved
 
-_TP_CLEAR = 51  # Py_tp_clear of typeslots.h
+_TP_CLEAR = 51  # the number of Py_tp_clear
 _NOWHERE = (0, 0, 0, 0)
 
 
