@@ -1,8 +1,8 @@
 /*
  * Arrivals: the ring of messages that have arrived, as Python sees it: methods of MessageState.
  *
- * Owns nothing.  The drain puts messages into the ring (message.c); Parked takes the plain ones out
- * (wakeup.c), and Python the others, in the thread of the connection's loop.
+ * Owns nothing.  The drain puts messages into the ring (message.c); Parked takes them out
+ * (wakeup.c), Python the large ones, in the thread of the connection's loop.
  */
 #include "core.h"
 

@@ -43,8 +43,8 @@ static uint64_t token_of(const struct rdma_cm_id *id)
 }
 
 /*
- * Go on by itself where an id is to: 0, and the event is not reported.  1: this is no such
- * event; or -errno of rdma_resolve_route, which becomes the event's status.
+ * Start to resolve the route of an id whose context asks for it: 0, and the event is not reported.
+ * 1: not such an event or id; or -errno of rdma_resolve_route, which becomes the event's status.
  */
 static int go_on(const struct rdma_cm_event *ev)
 {
@@ -65,8 +65,8 @@ static int go_on(const struct rdma_cm_event *ev)
  *
  * One at a time by design.  Fetching a batch first would leave unacknowledged events of an id
  * that a handler destroys, and rdma_destroy_id waits for those without end.
- * The id's context holds an integer token; the pointer of a new id is handed over for
- * CONNECT_REQUEST only, the one event whose receiver becomes its owner.
+ * The id's context holds an integer token; the pointer of a new id is given to Python for
+ * CONNECT_REQUEST only, the event whose receiver becomes the owner of the id.
  * -EAGAIN ends a drain.  librdmacm may swallow events, so that a readable descriptor can
  * end here at once.
  */

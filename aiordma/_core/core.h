@@ -86,7 +86,7 @@ typedef struct message_state {
     PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
     PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
     Parked *parked;
-    PyObject *handler; /* called with the events that Python sees to */
+    PyObject *handler; /* called with the events that are for Python */
     PyObject *room;    /* called when an operation has ended and a task waits for room */
     PyObject *sge;     /* two classes, of which operation.c reads the attributes */
     PyObject *remote;
@@ -100,7 +100,7 @@ typedef struct message_state {
     char may_read;         /* initiator_depth is not 0 */
 } MessageState;
 
-/* message_object.c: bytes of a buffer that are held */
+/* message_object.c: bytes of a buffer, which stays exported */
 typedef struct {
     PyObject *view; /* a memoryview that no other object has; NULL: none are held */
     char *start;
@@ -111,8 +111,8 @@ typedef struct {
 /* message_object.c: the bytes of a message */
 typedef struct {
     PyObject_HEAD
-    PyObject *keeper; /* MessageState, or a function that is told whether there are
-                       * exports left; NULL once it was */
+    PyObject *keeper; /* a MessageState, or a function, called once, with whether exports are left;
+                         NULL after that */
     AioBytes bytes;   /* none in a slot until the program wants them */
     PyObject *imm;
     Py_ssize_t length;
@@ -129,12 +129,12 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     struct aio_stream_state state;
-    PyObject *memory;     /* keeps the rings alive: a kept `write` may have nothing else */
-    PyObject *handler;    /* the stream, told of unusual events; None when it is over */
-    Wakeup *wakeup;       /* of the task that waits for bytes */
-    PyObject *protocol;   /* whose data_received is called, or None */
-    PyObject *run;        /* of the context in which it is called */
-    PyObject *rest;       /* called with data that were not plain, and how many bytes have gone */
+    PyObject *memory;   /* keeps the rings alive: a kept `write` may have nothing else */
+    PyObject *handler;  /* the stream, called with the rare events; None when it is over */
+    Wakeup *wakeup;     /* of the task that waits for bytes */
+    PyObject *protocol; /* whose data_received is called, or None */
+    PyObject *run;      /* Context.run, of the context in which data_received is called */
+    PyObject *rest; /* called with data that C cannot send whole, and how many bytes it has sent */
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */
 } StreamState;
@@ -293,7 +293,9 @@ extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
 
-/* message_state.c, for Parked: the message of an arrival, or NULL; and to tell the peer of credits.
+/*
+ * message_state.c, for Parked: make the message of an arrival, or NULL; send the credits that are
+ * due
  */
 PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival);
 void aio_give_credit(struct aio_message_state *m);

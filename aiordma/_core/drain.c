@@ -1,21 +1,21 @@
 /*
- * Drain: takes what has completed on one completion channel, and tells the states of it.
+ * Drain: takes the completions of one completion channel, and calls the owners of the states.
  *
- * Owns a Drain: the channel's events, the queues that are being polled, and the line of events that
- * owners of states are still to be told of.  Every function holds the interpreter lock from its
- * beginning to its end, so that a queue that is being destroyed in another thread, and a state that
- * a finalizer removes, are seen before or after, and never between.
+ * Owns a Drain: the queues that are being polled, and the events for which no owner was called yet.
+ * Every function holds the interpreter lock from its beginning to its end: a queue that another
+ * thread destroys, and a state that a finalizer removes, go before or after a function, never in
+ * it.
  *
  * For each event: arm the queue, then poll it until it is empty, then acknowledge the event.
  *   Arm before poll: ibv_req_notify_cq holds for one event and is silent about completions that are
  *   there already; to poll first would lose the completion that lands in between.
  *   Acknowledge last: ibv_destroy_cq, in another thread, waits for it, so that the queue cannot be
- *   freed while its event is at hand.
+ *   freed before.
  *
  * Completions of a connection or stream are taken by its state (`struct aio_state`), without
- * Python; the state notes events.  Once a channel is empty, the owners of the states are told of
- * their events, in the order in which they came, and resume tasks.  An owner may poll a queue, and
- * so bring events for other owners: those wait for the next turn of the loop.
+ * Python; the state notes events.  Once a channel is empty, the owners of the states are called
+ * with their events, in the order of the first completions, and resume tasks.  An owner may poll a
+ * queue, and so bring events for other owners: those wait for the next turn of the loop.
  *
  * All else (completions of native queue pairs, failures, queues that the program polls) goes the
  * way of verbs/comp_channel.py and loop/pump.py.
@@ -64,8 +64,8 @@ static void acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
 }
 
 /*
- * retire(address): before ibv_destroy_cq, in whatever thread.  The drain keeps off the queue from
- * now on, and acknowledges what it still gets at once.
+ * retire(address): called before ibv_destroy_cq, in any thread. From now on the drain neither arms
+ * nor polls the queue, and acknowledges each event at once.
  *
  * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
  * software iWARP unmaps the queue before it waits, and a poll that runs beside it crashes.
@@ -126,15 +126,15 @@ PyType_Spec aio_queue_spec = {
 
 #define PENDING  32
 #define SEGMENTS 64
-#define ROUNDS   32 /* of draining and telling, before others have their turn */
+#define ROUNDS   32 /* of draining and calling owners, before the loop has its turn */
 
 /* Completions of one queue that go to Python, in the order in which they were polled. */
 struct segment {
     uint64_t token;
-    uint32_t count; /* 0: the queue is polled by the program, which is told of an event */
+    uint32_t count; /* 0: the program polls the queue; there was an event */
 };
 
-/* Of a state that has events: both in one word, in the order in which they came. */
+/* The index of a state, and its events, in one word. */
 #define TOLD(index, events) ((index) | (events) << AIO_INDEX_BITS)
 
 typedef struct {
@@ -155,9 +155,10 @@ typedef struct {
     int failed;                /* errno */
     struct aio_state **states; /* by index */
     PyObject **keepers;        /* the object of each state */
-    PyObject **owners;         /* the object that is told of its events */
+    PyObject **owners;         /* the object that is called with its events */
     uint32_t n_states;
-    uint32_t *untold; /* of TOLD, from `first` to `last` */
+    uint32_t
+        *untold; /* events for which no owner was called yet, from `first` to `last`: see TOLD */
     uint32_t first;
     uint32_t last;
     uint32_t room;
@@ -264,8 +265,8 @@ static struct aio_state *state_of(PyObject *keeper)
 }
 
 /*
- * add(wr_id, state, owner): hand an entry's completions to a state.  Again with another owner: the
- * events that are not told yet are for that one.
+ * add(wr_id, state, owner): completions with this wr_id are for the state. A second call sets a new
+ * owner, which is called with the events that wait.
  */
 static PyObject *drain_add(PyObject *object, PyObject *args)
 {
@@ -301,7 +302,9 @@ static PyObject *drain_add(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* remove(wr_id): the entry gets all its completions from now on; events not told yet are lost. */
+/*
+ * remove(wr_id): completions with this wr_id are for Python from now on; events that wait are lost.
+ */
 static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
 {
     Drain *self = (Drain *)object;
@@ -326,10 +329,10 @@ static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
 }
 
 /*
- * Hand a completion to its state; 0 if it is for Python.
+ * Have the state of a completion take it; 0 if it is for Python.
  *
- * The order of a state's completions is kept: behind a completion that went to Python all others go
- * there, too, until Python has seen it.
+ * The order of a state's completions is kept: behind a completion for Python all others are for
+ * Python, too, until Python has counted that completion.
  */
 static int take(Drain *self, const struct ibv_wc *wc)
 {
@@ -352,7 +355,7 @@ static int take(Drain *self, const struct ibv_wc *wc)
     return 1;
 }
 
-/* Put the events of the states beside their indices. */
+/* Take the events out of the states: the states may be called again before their owners are. */
 static void collect_events(Drain *self)
 {
     for (uint32_t i = 0; i < self->n_ready; i++) {
@@ -411,9 +414,9 @@ static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
 /*
  * Take the channel's events; managed queues are armed and wait in `pending` for their turn.
  *
- * Mostly there is one event, and a second read would only say so.  It is spared SPARE times after
- * it has found nothing: the descriptor stays readable while there is another event, so that the
- * next turn of the loop takes it.  Where a second event is found, all are taken, each time.
+ * Mostly there is a single event.  After a second read that has found nothing, the next SPARE
+ * drains do without it: the descriptor stays readable while there is another event, so that the
+ * next turn of the loop takes it.  After a second event all events are taken, each time.
  */
 #define SPARE 64
 
@@ -459,7 +462,7 @@ static void admit(Drain *self)
     }
 }
 
-/* Take entry i out of `pending`; its event is still to be acknowledged. */
+/* Take entry i out of `pending`; the caller acknowledges its event. */
 static struct ibv_cq *remove_pending(Drain *self, uint32_t i)
 {
     struct ibv_cq *cq = self->pending[i];
@@ -489,16 +492,16 @@ static void settle(Drain *self)
  * empty stay in `pending`, `more` is set and the caller has to call again without waiting for the
  * descriptor: completions from before the arming raise no event.
  *
- * A queue that is to be armed late is armed when it was found empty, and polled once more: its
- * completions make the program post what may be done at once, so that the caller tells the owners
- * and calls again (AGAIN), until nothing is left.  So long nothing sleeps, and no event is needed.
- * Only while it is the only queue.
+ * A queue with `arm_late` is armed when it was found empty, and then polled once more.  A program
+ * often answers a completion with a request that completes at once: so the caller calls the owners,
+ * and drains again (AGAIN), until the queue is empty.  Until then the loop does not sleep, and
+ * needs no event.  This is done only while the queue is the only queue in `pending`.
  *
  * A queue that was found to have fewer completions than were asked for is empty: a later completion
  * raises an event, because the queue was armed before.
  *
- * Returns 0 if nothing is left to do; else LOOK: there is something for Python; AGAIN: call once
- * more when the owners have been told; TOLD_ONLY: states have events, and nothing else.
+ * Returns 0 if nothing is left to do; else the sum of LOOK: there is work for Python; AGAIN: to be
+ * called again after the owners; TOLD_ONLY: owners are to be called.
  */
 #define TURN      64
 #define LOOK      1
@@ -554,7 +557,7 @@ static int drain_once(Drain *self)
 
 /* Owners */
 
-/* Tell the owner of a state, unless it was removed. */
+/* Call the owner of a state with its events, unless the state was removed. */
 static int tell(Drain *self, uint32_t told)
 {
     uint32_t index = told & AIO_INDEX_MASK, events = told >> AIO_INDEX_BITS;
@@ -563,7 +566,7 @@ static int tell(Drain *self, uint32_t told)
 
     if (!owner)
         return 0;
-    Py_INCREF(owner); /* it may remove itself */
+    Py_INCREF(owner); /* the owner may remove its state */
     if (Py_IS_TYPE(owner, aio_message_state_type)) {
         rc = aio_message_events((MessageState *)owner, events, 0);
     } else if (Py_IS_TYPE(owner, aio_stream_state_type)) {
@@ -575,7 +578,7 @@ static int tell(Drain *self, uint32_t told)
     return rc;
 }
 
-/* Put the events that the last drain or sweep brought into the line.  0, or -1. */
+/* Have the events of the last drain or sweep wait, behind the others. 0, or -1. */
 static int keep(Drain *self)
 {
     uint32_t count = self->n_ready, kept = self->last - self->first;
@@ -601,7 +604,7 @@ static int keep(Drain *self)
     return 0;
 }
 
-/* Tell of those that are in the line now.  0, or -1: then the others are still there. */
+/* Call the owners of the events that wait now. 0, or -1: then the other events still wait. */
 static int tell_all(Drain *self)
 {
     for (uint32_t count = self->last - self->first; count && self->first != self->last; count--) {
@@ -614,9 +617,10 @@ static int tell_all(Drain *self)
 }
 
 /*
- * Drain and tell: 0 if all is done, -1 with an exception, else the work that is left for Python.
+ * Drain, and call the owners: 0 if all is done, -1 with an exception, else the work that is left
+ * for Python.
  *
- * Tasks are resumed here; functions that must not run among them wait for the end (`draining`).
+ * Tasks are resumed here. Functions that must not run among them wait for the end (`draining`).
  */
 static int drain_and_tell(Drain *self)
 {
@@ -758,8 +762,8 @@ static PyObject *drain_tell(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 /*
- * forget(address): acknowledge the event that an unfinished drain holds of a queue, before that is
- * destroyed; of all queues (address 0) when no call will finish the drain.
+ * forget(address): acknowledge the event of a queue in `pending`, before the queue is destroyed;
+ * those of all queues (address 0) when no call will finish the drain.
  */
 static PyObject *drain_forget(PyObject *object, PyObject *address)
 {
@@ -851,7 +855,7 @@ PyType_Spec aio_drain_spec = {
 typedef struct {
     PyObject_HEAD
     PyObject *drain; /* weak reference */
-    PyObject *slow;  /* called for whatever is not simple */
+    PyObject *slow;  /* called if work is left for Python */
 } Readable;
 
 static PyObject *readable_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -893,7 +897,7 @@ static void readable_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/* Whether all is done; if not, drain->left or ->error is for Python. */
+/* Drain; whether all is done. If not, drain->left or drain->error is for Python. */
 static int all_done(Drain *drain)
 {
     int took = drain_and_tell(drain);
@@ -926,7 +930,7 @@ static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_DECREF(drain);
     if (done)
         Py_RETURN_NONE;
-    slow = Py_XNewRef(self->slow); /* it may take this object off the loop */
+    slow = Py_XNewRef(self->slow); /* the call may take this object off the loop */
     result = PyObject_CallFunctionObjArgs(slow, NULL);
     Py_XDECREF(slow);
     return result;

@@ -3,8 +3,8 @@
  *
  * Owns nothing: it works on a struct aio_message_state, whose owner is a MessageState.  A
  * completion goes in (`take_completion`, which the drain calls), the state changes, events come
- * out; the requests of the state are posted at once: receives again, CREDIT, PONG and the other
- * frames without data.  Python keeps the work that takes long or waits.
+ * out; receives, CREDIT, PONG and the other frames without data are posted at once.  Work that
+ * takes long, or waits, is Python's.
  *
  * Every send asks for a completion, which costs little as long as it wakes no task: the queue is
  * armed for solicited completions, which the peer's frames are, and a send is not.
@@ -40,7 +40,7 @@ static uint32_t slot_key(const struct aio_slots *slots, uint32_t slot)
     return slot < slots->base ? slots->key : slots->keys[(slot - slots->base) / slots->step];
 }
 
-/* Whether no free slot has to leave, for others of the pool; Python sees to those. */
+/* Whether every free slot stays. Slots that leave, for others of the pool, are Python's work. */
 static int slots_stay(const struct aio_message_state *m, const struct aio_slots *slots)
 {
     return !slots->more || !(slots->leaving || *m->crowded);
@@ -51,9 +51,9 @@ static int slots_stay(const struct aio_message_state *m, const struct aio_slots 
 /*
  * Receives for data whose credit the peer does not have yet.
  *
- * At any time the adapter has a receive for each credit that the peer has, for each that it is
- * owed, and for `control` frames without credit.  So what is owed need not be counted: it is what
- * is posted beyond the other two.
+ * At any time the adapter has a receive for each credit of the peer, for each credit that the peer
+ * is owed, and for `control` frames without credit.  So the owed credits are the posted receives
+ * without the other two.
  */
 static int64_t owed(const struct aio_message_state *m)
 {
@@ -72,9 +72,9 @@ static void forget_marks(struct aio_message_state *m)
 }
 
 /*
- * Whether a CREDIT frame may be sent: half of the window is owed.  Where that is one credit, as at
- * the beginning of a pool's window, it would be a frame for each message: then it waits until the
- * peer has none left.
+ * Whether a CREDIT frame is due: half of the window is owed.  If half is a single credit, as at the
+ * beginning of a pool's window, that would be a frame for each message: so the frame waits until
+ * the peer has no credit left.
  */
 static int credit_is_due(struct aio_message_state *m)
 {
@@ -102,7 +102,7 @@ static uint32_t take_owed(struct aio_message_state *m, int alone)
 
 /* Posting. */
 
-/* The adapter takes no sends any more: those of the chain have ended. */
+/* The adapter takes no sends any more: the sends of the chain have ended. */
 void aio_message_drop(struct aio_message_state *m)
 {
     m->completed += m->n_unposted;
@@ -282,14 +282,13 @@ static int post_back(struct aio_message_state *m)
     return code;
 }
 
-/* A receive slot is free; it is posted again as soon as so many are.  0 or an errno. */
+/* A receive slot is free; it is posted again when `together` slots are free. 0 or an errno. */
 static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t together)
 {
     int code;
 
     m->back[m->n_back++] = (uint16_t)slot;
-    /* Not those that make half of the window with the owed credits: they may be the last to come.
-     * */
+    /* Slots that complete half of the window are posted now: no further slot may come. */
     if (m->n_back < together && (m->raw || owed(m) + m->n_back < m->due))
         return 0;
     code = post_back(m);
@@ -310,8 +309,8 @@ int aio_message_back(struct aio_message_state *m, uint32_t slot)
 }
 
 /*
- * That of a frame that costs no credit: the peer counts on it, so that it is posted at once.  -1 if
- * it may leave instead, as no promise needs it.
+ * The slot of a frame without credit is free. The peer may send the next such frame at any time, so
+ * that the slot is posted at once. -1 if the slot may leave instead, as no credit needs it.
  */
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
 {
@@ -321,7 +320,7 @@ int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
 }
 
 /*
- * The program waits, or had its chance to answer: tell the peer of credits that no frame took.
+ * The program waits, or could have answered: send the credits that are due in a frame of their own.
  */
 int aio_message_give_credit(struct aio_message_state *m)
 {
@@ -334,7 +333,7 @@ int aio_message_give_credit(struct aio_message_state *m)
     return code ? code : pump(m);
 }
 
-/* Say something without data, as soon as there is a slot for it. */
+/* Send a frame without data, as soon as there is a slot for it. */
 int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
                     uint8_t flags)
 {
@@ -521,7 +520,9 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
         take_done(m, argument, flags);
         break;
     case AIO_FRAME_PING:
-        /* Where this side asks, too, only the answer shows that it is heard. */
+        /*
+         * While a PING of this side waits, only its PONG is a sign that the peer hears this side.
+         */
         if (!m->asking)
             m->heard = 1;
         m->to_say |= 1 << AIO_FRAME_PONG;
@@ -598,7 +599,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
     }
     fail(m, code ? code : pump(m));
     if (is_unsaid(m))
-        m->base.events |= AIO_EVENT_SENT; /* Python has completed sends wake the loop */
+        m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
 }
 
 static void take_receive(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)
@@ -625,8 +626,8 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
 }
 
 /*
- * 0 if Python has to see to the slot: some of a pool are leaving; or it completes twice, which a
- * forked child may bring about.
+ * 0 if the completion is for Python: some slots of a pool leave; or the send completes twice, which
+ * a forked child may bring about.
  */
 static int take_sent(struct aio_message_state *m, uint32_t slot)
 {
@@ -635,7 +636,7 @@ static int take_sent(struct aio_message_state *m, uint32_t slot)
             return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);
         if (is_unsaid(m))
-            m->base.events |= AIO_EVENT_SENT; /* perhaps the last of them goes now */
+            m->base.events |= AIO_EVENT_SENT; /* the last such frame may go now */
         fail(m, pump(m));
     } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {
         m->free[m->n_free++] = (uint16_t)slot;

@@ -1,16 +1,16 @@
 /*
  * Messages: the bytes that were received, and the keeper that gets their memory back.
  *
- * A message lies in a receive slot of a connection, or in memory of its own.  Whose memory it is is
- * told once: at release(), or when the last reference goes, in whatever thread.  Most messages are
- * released without a view of them ever being made.
+ * A message lies in a receive slot of a connection, or in memory of its own.  The memory goes back
+ * to the keeper once: at release(), or when the last reference goes, in any thread.  Of most
+ * messages no view is ever made.
  *
  * A message exports its bytes itself, so that each export has a reference to it, and counts them.
  *
- * The library holds bytes of a message by a loan: the adapter may read them behind a canceled send.
- * The program cannot end that, and it must not keep the program from releasing the message.
+ * A Loan keeps bytes of a message for the library: the adapter may read them after a send was
+ * canceled.  A program cannot end a loan, and so a loan does not prevent a release.
  *
- * Held: bytes of a buffer, held where the cycle collector does not look.
+ * Held keeps bytes of a buffer, by a reference that the cycle collector does not visit.
  *
  * A memoryview that exports its bytes to C, and is found by the collector, is taken apart although
  * it is in use: it gives up its bytes, and a later release of the export crashes (CPython 3.11).  A
@@ -18,8 +18,7 @@
  * the bytes are held by a memoryview of their own, which no other object has, of which only the
  * address is used, and which is never shown to the collector.  Its bytes stay as long as it does.
  *
- * The price: a holder to which the object of its own buffer leads back is not collected
- * before it lets go.
+ * The price: a cycle through such a view is not collected.
  */
 #include "core.h"
 
@@ -29,7 +28,7 @@ typedef struct {
     AioBytes bytes;
 } Loan;
 
-/* Hold the bytes of a buffer, which lie in one piece, in the place of none. */
+/* Make a view of a contiguous buffer; `bytes` has none before. */
 static int aio_hold(AioBytes *bytes, PyObject *buffer)
 {
     PyObject *view = PyMemoryView_FromObject(buffer);
@@ -58,7 +57,7 @@ static void aio_let_loose(AioBytes *bytes)
     Py_XDECREF(view);
 }
 
-/* Export the bytes, which are held, as those of `owner`. */
+/* Export the bytes of a view that exists as those of `owner`. */
 static int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags)
 {
     return PyBuffer_FillInfo(view, owner, bytes->start, bytes->length, bytes->readonly, flags);
@@ -164,7 +163,7 @@ static int is_released(const Message *self)
     return self->over || (!self->bytes.view && !(self->keeper && self->in_slot));
 }
 
-/* Have its bytes at hand; 0, or -1. */
+/* Make the view of the message's bytes, unless there is one. 0, or -1. */
 static int look(Message *self)
 {
     PyObject *slot, *length, *view = NULL;
@@ -188,7 +187,7 @@ static int look(Message *self)
     return rc;
 }
 
-/* Tell whose memory it is; with a failure the exception. */
+/* Give the memory back to the keeper: 0, or -1 with an exception. */
 static int give_back(Message *self)
 {
     PyObject *keeper = self->keeper, *result;
@@ -217,7 +216,7 @@ static int give_back(Message *self)
     return result ? 0 : -1;
 }
 
-/* No further look at the bytes; the memory goes back, at once or when the last use has ended. */
+/* Release the message: the memory goes back at once, or with the end of the last export or loan. */
 static int let_go(Message *self)
 {
     self->over = 1;
@@ -268,7 +267,7 @@ static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* Let go where no error can be raised; it is reported as one of `source`. */
+/* Release the message where no error can be raised; an error is reported, with `source`. */
 static void forgotten(Message *self, PyObject *source)
 {
     PyObject *type, *value, *traceback;
@@ -280,8 +279,8 @@ static void forgotten(Message *self, PyObject *source)
 }
 
 /*
- * For a message that the collector found.  Its exports are found, too, and end after this, but no
- * function of the keeper's can be called any more then: so the keeper is told now.
+ * For a message that the collector has found. Its exports are garbage, too, and end after this,
+ * when no function of the keeper can be called any more: so the memory goes back now.
  */
 static void message_finalize(PyObject *object)
 {
@@ -446,7 +445,7 @@ static PyObject *message_compare(PyObject *object, PyObject *other, int operator
     return result;
 }
 
-/* The exception that ends the block is not to be lost for another one. */
+/* An exception of release() would replace the exception that ends the block. */
 static PyObject *message_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     if (!count || args[0] == Py_None)

@@ -192,7 +192,7 @@ static int is_put_off(const struct aio_message_state *m)
     return m->due <= 1 && m->unused <= 0 && m->posted > m->control && !m->raw;
 }
 
-/* Have the peer told of credits; a failure is an event for Python. */
+/* Send the credits that are due; a failure is noted for Python. */
 void aio_give_credit(struct aio_message_state *m)
 {
     int code = aio_message_give_credit(m);
@@ -201,7 +201,7 @@ void aio_give_credit(struct aio_message_state *m)
         m->error = code;
 }
 
-/* `await owner` gives the next message, or None if Python has to see to it. */
+/* `await state` ends with the next message, or with None if Python has to receive it. */
 static PyObject *state_await(PyObject *object)
 {
     MessageState *self = (MessageState *)object;
@@ -285,7 +285,10 @@ static PyObject *state_send_buffer(PyObject *object, PyObject *args)
     return has_imm < 0 ? NULL : sent((MessageState *)object, code);
 }
 
-/* send_from(slot, kind, data, argument, imm): from a slot that was reserved; 0 or an errno. */
+/*
+ * send_from(slot, kind, data, argument, imm): send a frame from a slot that `reserve` has returned.
+ * 0 or an errno.
+ */
 static PyObject *state_send_from(PyObject *object, PyObject *args)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
@@ -404,7 +407,7 @@ static int give_events(MessageState *self, uint32_t events, int late)
     return 0;
 }
 
-/* Post the chain, behind events of which `rc` is told: 0, or -1 with an exception, which stays. */
+/* Post the chain, after the events, whose result is `rc`: 0, or -1 with the exception of `rc`. */
 static int flush(MessageState *self, int rc)
 {
     PyObject *type, *value, *traceback;
@@ -479,7 +482,7 @@ static PyObject *state_close(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
-/* The registrations of slots that come and go: their keys, 0 where there is none. */
+/* Take the keys of the registrations of slots that come and go; 0 where there is none. */
 static int fit(struct aio_slots *slots, PyObject *keys)
 {
     Py_ssize_t count = PyList_Size(keys);
@@ -548,7 +551,7 @@ static PyObject *state_post_read(PyObject *object, PyObject *args)
     return PyLong_FromLong(aio_message_read(m, number, addr, length, lkey, remote_addr, rkey));
 }
 
-/* post_receives(key, slots), where `slots` is a list, or how many from the first on. */
+/* post_receives(key, slots): `slots` is a list, or a number of slots, from the first on. */
 static PyObject *state_post_receives(PyObject *object, PyObject *args)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
@@ -612,7 +615,7 @@ TAKE_METHOD(state_take_reads, reads_done)
 
 /* Arrivals: the rest is in arrivals.c */
 
-/* peek(): (slot, length, immediate) of the oldest message; of a large one the slot is None. */
+/* peek(): (slot, length, immediate) of the oldest message; the slot of a large message is None. */
 static PyObject *state_peek(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     struct aio_message_state *m = &((MessageState *)object)->state;

@@ -4,8 +4,8 @@
  * Registration is the registered memory as the data path needs it: numbers, and how many operations
  * use it.  To retain a resource takes a lock and two calls of Python, because everything may happen
  * in every thread.  Operations begin and end in the thread of their loop, and with the interpreter
- * lock held, so that a number is enough.  The region asks for it when it is closed: then it counts
- * the operations under way as one user, and is told when the last has ended.
+ * lock held, so that a number is enough.  A region that is closed while the number is not 0 counts
+ * all of them as a single user, and `_let_go` is called when the last operation has ended.
  *
  * Operation is a request that is under way.  Each has a number, which is the sub-index of its
  * wr_id, and an object that one task waits on.  The local memory is in use from the post to the
@@ -13,9 +13,10 @@
  * An object is used again for its number unless the program still has it: an operation may end
  * before it is waited for.
  *
- * `transfer` posts a READ or WRITE of a piece of registered memory.  endpoint/one_sided.py has all
- * the rules, and the words of the errors.  Here are the rules of the frequent case, of one request;
- * a transfer that does not pass is left to Python, which refuses it or does it in its own way.
+ * `transfer` posts a READ or WRITE of a piece of registered memory, in a single request.  It has
+ * the rules of this frequent case; endpoint/one_sided.py has all rules, and the texts of the
+ * errors.  A transfer that does not pass here is left to Python, which does it in another way or
+ * refuses it.
  */
 #include "core.h"
 
@@ -176,7 +177,7 @@ PyType_Spec aio_operation_spec = {
     .slots = operation_slots,
 };
 
-/* The object for a number, which is not under way; borrowed, or NULL. */
+/* The object for a number, made or used again; borrowed, or NULL. */
 static Operation *fresh(MessageState *self, uint32_t number)
 {
     Operation *operation;
@@ -200,9 +201,10 @@ static Operation *fresh(MessageState *self, uint32_t number)
 }
 
 /*
- * Post a request with a number, or with any that is free if that is negative.
+ * Post a request with this number; if the number is negative, with a free number.
  *
- * The operation; None if there is no room, or Python has to look why not; or errno of the post.
+ * Returns the operation; None if no number is free, or if the rules in Python have to decide; or
+ * the errno of the post.
  */
 static PyObject *aio_post(MessageState *self, long number, struct aio_operation *request,
                           Registration *registration)
@@ -375,8 +377,8 @@ static int succeed(MessageState *self, uint32_t number)
 }
 
 /*
- * ended(number, error): end an operation that did not end by way of C, with its error or None.  Its
- * region, whose use the caller ends; None if it is not under way.
+ * ended(number, error): end an operation whose completion went to Python, with its error or None.
+ * Returns its region, whose use the caller ends; None if the operation is not under way.
  */
 PyObject *aio_operation_ended(PyObject *object, PyObject *args)
 {
@@ -410,7 +412,7 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
     return region;
 }
 
-/* Those that C has noted as done have ended.  0, or -1. */
+/* End the operations whose completions C has taken. 0, or -1. */
 int aio_operations_done(MessageState *self)
 {
     struct aio_message_state *m = &self->state;
@@ -420,7 +422,7 @@ int aio_operations_done(MessageState *self)
             return -1;
     }
     if (m->operations_wanted && self->room) {
-        PyObject *room = Py_NewRef(self->room); /* it may put another in its place */
+        PyObject *room = Py_NewRef(self->room); /* the call may set another function */
         PyObject *told = PyObject_CallNoArgs(room);
 
         Py_DECREF(room);
@@ -443,9 +445,7 @@ void aio_free_operations(MessageState *self)
 
 /* READ and WRITE of a piece of registered memory */
 
-/*
- * Registered memory (SGE) for C: kept in the SGE, which never changes, from its first use on.
- */
+/* An SGE for C: kept in the SGE, which never changes, from its first use on. */
 typedef struct {
     PyObject_HEAD
     Registration *registration;
@@ -483,7 +483,10 @@ static int number_of(PyObject *object, PyObject *name, uint64_t *number)
     return *number == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Programs use the same memory of the peer again and again; it is a value that never changes. */
+/*
+ * Read the numbers of a RemoteRegion, unless they are those of the last call: programs use the same
+ * memory of the peer again and again, and a RemoteRegion never changes.
+ */
 static int know(MessageState *self, PyObject *remote)
 {
     PyObject *rights;
@@ -506,7 +509,7 @@ static int know(MessageState *self, PyObject *remote)
     return rc;
 }
 
-/* Make it from the attributes of the SGE; NULL, perhaps with an exception, if it is not plain. */
+/* Make the Piece of an SGE; NULL, perhaps with an exception, if that is left to Python. */
 static PyObject *make_piece(PyObject *sge)
 {
     PyObject *region = PyObject_GetAttr(sge, aio_name.mr);
@@ -531,7 +534,7 @@ static PyObject *make_piece(PyObject *sge)
     return made;
 }
 
-/* Post, if the piece and the peer's memory will do; NULL, perhaps with an exception, if not. */
+/* Post, if piece and remote memory allow it; NULL, perhaps with an exception, if not. */
 static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
                       enum ibv_wr_opcode opcode)
 {

@@ -39,7 +39,7 @@ static PyObject *made_by(Owner *self)
     return self->made;
 }
 
-/* Under the lock: be a child of `parent`. 1: so it is; 0: it was already; -1 */
+/* Under the lock: make `own` a child of `parent`. 1; 0 if it was a child already; -1 */
 static int enter(Owner *parent, PyObject *own, PyObject *reference)
 {
     PyObject *made = made_by(parent);
@@ -83,7 +83,7 @@ static int enter_all(Owner *self, PyObject *parents, PyObject *held, PyObject **
             rc = 1;
         } else {
             rc = enter(parent, own, reference);
-            if (rc > 0) { /* it may be named twice */
+            if (rc > 0) { /* 0: the parent is named twice */
                 rc = PyList_Append(held, (PyObject *)parent);
                 if (rc)
                     quit(parent, own);
@@ -180,7 +180,7 @@ static int owner_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (parents && PyTuple_Size(parents))
         return owner_adopt(self, parents);
     replace(&self->state, Py_NewRef(state_open));
-    return call(guard, object); /* those that are made from it are found through it */
+    return call(guard, object); /* its children are found through it */
 }
 
 static PyObject *owner_require(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -220,7 +220,7 @@ static int count(Owner *self, PyObject *child, int more)
         reference = PyWeakref_NewRef(child, NULL);
         rc = reference ? PyDict_SetItem(made, own, reference) : -1;
     } else if (!rc && child) {
-        rc = PyDict_DelItem(made, own); /* KeyError: it is no child, and counts for nothing */
+        rc = PyDict_DelItem(made, own); /* KeyError: not a child, and not counted */
     }
     if (!rc)
         self->children += more;

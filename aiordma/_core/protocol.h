@@ -32,7 +32,7 @@
 #define AIO_SUB_READ    0x4000  /* of a large message, and its number */
 #define AIO_SUB_OPERATE 0x5000  /* of the program: READ, WRITE or atomic, and its number */
 
-/* The events that an owner of a MessageState is told of after a drain: 8 bits. */
+/* The events with which the owner of a MessageState is called after a drain: 8 bits. */
 #define AIO_EVENT_ARRIVED  1  /* a message, and a task waits for one */
 #define AIO_EVENT_OPERATED 2  /* operations have ended */
 #define AIO_EVENT_ROOM     4  /* credits or a slot have come, and sends wait for them */
@@ -91,10 +91,11 @@ enum {
     AIO_STREAM_IDLE = 8,
 };
 
-#define AIO_STREAM_RECV         0x8000u /* sub-index of a receive: this and the slot of its word */
-#define AIO_STREAM_MESSAGE      0x4000  /* of a message: this and the low bits of its number */
-#define AIO_STREAM_NUMBER       0x3FFF
-#define AIO_STREAM_BYTES        2 /* of the WRITE before a word on iWARP, which tells of failure only */
+#define AIO_STREAM_RECV    0x8000u /* sub-index of a receive: this and the slot of its word */
+#define AIO_STREAM_MESSAGE 0x4000  /* of a message: this and the low bits of its number */
+#define AIO_STREAM_NUMBER  0x3FFF
+#define AIO_STREAM_BYTES                                                                           \
+    2 /* of the WRITE before a word on iWARP, which completes only if it fails */
 #define AIO_STREAM_PROBE        4
 #define AIO_STREAM_CONTROLS     4
 #define AIO_STREAM_CONTROL_SIZE 24
@@ -116,7 +117,7 @@ enum {
 struct aio_state {
     int (*take)(struct aio_state *state, const struct ibv_wc *wc);
     uint64_t id;     /* its wr_id, without the sub-index */
-    uint32_t events; /* its owner is to be told of these */
+    uint32_t events; /* the owner is called with these */
     uint8_t ordered;
     uint32_t passed; /* completions that Python has been given and has not seen yet */
 };
@@ -127,10 +128,10 @@ struct aio_arrival {
     uint32_t imm;
     uint16_t slot;
     uint8_t has_imm;
-    uint8_t large; /* it was announced: 1, and its frame lies in `slot`; 2, and Python has that */
+    uint8_t large; /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
 };
 
-/* A DONE frame that waits: to be seen by Python, or to be sent. */
+/* A DONE frame that waits for Python, or for a slot to be sent from. */
 struct aio_done {
     uint64_t number;
     uint8_t flags;
@@ -157,11 +158,11 @@ struct aio_slots {
     uint32_t stride;
     uint32_t key; /* of the first `base` slots, which stay */
     uint32_t base;
-    uint32_t step;   /* the others come and go, so many at a time */
-    uint32_t *keys;  /* of those */
-    uint8_t more;    /* there are some of those */
-    uint8_t leaving; /* some of them are to be handed in when they are free */
-    uint8_t full;    /* there are as many as there may be */
+    uint32_t step;   /* the others come and go, in registrations of so many */
+    uint32_t *keys;  /* of their registrations */
+    uint8_t more;    /* there are such slots */
+    uint8_t leaving; /* some slots leave the connection as soon as they are free */
+    uint8_t full;    /* no further slot can come */
 };
 
 static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)
@@ -185,7 +186,7 @@ struct aio_message_state {
     uint8_t dead;
     uint8_t waiting;    /* a task waits for a message */
     uint8_t discarding; /* slots of arrivals are given back at once */
-    uint8_t python;     /* receiving has something else to see to: Python does it */
+    uint8_t python;     /* Python receives: there is more to it than the next message */
     uint8_t heard;      /* a sign of life of the peer since Python has cleared it */
     uint8_t asking;     /* a PING is not answered */
 
@@ -214,7 +215,7 @@ struct aio_message_state {
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
     struct aio_unposted unposted[AIO_SEND_CHAIN]; /* the chain, in the order of its sends */
     uint32_t n_unposted;
-    uint8_t telling;      /* events are being told; the chain is posted behind that */
+    uint8_t telling;      /* owners are being called; the chain is posted after that */
     uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
     uint8_t in_a_row;     /* sends outside of a drain since the last events */
 
@@ -229,7 +230,7 @@ struct aio_message_state {
     int64_t unused;   /* credits that the peer has */
     int64_t granted;  /* that it was given since the beginning */
     int64_t control;  /* receives kept for frames without credit */
-    int64_t due;      /* credits that are owed when they go in a frame of their own */
+    int64_t due;      /* so many owed credits go in a CREDIT frame */
     int64_t
         marks[AIO_CREDIT_FRAMES]; /* of CREDIT frames that may be unprocessed: `granted` before */
     uint32_t n_marks;
@@ -295,7 +296,7 @@ struct aio_operation {
 
 struct aio_message {
     uint32_t word;
-    uint8_t wrs;      /* work requests that it takes */
+    uint8_t wrs;      /* work requests of the message */
     uint8_t in_ring;  /* its bytes lie in the ring for sending */
     uint8_t signaled; /* it asked for its completion */
 };
@@ -311,15 +312,15 @@ struct aio_stream_state {
     uint8_t iwarp;
     uint8_t receiving; /* data may come */
     uint8_t sending;   /* data may go */
-    uint8_t held;      /* but not by aio_stream_write; Python hears when there is room */
-    uint8_t crediting; /* the peer is told of room and credits */
-    uint8_t owing;   /* a message of the protocol's waits in Python: for a work request, a credit */
-    uint8_t swapped; /* the peer has the other byte order */
-    uint8_t heard;   /* set when a word has come */
-    uint8_t plain;   /* all that comes is for the protocol's data_received */
-    uint8_t waiter;  /* or for a task, which waits */
-    uint8_t stopped; /* or is dropped */
-    uint32_t posted; /* work requests whose completion will come */
+    uint8_t held;      /* aio_stream_write sends nothing; room is an event for Python */
+    uint8_t crediting; /* room and credits are announced to the peer */
+    uint8_t owing;     /* a control message waits in Python for a work request or a credit */
+    uint8_t swapped;   /* the peer has the other byte order */
+    uint8_t heard;     /* a word has come since Python has cleared it */
+    uint8_t plain;     /* all bytes are for the protocol's data_received */
+    uint8_t waiter;    /* or for a task, which waits for them */
+    uint8_t stopped;   /* or are dropped */
+    uint32_t posted;   /* work requests whose completion will come */
 
     uint8_t *send; /* ring; behind it the payloads of four control messages */
     uint32_t send_size;
@@ -362,9 +363,9 @@ struct aio_stream_state {
     uint8_t *ring;
     uint32_t ring_size;
     uint32_t ring_rkey;
-    uint32_t offset; /* of the first byte that is there */
+    uint32_t offset; /* of the first byte that can be read */
     uint32_t readable;
-    uint32_t want;      /* bytes that make news */
+    uint32_t want;      /* readable bytes that raise AIO_STREAM_DATA */
     uint32_t ring_left; /* room of the peer, see rsocket/flow.py */
     uint32_t ring_buffers;
     uint32_t ring_allowed;

@@ -15,14 +15,14 @@
  */
 struct aio_cq {
     uint64_t token;
-    int managed;             /* the drain arms and polls the queue */
-    int solicited;           /* arm it for solicited completions and failures only */
-    int armed;               /* how it was armed last: 1 for every completion, 2 for those */
-    int listeners;           /* objects to be woken by every completion, solicited or not */
-    int arm_late;            /* objects that want it armed when it is empty only, see drain_once */
-    int pending;             /* it is in the drain's `pending` */
-    int unarmed;             /* it is in `pending`, and was not armed yet */
-    int retired;             /* it is being destroyed: neither arm nor poll it */
+    int managed;   /* the drain arms and polls the queue */
+    int solicited; /* arm it for solicited completions and failures only */
+    int armed;     /* how it was armed last: 1 for every completion, 2 for those */
+    int listeners; /* objects to be woken by every completion, solicited or not */
+    int arm_late;  /* while not 0, the queue is armed only when it is empty, see drain_once */
+    int pending;   /* the queue is in the drain's `pending` */
+    int unarmed;   /* the queue is in `pending`, and not armed yet */
+    int retired;   /* being destroyed: the queue is neither armed nor polled */
     uint32_t unacknowledged; /* events that the drain has dealt with */
     uint32_t events;         /* that the drain has taken off the channel, ever */
 };

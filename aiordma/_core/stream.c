@@ -4,9 +4,9 @@
  * Theory of operation
  *   One struct aio_stream_state holds what the frequent cases change.  The protocol in
  *   aiordma/rsocket keeps its numbers there, too, so that every rare case is Python's: handshake,
- *   mappings, the end, and whatever a peer may not do.  C does data within bounds, credits within
- *   bounds, and the completion of such messages; a completion that it does not understand to the
- *   last bit it leaves alone, and has then changed nothing.
+ *   mappings, the end, and violations of the peer.  C takes data within bounds, credits within
+ *   bounds, and the completions of such messages.  It leaves every other completion to Python, and
+ *   then has changed nothing.
  *
  *   Messages complete in the order in which they were posted, and a completion stands for all
  *   before it.  So only some messages of data ask for one: enough for the ring and the queue never
@@ -197,7 +197,9 @@ size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t siz
 
 /* Receiving */
 
-/* Tell the peer of free room and of credits, when half of one or the other is there to be told. */
+/*
+ * Announce free room, and credits, when half of the ring is free or half of the credits are spent.
+ */
 int aio_stream_announce(struct aio_stream_state *s)
 {
     uint32_t half = s->ring_size / 2;
@@ -246,7 +248,7 @@ int aio_stream_announce(struct aio_stream_state *s)
     return 0;
 }
 
-/* The program has taken the next `n` bytes, of those that are there; 0 or a positive errno. */
+/* The program has taken the next `n` readable bytes; 0 or a positive errno. */
 int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
 {
     s->readable -= n;
@@ -270,8 +272,8 @@ int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
 }
 
 /*
- * Copy what is there, at most `size` bytes, out of the ring; how many that were.  After a failure
- * to tell the peer of it s->error is set.
+ * Copy up to `size` readable bytes out of the ring; how many that were. If the announcement of the
+ * room fails, s->error is set.
  */
 uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size)
 {
@@ -362,7 +364,7 @@ static int aio_stream_word(const struct aio_stream_state *s, const struct ibv_wc
     return (wc->wc_flags & IBV_WC_WITH_IMM) != 0;
 }
 
-/* Data: 1 if it is within bounds and counted. */
+/* Count bytes that have arrived: 1 if their number is within bounds. */
 static int aio_stream_arrived(struct aio_stream_state *s, uint32_t length)
 {
     if (!s->ring_allowed || !length || length > s->ring_left)
@@ -422,7 +424,7 @@ static int aio_stream_allow(struct aio_stream_state *s, uint32_t limit)
     return 1;
 }
 
-/* Count the oldest message off, whatever it was; its word. */
+/* Take the oldest message off the count; its word. */
 uint32_t aio_stream_retire(struct aio_stream_state *s)
 {
     const struct aio_message *message = &s->messages[s->first++ & s->messages_mask];
@@ -439,13 +441,13 @@ uint32_t aio_stream_retire(struct aio_stream_state *s)
     return message->word;
 }
 
-/* Count the oldest message off that has failed: for the protocol it stays under way. */
+/* Take the oldest message, which has failed, off the count: for the protocol it stays under way. */
 void aio_stream_drop(struct aio_stream_state *s)
 {
     s->posted -= s->messages[s->first++ & s->messages_mask].signaled;
 }
 
-/* How many messages a completion stands for; 0 if it is of none that is under way. */
+/* How many messages a completion stands for; 0 if its message is not under way. */
 uint32_t aio_stream_reach(const struct aio_stream_state *s, uint32_t sub)
 {
     uint32_t count = ((sub - s->first) & AIO_STREAM_NUMBER) + 1;

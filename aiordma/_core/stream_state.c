@@ -139,7 +139,7 @@ static PyObject *state_write(PyObject *object, PyObject *data)
             Py_RETURN_NONE;
     }
     number = PyLong_FromSize_t(sent);
-    rest = Py_XNewRef(self->rest); /* each of these may be changed by its own call */
+    rest = Py_XNewRef(self->rest); /* the call may change this attribute */
     result = number ? PyObject_CallFunctionObjArgs(rest, data, number, NULL) : NULL;
     Py_XDECREF(rest);
     Py_XDECREF(number);
@@ -161,7 +161,7 @@ static int tell(StreamState *self, PyObject *method, PyObject *argument)
     return done ? 0 : -1;
 }
 
-/* The next `n` bytes, which are there. */
+/* The next `n` bytes, which can be read. */
 static PyObject *cut(StreamState *self, uint32_t n)
 {
     PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
@@ -184,7 +184,7 @@ static PyObject *state_cut(PyObject *object, PyObject *number)
     if (n == -1 && PyErr_Occurred()) {
         if (!PyErr_ExceptionMatches(PyExc_OverflowError))
             return NULL;
-        PyErr_Clear(); /* so many are never there */
+        PyErr_Clear(); /* so many bytes can never be read */
         Py_RETURN_NONE;
     }
     if (n <= 0 || s->stopped || s->readable < (size_t)n)
@@ -223,7 +223,7 @@ int aio_stream_events(StreamState *self, uint32_t events)
         Py_XDECREF(bits);
         return rc;
     }
-    run = Py_NewRef(self->run); /* all may be cleared by the call */
+    run = Py_NewRef(self->run); /* the call may clear all of these */
     protocol = Py_NewRef(self->protocol);
     data = cut(self, s->readable);
     /* At each call, as asyncio does: a protocol may have replaced it, or have none. */
@@ -273,7 +273,7 @@ static PyObject *state_done(PyObject *object, PyObject *Py_UNUSED(unused))
 
 /* Sending */
 
-/* send(data): as much of a buffer as can be sent now; how many bytes that were. */
+/* send(data): send what can be sent of a buffer now; how many bytes that were. */
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
     Py_buffer seen;

@@ -3,9 +3,8 @@
  *
  * A future resumes its task by loop.call_soon: one more turn, and in it one more system call that
  * asks the kernel for events.  The drain of a completion channel is called by the loop itself,
- * with no task running, and may just as well resume the task there and then.  That is all that
- * this type is for; it is waited on by one task at a time, again and again, and nothing is
- * allocated for a wait.
+ * with no task running, so that it can resume the task at once.  That is all that this type is for.
+ * A single task waits on it at a time, again and again, and nothing is allocated for a wait.
  *
  * To asyncio it is a future: a task recognizes it by _asyncio_future_blocking, looks at _loop (as
  * of futures without get_loop(), whose call costs more), and calls add_done_callback, cancel and
@@ -23,9 +22,9 @@
 #include "core.h"
 
 /*
- * A future of asyncio's that has ended.  A task that is told of one, and of nothing else, takes the
- * result without a call of a method by its name, which costs 1,000 instructions.  Which future it
- * is told of does not matter to it.
+ * An ended future of asyncio's.  A task whose callback gets a future of this type reads the result
+ * without a call of a method by its name, which costs 1,000 instructions.  The task does not
+ * compare the future with the object that it waits on.
  */
 static PyObject *ended, *cancelled_error;
 
@@ -327,7 +326,9 @@ PyType_Spec aio_wakeup_spec = {
 
 /* Parked */
 
-/* The next message; None if there is none; False if Python has to look; NULL with an exception. */
+/*
+ * The next message; None if there is none; False if Python has to receive; NULL with an exception.
+ */
 static PyObject *take(MessageState *self, int again)
 {
     struct aio_message_state *m = &self->state;
@@ -358,7 +359,7 @@ static PyObject *take(MessageState *self, int again)
     return message;
 }
 
-/* There was no memory to hand the message over: put it back to where it was taken from. */
+/* No memory for the StopIteration of a message: put the message back into the ring. */
 static void untake(Message *message)
 {
     struct aio_message_state *m = &((MessageState *)message->keeper)->state;
@@ -367,7 +368,7 @@ static void untake(Message *message)
     m->messages_received--;
     m->bytes_received -= (uint64_t)message->length;
     m->held--;
-    replace(&message->keeper, NULL); /* it gives no slot back */
+    replace(&message->keeper, NULL); /* so that its end gives no slot back */
 }
 
 static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
@@ -388,7 +389,8 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
     }
     if (again)
         aio_wakeup_forget(&self->wakeup);
-    owner = (MessageState *)Py_NewRef((PyObject *)self->owner); /* the collector may come to run */
+    owner = (MessageState *)Py_NewRef(
+        (PyObject *)self->owner); /* `take` may run the collector, which may find the state */
     *result = take(owner, again);
     Py_DECREF((PyObject *)owner);
     if (*result == Py_None && !again) {
@@ -428,7 +430,7 @@ static PyObject *parked_next(PyObject *object)
     return NULL;
 }
 
-/* Awaited by itself it is a Wakeup and nothing else. */
+/* A Parked that is awaited itself is a Wakeup: its wait ends without a message. */
 static PyObject *parked_await(PyObject *object)
 {
     PyObject *awaited = aio_wakeup_await(object);
