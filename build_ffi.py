@@ -119,22 +119,14 @@ class CData:
 class CType:
     """A C type, as `ffi.typeof` returns it."""
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def cname(self) -> str: ...
-    @property
-    def fields(self) -> list[tuple[str, Any]] | None: ...
-    @property
-    def args(self) -> tuple[CType, ...]: ...
-    @property
-    def result(self) -> CType: ...
-    @property
-    def item(self) -> CType: ...
-    @property
-    def elements(self) -> dict[int, str]: ...
-    @property
-    def relements(self) -> dict[str, int]: ...
+    kind: Final[str]
+    cname: Final[str]
+    fields: Final[list[tuple[str, Any]] | None]
+    args: Final[tuple[CType, ...]]
+    result: Final[CType]
+    item: Final[CType]
+    elements: Final[dict[int, str]]
+    relements: Final[dict[str, int]]
 
 class _Buffer:
     """Result of `ffi.buffer`: a view of C memory that supports the buffer protocol."""

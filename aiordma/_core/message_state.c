@@ -786,7 +786,6 @@ static PyMemberDef state_members[] = {
     FIELD(n_control_free, T_UINT, READONLY),
     FIELD(n_freed, T_UINT, READONLY),
     FIELD(large, T_UINT, READONLY),
-    FIELD(n_marks, T_UINT, READONLY),
     FIELD(blocked, T_BOOL, 0),
     FIELD(raw, T_BOOL, READONLY),
     FIELD(closed, T_BOOL, READONLY),
