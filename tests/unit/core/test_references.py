@@ -46,6 +46,26 @@ class Thing:
     """An object that can be watched."""
 
 
+class Region:
+    """Memory with a registration."""
+
+    def __init__(self) -> None:
+        self._registration = self.registration = Registration(0, 1, 7, None, self)
+
+
+class Refused(CompletionQueue):
+    """A queue whose C object cannot be destroyed."""
+
+    __slots__ = ()
+
+    def __init__(self, state: QueueState) -> None:
+        self._aio = state
+
+    def end(self) -> None:
+        """As the thread does that destroys it."""
+        self._destroy(ffi.new("struct ibv_cq *"))
+
+
 def cleared(*objects: object) -> None:
     """As the cycle collector does it: tp_clear, while other garbage still leads to the object."""
     slot = ctypes.pythonapi.PyType_GetSlot
@@ -113,7 +133,7 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     assert one.take(arrival(1, 4))
     slot = reserved(state)
     state.allow_operations(4)
-    region = SimpleNamespace(_registration=Registration(0, 1, 7, None, one))
+    region = Region()
     before = slots.sent[:], slots.posted[:]
     slots.qp.handle.context = ffi.NULL  # any post would crash
     state.credits = state.eager_size = 32
@@ -166,18 +186,15 @@ def test_a_stopped_drain_touches_neither_channel_nor_queue() -> None:
     assert drain.sweep(1) is None
 
 
-def test_a_queue_that_is_not_destroyed_keeps_its_state() -> None:
+def test_a_queue_that_is_not_destroyed_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events lead to the state, by an address in the C object."""
-    queue = CompletionQueue.__new__(CompletionQueue)
-    queue._aio = QueueState(7)
-    count = sys.getrefcount(queue._aio)
-    lib.ibv_destroy_cq = lambda handle: errno.EBUSY
-    try:
-        with pytest.raises(OSError, match="ibv_destroy_cq"):
-            queue._destroy(ffi.new("struct ibv_cq *"))
-    finally:
-        del lib.ibv_destroy_cq
-    kept = sys.getrefcount(queue._aio) - count
+    state = QueueState(7)
+    queue = Refused(state)
+    count = sys.getrefcount(state)
+    monkeypatch.setattr(lib, "ibv_destroy_cq", lambda handle: errno.EBUSY)
+    with pytest.raises(OSError, match="ibv_destroy_cq"):
+        queue.end()
+    kept = sys.getrefcount(state) - count
     assert kept == 1
 
 
@@ -189,16 +206,14 @@ def test_an_operation_completes_once() -> None:
     state.bind(qp.address, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0)
     state.allow_operations(4)
     completing = Completing(state)
-    region = Thing()
-    registration = Registration(0, 1, 7, None, region)
-    cast("Any", region)._registration = registration
+    region = Region()
     number = state.take_number()
     assert state.operate(number, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is not None
     for _ in range(6):
         assert completing.take(completion(SUB_OPERATE + number))
     assert completing.take(completion(SUB_OPERATE + number + 1))
     state(completing.events)
-    assert (state.operating, state.n_operations_free, registration.uses) == (0, 4, 0)
+    assert (state.operating, state.n_operations_free, region.registration.uses) == (0, 4, 0)
     assert state.bytes_read == 1
 
 
