@@ -338,8 +338,8 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 40_400, 27_000),
-        Figure("files in endpoint/", files_in("endpoint"), 16, 15),
+        Figure("lines of the library", lines(), 38_900, 27_000),
+        Figure("files in endpoint/", files_in("endpoint"), 15, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
         Figure("files in verbs/", files_in("verbs"), 23, 23),
         Figure("most attributes of a class", most, 20, 20, largest),
@@ -350,7 +350,7 @@ def figures() -> list[Figure]:
         ),
         Figure("constants written twice", len(twice), 0, 0, "; ".join(twice)),
         Figure("names of files that are not there", len(dead), 0, 0, "; ".join(dead)),
-        Figure("private names in tests", sum(private.values()), 378, 40),
+        Figure("private names in tests", sum(private.values()), 1, 40),
         Figure("circles of imports", len(rings), 0, 0, "; ".join(map(" ".join, rings))),
     ]
 
