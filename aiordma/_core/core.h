@@ -297,7 +297,7 @@ int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an excep
  * message_state.c, for Parked: make the message of an arrival, or NULL; send the credits that are
  * due
  */
-PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival);
+PyObject *aio_take_first(MessageState *self);
 void aio_give_credit(struct aio_message_state *m);
 
 /* arrivals.c: methods of MessageState */
@@ -323,7 +323,7 @@ void aio_free_operations(MessageState *self);
 int aio_message_events(MessageState *self, uint32_t events, int late);
 int aio_stream_events(StreamState *self, uint32_t events);
 
-int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop */
+int aio_is_elsewhere(const MessageState *self); /* not in the connection's loop; or -1 */
 
 /*
  * The turn of a loop in which a Readable was called, for aio_is_elsewhere.  A loop of another

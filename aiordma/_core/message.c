@@ -174,12 +174,12 @@ static int put_slot(struct aio_message_state *m, uint32_t slot, uint32_t length,
 /*
  * Whether a send may wait in the chain: aio_message_flush is certain to be called, and other sends
  * are likely to come before.  A task that the drain has resumed answers message after message, and
- * the answer to the last goes at once.
+ * the answer to the last goes at once; if it sends more than that, it sends a burst.
  */
 static int may_wait(const struct aio_message_state *m)
 {
     return m->n_unposted < AIO_SEND_CHAIN &&
-           (m->turn_flushes || (m->telling && m->head != m->tail));
+           (m->turn_flushes || (m->telling && (m->head != m->tail || m->in_a_row == 2)));
 }
 
 /* Put one frame without data, from a free slot, into the chain. */

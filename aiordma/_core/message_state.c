@@ -143,26 +143,39 @@ static PyObject *make_message(MessageState *self, uint32_t slot, Py_ssize_t leng
     return (PyObject *)message;
 }
 
-PyObject *aio_message_of(MessageState *self, const struct aio_arrival *arrival)
+/*
+ * Take the oldest message, which is in a slot, out of the ring; NULL with an exception, and the
+ * message is in the ring again.
+ *
+ * It leaves the ring before its object is made: up to Python 3.11 the collector may then run a
+ * function of the program that takes the next message, or aborts the connection.
+ */
+PyObject *aio_take_first(MessageState *self)
 {
-    return make_message(self, arrival->slot, (Py_ssize_t)arrival->length, aio_imm_object(arrival));
+    struct aio_message_state *m = &self->state;
+    const struct aio_arrival first = m->arrivals[m->head++ & m->arrival_mask];
+    PyObject *message =
+        make_message(self, first.slot, (Py_ssize_t)first.length, aio_imm_object(&first));
+
+    if (!message)
+        m->head--;
+    return message;
 }
 
-static PyObject *state_message(PyObject *object, PyObject *args)
+static PyObject *state_take(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    unsigned int slot;
-    Py_ssize_t length;
-    PyObject *imm;
+    const struct aio_message_state *m = &((MessageState *)object)->state;
 
-    if (!PyArg_ParseTuple(args, "InO", &slot, &length, &imm))
-        return NULL;
-    return make_message((MessageState *)object, slot, length, Py_NewRef(imm));
+    if (m->head == m->tail || m->arrivals[m->head & m->arrival_mask].large)
+        Py_RETURN_NONE;
+    return aio_take_first((MessageState *)object);
 }
 
 struct aio_turn aio_turn;
 
 /*
- * Whether the caller is not in the connection's loop: in a thread, in another loop, in none.
+ * Whether the caller is not in the connection's loop: in a thread, in another loop, in none; or -1
+ * with an exception, because `is_running()` is Python code, in which a signal's handler may raise.
  *
  * Not by asyncio's get_running_loop(): up to Python 3.11 that asks the kernel for the process.  A
  * task that is resumed by a MessageState of its loop needs no call at all, as no other loop can run
@@ -172,18 +185,14 @@ int aio_is_elsewhere(const MessageState *self)
 {
     unsigned long thread = PyThread_get_thread_ident();
     PyObject *loop = self->parked->wakeup.loop, *running;
-    int elsewhere;
 
     if (thread != self->thread)
         return 1;
     if (thread == aio_turn.thread && loop == aio_turn.loop)
         return 0;
     running = PyObject_CallMethodObjArgs(loop, aio_name.is_running, NULL);
-    elsewhere = running != Py_True;
-    if (!running)
-        PyErr_Clear();
     Py_XDECREF(running);
-    return elsewhere;
+    return running ? running != Py_True : -1;
 }
 
 /* Whether a single credit waits for the program to answer; see credit_is_due in message.c. */
@@ -233,22 +242,26 @@ static int imm_of(PyObject *object, uint32_t *imm)
 }
 
 /*
- * Of `code` of a send that was posted: the second in a row outside of a drain has the loop call
- * this object without events at the end of the turn, and the sends until then are posted together.
- * The first two are posted at once, so that a lone send neither waits nor pays for that call.
+ * Of `code` of a send: the first two in a row are posted at once, so that a lone send neither waits
+ * nor pays for a call, and those behind them together.  In a drain that is when the events are
+ * told; outside of it, the second has the loop call this object without events at the end of the
+ * turn.
  */
 static PyObject *sent(MessageState *self, int code)
 {
     struct aio_message_state *m = &self->state;
 
-    if (!code && !m->telling && !m->turn_flushes && ++m->in_a_row == 2) {
+    if (!code && !m->n_unposted && m->in_a_row < 2 && ++m->in_a_row == 2 && !m->telling &&
+        !m->turn_flushes) {
         PyObject *handle =
             PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self, 0);
 
         if (handle)
             m->turn_flushes = 1;
-        else
-            PyErr_Clear(); /* the loop is closed */
+        else if (PyErr_ExceptionMatches(PyExc_RuntimeError)) /* the loop is closed */
+            PyErr_Clear();
+        else /* of a signal's handler; the message is sent, and those that follow go at once */
+            return NULL;
         Py_XDECREF(handle);
     }
     return PyLong_FromLong(code);
@@ -262,10 +275,17 @@ static PyObject *state_send(PyObject *object, PyObject *data)
 {
     MessageState *self = (MessageState *)object;
 
-    if (!PyBytes_CheckExact(data) || aio_is_elsewhere(self))
-        return PyLong_FromLong(-1);
+    int elsewhere = PyBytes_CheckExact(data) ? aio_is_elsewhere(self) : 1;
+
+    if (elsewhere)
+        return elsewhere < 0 ? NULL : PyLong_FromLong(-1);
     return sent(self, aio_message_send(&self->state, PyBytes_AsString(data),
                                        (uint64_t)PyBytes_Size(data), 0, 0));
+}
+
+static PyObject *state_post_chain(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return PyLong_FromLong(aio_message_flush(&((MessageState *)object)->state));
 }
 
 static PyObject *state_send_buffer(PyObject *object, PyObject *args)
@@ -353,13 +373,17 @@ AIO_METHOD(MessageState, state_credit, aio_message_give_credit)
  */
 static void later(MessageState *self, uint32_t events)
 {
-    PyObject *type, *value, *traceback, *handle;
+    PyObject *type, *value, *traceback, *handle = NULL;
 
     PyErr_Fetch(&type, &value, &traceback);
-    handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
-                                 (unsigned int)events);
+    /* Once more if a signal's handler has raised in it; a loop that is closed is of no use here. */
+    for (int tries = 0; !handle && tries < 2; tries++) {
+        PyErr_Clear();
+        handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
+                                     (unsigned int)events);
+    }
     Py_XDECREF(handle);
-    PyErr_Restore(type, value, traceback); /* an error of call_soon is of no use here */
+    PyErr_Restore(type, value, traceback);
 }
 
 #define FOR_HANDLER                                                                                \
@@ -709,7 +733,10 @@ static PyMethodDef state_methods[] = {
     {"drop", state_drop, METH_NOARGS, "Sends that are not posted yet have ended."},
     {"credit", state_credit, METH_NOARGS,
      "The program waits: send the credits that are due; 0 or an errno."},
-    {"message", state_message, METH_VARARGS, "The message in a slot: slot, length, immediate."},
+    {"post_chain", state_post_chain, METH_NOARGS,
+     "Post the sends that wait for the end of the turn; 0 or an errno."},
+    {"take", state_take, METH_NOARGS,
+     "Take the oldest message out of the ring; None if there is none, or if it is large."},
     {"peek", state_peek, METH_NOARGS, "The oldest arrival: slot, length, immediate; or None."},
     {"skip", state_skip, METH_NOARGS, "Take the oldest arrival out of the ring."},
     {"cut", aio_arrivals_cut, METH_O,

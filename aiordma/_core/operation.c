@@ -210,12 +210,17 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
                           Registration *registration)
 {
     struct aio_message_state *m = &self->state;
-    int any = number < 0;
+    int any = number < 0, elsewhere;
     Operation *operation;
     PyObject *region;
     int code;
 
-    if (!m->qp || m->over || registration->closing || aio_is_elsewhere(self))
+    if (!m->qp || m->over || registration->closing)
+        Py_RETURN_NONE;
+    elsewhere = aio_is_elsewhere(self);
+    if (elsewhere < 0)
+        return NULL;
+    if (elsewhere)
         Py_RETURN_NONE;
     if (any) {
         if (!m->n_operations_free || m->operations_wanted)
@@ -560,6 +565,23 @@ static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
 }
 
 /*
+ * Leave a transfer to Python, which refuses wrong arguments with words of its own.  An exception of
+ * another kind, such as that of a signal's handler, goes on.
+ */
+static PyObject *for_python(void)
+{
+    if (PyErr_Occurred()) {
+        if (!PyErr_ExceptionMatches(PyExc_TypeError) &&
+            !PyErr_ExceptionMatches(PyExc_AttributeError) &&
+            !PyErr_ExceptionMatches(PyExc_ValueError) &&
+            !PyErr_ExceptionMatches(PyExc_OverflowError))
+            return NULL;
+        PyErr_Clear();
+    }
+    Py_RETURN_NONE;
+}
+
+/*
  * read(remote, piece, offset), write(...): the operation, or None if Python has to do it.
  *
  * Python posts a request that the adapter's library refuses once more, and names the error.
@@ -575,10 +597,8 @@ static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t 
     }
     if (!self->state.attended || (opcode == IBV_WR_RDMA_READ && !self->may_read) ||
         !Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) || !PyLong_CheckExact(args[2]) ||
-        know(self, args[0])) {
-        PyErr_Clear();
-        Py_RETURN_NONE;
-    }
+        know(self, args[0]))
+        return for_python();
     piece = PyObject_GetAttr(args[1], aio_name._piece);
     if (piece == Py_None) {
         Py_DECREF(piece);
@@ -591,8 +611,7 @@ static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t 
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;
     Py_XDECREF(result);
-    PyErr_Clear();
-    Py_RETURN_NONE;
+    return for_python();
 }
 
 PyObject *aio_operation_read(PyObject *object, PyObject *const *args, Py_ssize_t count)

@@ -217,7 +217,7 @@ struct aio_message_state {
     uint32_t n_unposted;
     uint8_t telling;      /* owners are being called; the chain is posted after that */
     uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
-    uint8_t in_a_row;     /* sends outside of a drain since the last events */
+    uint8_t in_a_row;     /* sends that were posted at once since the last events, 2 at most */
 
     /* Frames without data that wait for a slot: each at most once, but for DONE. */
     uint8_t to_say; /* bits, 1 << enum aio_frame_kind */

@@ -332,28 +332,29 @@ PyType_Spec aio_wakeup_spec = {
 static PyObject *take(MessageState *self, int again)
 {
     struct aio_message_state *m = &self->state;
-    struct aio_arrival first;
     PyObject *message;
+    int elsewhere;
 
+    if (m->python || m->held >= m->half)
+        Py_RETURN_FALSE;
     /* A task that was resumed is where it was when it began to wait. */
-    if (m->python || m->held >= m->half || (!again && aio_is_elsewhere(self)))
+    elsewhere = again ? 0 : aio_is_elsewhere(self);
+    if (elsewhere < 0)
+        return NULL;
+    if (elsewhere)
         Py_RETURN_FALSE;
     if (m->head == m->tail) {
         m->waiting = 1;
         aio_give_credit(m);
         return Py_NewRef(m->error ? Py_False : Py_None);
     }
-    first = m->arrivals[m->head & m->arrival_mask];
-    if (first.large)
+    if (m->arrivals[m->head & m->arrival_mask].large)
         Py_RETURN_FALSE;
-    m->head++; /* before the object is made: the collector may run a function that takes the next */
-    message = aio_message_of(self, &first);
-    if (!message) {
-        m->head--;
+    message = aio_take_first(self);
+    if (!message)
         return NULL;
-    }
     m->messages_received++;
-    m->bytes_received += first.length;
+    m->bytes_received += (uint64_t)((Message *)message)->length;
     ((Message *)message)->kept = 1;
     m->held++;
     return message;

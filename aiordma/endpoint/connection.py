@@ -153,7 +153,9 @@ class Connection:
 
         Returns when the bytes of `buf` may be changed again: a message up to
         `config.slot_size` is copied, the peer has then read a larger message.  `flush()`
-        waits until all messages have reached the peer's adapter.
+        waits until all messages have reached the peer's adapter.  The first two messages of a
+        turn of the event loop are posted at once, the others together when the turn ends, or 16
+        are there, so that a task that then blocks the loop, or stops it, delays or loses them.
 
         Raises:
             TypeError: No buffer.
@@ -442,6 +444,7 @@ class Connection:
         check_thread(self._link.loop, "connection")
         self._outcome.closing = self._state.over = True
         if not self._goodbye.abort() and self._outcome.cause is None:
+            self._state.post_chain()  # after an error the connection ends as well
             self._say_aborted()
             self._over(closed_error())
             self._receiver.drop_all()

@@ -274,8 +274,7 @@ class Receiver:
         first = state.peek()
         message: Message | None = None
         if first is not None:
-            slot, length, imm = first
-            message = self._take_large() if slot is None else self._take_small(slot, length, imm)
+            message = self._take_large() if first[0] is None else self._take_small()
         if message is not None:
             state.messages_received += 1
             state.bytes_received += len(message)
@@ -296,10 +295,11 @@ class Receiver:
             self._want()
         return message
 
-    def _take_small(self, slot: int, length: int, imm: int | None) -> Message:
+    def _take_small(self) -> Message | None:
         state = self._state
-        message = state.message(slot, length, imm)
-        state.skip()
+        message = state.take()
+        if message is None:  # the collector has run a function that aborted the connection
+            return None
         if state.held < self.window.size // 2:
             message._kept = True
             state.held += 1

@@ -372,7 +372,10 @@ class CompletionChannel(Resource):
             if missed:
                 self.lost_events += missed
                 CompletionChannel.all_lost_events += missed
-                _log.warning("%d completions raised no event and were found by polling", missed)
+                text = "%d completions raised no event and were found by polling"
+                if cq._aio.solicited:
+                    text += "; the peer may have sent without IBV_SEND_SOLICITED"
+                _log.warning(text, missed)
             # If an event was lost, the queue is not armed any more.
             own = cq._aio
             own.armed = 0 if own.solicited else ARMED_FOR_ALL

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
@@ -14,7 +15,7 @@ import pytest
 
 import aiordma
 from aiordma import ConnectionConfig
-from tests.device.meeting import Pair, are_alive, paired, talk_both_ways
+from tests.device.meeting import Pair, are_alive, meet, paired, talk_both_ways
 from tests.device.oracle import until
 from tests.inside.endpoint import ask_for_inline, link_of
 
@@ -228,6 +229,31 @@ async def test_raw_messages(address: str) -> None:
             await client.send(bytes(4097))
         await server.send(bytes(4096))
         assert len(await client.recv()) == 4096
+
+
+@pytest.mark.parametrize("raw", [False, True])
+@pytest.mark.parametrize("way", ["abort", "exception"])
+async def test_messages_that_were_sent_arrive_before_an_abort(
+    address: str, raw: bool, way: str
+) -> None:
+    """Those that wait for the end of the turn, too: `send` has taken them."""
+    config = ConnectionConfig(raw=raw, slot_size=4096)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        client, server = await meet(listener, address, config=config)
+        await client.send(b"first")
+        assert bytes(await server.recv()) == b"first"
+        with contextlib.suppress(ValueError):
+            async with client:
+                for number in range(20):
+                    await client.send(bytes([number]))
+                if way == "exception":
+                    raise ValueError
+                client.abort()
+        received = [bytes(await server.recv()) for _ in range(20)]
+        assert received == [bytes([number]) for number in range(20)]
+        with pytest.raises(aiordma.ConnectionLostError):
+            await server.recv()
+        await server.close()
 
 
 async def test_extra_info_names_what_is_used(pair: Pair, address: str, is_siw: bool) -> None:

@@ -122,7 +122,7 @@ async def test_h01_an_end_that_was_lost_to_ctrl_c_is_made_up_for(address: str) -
     config = StreamConfig(close_timeout_s=0.2)
     server = await aiordma.create_server(make, address, 0, config=config)
     _, client = await aiordma.create_connection(Note, address, server.port)
-    await until(lambda: active_of(server) == 1)
+    await until(lambda: any(each.transport for each in protocols))
     lose_end(protocols[0].transport)
     task = await begun(server.serve_forever())
     task.cancel()

@@ -100,11 +100,12 @@ class Model:
             return False
         self.credits, self.slots = self.credits - 1, self.slots - 1
         self._post(DATA, HAS_IMM * (imm is not None), imm or 0, len(body), body)
-        if not (self.turn_flushes or (self.telling and self.arrived)):
+        burst = self.in_a_row == 2
+        if not (self.turn_flushes or (self.telling and (self.arrived or burst))):
             self.flush()
-        if not self.telling:
+        if not self.unposted and not burst:
             self.in_a_row += 1
-            self.turn_flushes |= self.in_a_row == 2
+            self.turn_flushes |= self.in_a_row == 2 and not self.telling
         return True
 
     def complete(self) -> None:

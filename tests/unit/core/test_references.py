@@ -217,6 +217,45 @@ def test_an_operation_completes_once() -> None:
     assert state.bytes_read == 1
 
 
+@pytest.mark.parametrize("by", ["C", "Python"])
+def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str) -> None:
+    """As `abort()` does in a finalizer; the message that is being made is not lost."""
+    one = One(slot_size=64, recv_depth=8, raw=True)
+    for slot in range(3):
+        assert one.take(arrival(slot, slot + 1))
+    state = one.state
+    state.receiver = cast("Any", RECEIVER)
+    dropped: list[int] = []
+
+    class Dropper:
+        def __del__(self) -> None:
+            while first := state.peek():
+                dropped.append(first[1])
+                state.skip()
+
+    cycle = Dropper()
+    cast("Any", cycle).itself = cycle
+    waiter = state.__await__()
+    gc.collect()
+    del cycle
+    before = gc.get_threshold()
+    message: Any = None
+    gc.set_threshold(1)
+    try:
+        if by == "Python":
+            message = state.take()
+        else:
+            next(waiter)
+    except StopIteration as ended:
+        message = ended.value
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert message is not None
+    assert sorted([len(message), *dropped]) == [1, 2, 3]
+    assert (state.arrived, state.peek(), state.take()) == (0, None, None)
+
+
 def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs() -> None:
     """From the allocation of the first message, before it is out of the ring."""
     one = One(slot_size=64, recv_depth=8, raw=True)
@@ -275,7 +314,7 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
         lambda: state.ended(0, None),
         lambda: state.read(None, None, 0),
         lambda: state.parked.cancel(),
-        lambda: bytes(state.message(0, 4, None)),
+        state.take,
     )
 
     port = stream()

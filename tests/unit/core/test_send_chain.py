@@ -117,7 +117,7 @@ def test_the_loop_ends_the_turn() -> None:
 
 
 def test_without_a_loop_that_goes_on_all_are_posted_at_once() -> None:
-    side = Side(SimpleNamespace(is_running=lambda: True))
+    side = Side(SimpleNamespace(call_soon=raising(RuntimeError("Event loop is closed"))))
     side.send(1, 2, 3, 4)
     assert side.doorbells == [[1], [2], [3], [4]]
 
@@ -139,6 +139,17 @@ def test_a_resumed_task_answers_what_has_arrived_together() -> None:
     side.resumed = answer
     side.state(EVENT_FRAMES)
     assert (side.doorbells, side.calls) == ([[0, 1, 2]], [])
+
+
+def test_a_burst_of_a_resumed_task_is_posted_together() -> None:
+    side = Side()
+    side.resumed = lambda: side.send(*range(2 + CHAIN + 3))
+    side.state(EVENT_FRAMES)
+    first, last = list(range(2, 2 + CHAIN)), list(range(2 + CHAIN, 2 + CHAIN + 3))
+    assert (side.doorbells, side.calls) == ([[0], [1], first, last], [])
+    side.resumed = lambda: side.send(50)
+    side.state(EVENT_FRAMES)
+    assert side.doorbells[-1] == [50], "another turn"
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit])
@@ -235,3 +246,48 @@ def test_a_closed_connection_posts_nothing() -> None:
     side.end_turn()
     assert side.doorbells == [[1], [2]]
     assert side.state.sent - side.state.completed == 2
+
+
+def raising(error: BaseException, times: int = 1) -> Callable[..., Any]:
+    """A function of a loop, in which a signal's handler raises so many times."""
+    left = [error] * times
+
+    def call(*args: object) -> bool:
+        if left:
+            raise left.pop()
+        return True
+
+    return call
+
+
+def test_an_exception_of_a_signal_handler_goes_on() -> None:
+    """Python runs these handlers in Python code, and `is_running` and `call_soon` are such code."""
+    side = Side(SimpleNamespace(is_running=raising(KeyboardInterrupt()), call_soon=None))
+    with pytest.raises(KeyboardInterrupt):
+        side.state.send(b"\1")
+    assert side.doorbells == [], "nothing was sent"
+    assert side.state.send(b"\1") == 0
+
+    side = Side(SimpleNamespace(call_soon=raising(KeyboardInterrupt())))
+    side.send(1)
+    with pytest.raises(KeyboardInterrupt):
+        side.send(2)
+    side.send(3, 4)
+    assert side.doorbells == [[1], [2], [3], [4]], "none waits for a call that is not to come"
+
+
+def test_a_message_is_taken_after_an_exception_of_a_signal_handler() -> None:
+    side = Side(SimpleNamespace(is_running=raising(KeyboardInterrupt())))
+    waiter = side.state.__await__()
+    with pytest.raises(KeyboardInterrupt):
+        next(waiter)
+
+
+def test_the_chain_is_posted_before_an_abort() -> None:
+    side = Side()
+    side.send(1, 2, 3, 4)
+    assert side.state.post_chain() == 0
+    assert side.doorbells == [[1], [2], [3, 4]]
+    side.send(5)
+    side.taken = 0
+    assert side.state.post_chain() == errno.ENOMEM
