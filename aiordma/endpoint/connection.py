@@ -152,8 +152,13 @@ class Connection:
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
-        `config.slot_size` is copied, the peer has then read a larger message.  `flush()`
-        waits until all messages have reached the peer's adapter.  The first two messages of a
+        `config.eager_size` is copied, the peer has then read a larger message.  `flush()`
+        waits until all messages have reached the peer's adapter.
+
+        A send waits while the peer has `config.recv_depth` messages, or
+        `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two
+        programs that both send, and do not receive meanwhile, wait for each other for ever, unless
+        `config.stall_timeout_s` is set: receive in a task of its own.  The first two messages of a
         turn of the event loop are posted at once, the others together when the turn ends, or 16
         are there, so that a task that then blocks the loop, or stops it, delays or loses them.
 

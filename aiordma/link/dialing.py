@@ -107,6 +107,7 @@ async def dial(
     try:
         with limit:
             await warm_up()
+            course.ready = True
             origins = await _ways(host, port, local_addr)
             if len(origins) == 1:
                 try:
@@ -131,7 +132,10 @@ async def dial(
 
 def _too_late(text: str, course: Course) -> ConnectTimeoutError:
     """Return the error of a deadline, whose text names the step that was under way."""
-    if course.refusal is not None:
+    if not course.ready:
+        text += ": the RDMA libraries of this machine were not loaded in that time"
+        hint = "is this machine very busy?"
+    elif course.refusal is not None:
         text += f", refused {course.refusals} times: {course.refusal.hint}"
         hint = "the listener's program accepts too slowly, or its backlog is too small"
     elif course.waiting and not course.asked:

@@ -95,8 +95,9 @@ class Ending:
             self._task.add_done_callback(functools.partial(self._ended, steps))
 
     def _ended(self, steps: LastSteps, _: object) -> None:
+        """Start the task again if it was canceled before its first step."""
         if not self._side.closed:
-            self._start(steps)  # the task was canceled before its first step
+            self._start(steps)
 
     async def _run(self, steps: LastSteps) -> None:
         side = self._side

@@ -46,6 +46,7 @@ class Course:
         limit: Limit of the call; it stands still while a connect waits for its turn.
 
     Attributes:
+        ready: Whether this machine's libraries are loaded, and its devices known.
         asked: Whether a request has gone to the peer.
         waiting: Connects that were under way when this call's connect began to wait for its turn;
             0 if it does not wait.
@@ -53,10 +54,11 @@ class Course:
         refusals: Number of such refusals.
     """
 
-    __slots__ = ("_answers", "_pace", "asked", "limit", "refusal", "refusals", "waiting")
+    __slots__ = ("_answers", "_pace", "asked", "limit", "ready", "refusal", "refusals", "waiting")
 
     def __init__(self, limit: Limit) -> None:
         self.limit = limit
+        self.ready = False
         self.asked = False
         self.waiting = 0
         self.refusal: ConnectionRejectedError | None = None
