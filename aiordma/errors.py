@@ -76,10 +76,10 @@ __all__ = [
     "device_error",
     "lost_error",
     "os_error",
-    "plain_error",
+    "errno_error",
     "queue_error",
-    "tell_what",
-    "tell_where",
+    "prefix_subject",
+    "prefix_address",
 ]
 
 
@@ -400,11 +400,11 @@ def os_error(code: int, verb: str, *, detail: str = "") -> RdmaOSError:
     if code == errno.ENODEV or (verb, code) == ("rdma_create_event_channel", errno.ENOENT):
         code, text, hint = _with_nodes(code, text)
         if hint:
-            return plain_error(code, text, hint)
-    return plain_error(code, text, ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, ""))
+            return errno_error(code, text, hint)
+    return errno_error(code, text, ERRNO_HINTS.get((verb, code)) or ERRNO_HINTS_ANY.get(code, ""))
 
 
-def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
+def errno_error(code: int, text: str, hint: str = "") -> RdmaOSError:
     """Build the exception for something that fails with an errno, but is no C call.
 
     Args:
@@ -422,12 +422,12 @@ def plain_error(code: int, text: str, hint: str = "") -> RdmaOSError:
     return _hinted(kind(code, _with_hint(text, hint)), hint)
 
 
-def tell_where(error: OSError, host: str, port: int) -> None:
+def prefix_address(error: OSError, host: str, port: int) -> None:
     """Put `host` and `port` of a peer or of a listener in front of the text of an `error`."""
-    tell_what(error, f"{host} port {port}")
+    prefix_subject(error, f"{host} port {port}")
 
 
-def tell_what(error: OSError, what: str) -> None:
+def prefix_subject(error: OSError, what: str) -> None:
     """Put `what`, the subject of an `error`, in front of its text; the class stays the same."""
     text = f"{what}: {error.strerror or error}"
     error.args = (error.errno, text, *error.args[2:])
@@ -524,7 +524,7 @@ def cm_error(event: str, status: int, private_data: bytes = b"") -> OSError:
     text = f"{event}: {errno.errorcode.get(code, code)}: {os.strerror(code)}"
     if code == errno.ENODEV:
         code, text, hint = _with_nodes(code, text)
-        return plain_error(code, text, hint or ERRNO_HINTS_ANY[errno.ENODEV])
+        return errno_error(code, text, hint or ERRNO_HINTS_ANY[errno.ENODEV])
     if code == errno.ETIMEDOUT or event == "UNREACHABLE":
         text = _with_hint(f"{event}: no answer", ConnectTimeoutError.hint)
         return ConnectTimeoutError(errno.ETIMEDOUT, text, event=event, status=status)

@@ -170,7 +170,7 @@ class MessageState:
     blocked: bool
     flushing: bool
     flush_at: int
-    heard: bool
+    alive: bool
     eager_size: int
     credits: int
     sent: int
@@ -204,7 +204,7 @@ class MessageState:
     n_freed: Final[int]
     n_unposted: Final[int]
     large: Final[int]
-    unsaid: Final[int]
+    has_pending: Final[int]
     control: Final[int]
     due: Final[int]
     n_back: Final[int]
@@ -241,7 +241,7 @@ class MessageState:
         self, slot: int, kind: int, data: object, argument: int, imm: int | None, /
     ) -> int: ...
     def reserve(self) -> int | None: ...
-    def say(self, kind: int, argument: int = 0, flags: int = 0, /) -> int: ...
+    def send_control(self, kind: int, argument: int = 0, flags: int = 0, /) -> int: ...
     def credit(self) -> int: ...
     def drop(self) -> None: ...
     def post_chain(self) -> int: ...
@@ -343,7 +343,7 @@ class StreamState:
     crediting: bool
     owing: bool
     swapped: bool
-    heard: bool
+    alive: bool
     plain: bool
     waiter: bool
     stopped: bool
@@ -436,7 +436,7 @@ class Drain:
     stopped: bool
     spare: int
     n_pending: Final[int]
-    untold: Final[int]
+    undelivered: Final[int]
     n_states: Final[int]
     def add(
         self, wr_id: int, state: MessageState | StreamState, owner: Callable[[int], object], /
@@ -445,7 +445,7 @@ class Drain:
     def drain(self) -> bool: ...
     def result(self) -> tuple[list[tuple[int, list[_Record] | None]], bool, int]: ...
     def sweep(self, cq: int, /) -> tuple[int, int, list[_Record], bool] | None: ...
-    def tell(self) -> None: ...
+    def deliver(self) -> None: ...
     def forget(self, cq: int, /) -> None: ...
 
 @final

@@ -157,8 +157,8 @@ typedef struct {
     PyObject **keepers;        /* the object of each state */
     PyObject **owners;         /* the object that is called with its events */
     uint32_t n_states;
-    uint32_t
-        *untold; /* events for which no owner was called yet, from `first` to `last`: see TOLD */
+    uint32_t *undelivered; /* events for which no owner was called yet, from `first` to `last`: see
+                              TOLD */
     uint32_t first;
     uint32_t last;
     uint32_t room;
@@ -235,7 +235,7 @@ static void drain_dealloc(PyObject *object)
     PyMem_Free(self->states);
     PyMem_Free(self->keepers);
     PyMem_Free(self->owners);
-    PyMem_Free(self->untold);
+    PyMem_Free(self->undelivered);
     aio_free(object);
 }
 
@@ -317,8 +317,8 @@ static PyObject *drain_remove_state(PyObject *object, PyObject *wr_id)
     if (index >= self->n_states)
         Py_RETURN_NONE;
     for (uint32_t i = self->first; i < self->last; i++)
-        if ((self->untold[i] & AIO_INDEX_MASK) == index)
-            self->untold[i] |= AIO_INDEX_MASK;
+        if ((self->undelivered[i] & AIO_INDEX_MASK) == index)
+            self->undelivered[i] |= AIO_INDEX_MASK;
     self->states[index] = NULL;
     owner = self->owners[index];
     keeper = self->keepers[index];
@@ -503,10 +503,10 @@ static void settle(Drain *self)
  * Returns 0 if nothing is left to do; else the sum of LOOK: there is work for Python; AGAIN: to be
  * called again after the owners; TOLD_ONLY: owners are to be called.
  */
-#define TURN      64
-#define LOOK      1
-#define AGAIN     2
-#define TOLD_ONLY 4
+#define TURN        64
+#define LOOK        1
+#define AGAIN       2
+#define EVENTS_ONLY 4
 
 static int drain_once(Drain *self)
 {
@@ -551,16 +551,16 @@ static int drain_once(Drain *self)
     }
     self->more = self->n_pending > 0;
     collect_events(self);
-    return (self->n_ready ? TOLD_ONLY : 0) | (again ? AGAIN : 0) |
+    return (self->n_ready ? EVENTS_ONLY : 0) | (again ? AGAIN : 0) |
            (self->n_segments || (self->more && !again) || self->failed ? LOOK : 0);
 }
 
 /* Owners */
 
 /* Call the owner of a state with its events, unless the state was removed. */
-static int tell(Drain *self, uint32_t told)
+static int deliver(Drain *self, uint32_t entry)
 {
-    uint32_t index = told & AIO_INDEX_MASK, events = told >> AIO_INDEX_BITS;
+    uint32_t index = entry & AIO_INDEX_MASK, events = entry >> AIO_INDEX_BITS;
     PyObject *owner = index < self->n_states ? self->owners[index] : NULL;
     int rc;
 
@@ -585,30 +585,31 @@ static int keep(Drain *self)
 
     if (count > self->room - self->last) {
         if (self->first)
-            memmove(self->untold, self->untold + self->first, kept * sizeof(*self->untold));
+            memmove(self->undelivered, self->undelivered + self->first,
+                    kept * sizeof(*self->undelivered));
         self->first = 0;
         self->last = kept;
         if (count > self->room - kept) {
             uint32_t most = (uint32_t)self->most;
             uint32_t room = kept + count > most ? 2 * (kept + count) : most;
 
-            if (grow((void **)&self->untold, sizeof(*self->untold), self->room, room))
+            if (grow((void **)&self->undelivered, sizeof(*self->undelivered), self->room, room))
                 return -1;
             self->room = room;
         }
     }
     if (count)
-        memcpy(self->untold + self->last, self->ready, count * sizeof(*self->untold));
+        memcpy(self->undelivered + self->last, self->ready, count * sizeof(*self->undelivered));
     self->last += count;
     self->n_ready = 0;
     return 0;
 }
 
 /* Call the owners of the events that wait now. 0, or -1: then the other events still wait. */
-static int tell_all(Drain *self)
+static int deliver_all(Drain *self)
 {
     for (uint32_t count = self->last - self->first; count && self->first != self->last; count--) {
-        if (tell(self, self->untold[self->first++]))
+        if (deliver(self, self->undelivered[self->first++]))
             return -1;
     }
     if (self->first == self->last)
@@ -622,7 +623,7 @@ static int tell_all(Drain *self)
  *
  * Tasks are resumed here. Functions that must not run among them wait for the end (`draining`).
  */
-static int drain_and_tell(Drain *self)
+static int drain_and_deliver(Drain *self)
 {
     for (int round = 1;; round++) {
         int took = drain_once(self);
@@ -634,7 +635,7 @@ static int drain_and_tell(Drain *self)
             return -1;
         if (took & LOOK)
             return took;
-        if (tell_all(self))
+        if (deliver_all(self))
             return -1;
         if (!(took & AGAIN) || self->stopped)
             return 0;
@@ -663,7 +664,7 @@ static PyObject *drain_drain(PyObject *object, PyObject *Py_UNUSED(unused))
     took = self->left;
     self->left = 0;
     if (!took && !self->stopped)
-        took = drain_and_tell(self);
+        took = drain_and_deliver(self);
     if (took < 0)
         return NULL;
     return PyBool_FromLong(!took);
@@ -754,9 +755,9 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
     return Py_BuildValue("(iINO)", self->most - left, arrived, records, code ? Py_False : Py_True);
 }
 
-static PyObject *drain_tell(PyObject *object, PyObject *Py_UNUSED(unused))
+static PyObject *drain_deliver(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    if (tell_all((Drain *)object))
+    if (deliver_all((Drain *)object))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -782,7 +783,7 @@ static PyObject *drain_forget(PyObject *object, PyObject *address)
     Py_RETURN_NONE;
 }
 
-static PyObject *drain_get_untold(PyObject *object, void *Py_UNUSED(unused))
+static PyObject *drain_get_undelivered(PyObject *object, void *Py_UNUSED(unused))
 {
     return PyLong_FromUnsignedLong(((Drain *)object)->last - ((Drain *)object)->first);
 }
@@ -808,7 +809,7 @@ static PyMethodDef drain_methods[] = {
     {"sweep", drain_sweep, METH_O,
      "Poll the queue with this address without an event: how many it had, how many of them brought "
      "a message, completions for Python, whether there may be more; None if it cannot be polled."},
-    {"tell", drain_tell, METH_NOARGS,
+    {"deliver", drain_deliver, METH_NOARGS,
      "Tell the owners of events; with an exception, the others are still to be told."},
     {"forget", drain_forget, METH_O,
      "Acknowledge the event of the queue with this address that is at hand; 0: of all queues."},
@@ -826,7 +827,7 @@ static PyMemberDef drain_members[] = {
 };
 
 static PyGetSetDef drain_getset[] = {
-    {"untold", drain_get_untold, NULL, "How many events no owner was told of yet.", NULL},
+    {"undelivered", drain_get_undelivered, NULL, "How many events no owner was told of yet.", NULL},
     {"n_states", drain_get_n_states, NULL, "How many states it hands completions to.", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
@@ -900,7 +901,7 @@ static void readable_dealloc(PyObject *object)
 /* Drain; whether all is done. If not, drain->left or drain->error is for Python. */
 static int all_done(Drain *drain)
 {
-    int took = drain_and_tell(drain);
+    int took = drain_and_deliver(drain);
 
     if (took < 0) {
         replace(&drain->error, aio_raised());

@@ -55,7 +55,7 @@ static int slots_stay(const struct aio_message_state *m, const struct aio_slots 
  * is owed, and for `control` frames without credit.  So the owed credits are the posted receives
  * without the other two.
  */
-static int64_t owed(const struct aio_message_state *m)
+static int64_t ungranted(const struct aio_message_state *m)
 {
     return m->posted - m->control - m->unused;
 }
@@ -78,16 +78,16 @@ static void forget_marks(struct aio_message_state *m)
  */
 static int credit_is_due(struct aio_message_state *m)
 {
-    if (m->raw || owed(m) < m->due || (m->due <= 1 && m->unused > 0))
+    if (m->raw || ungranted(m) < m->due || (m->due <= 1 && m->unused > 0))
         return 0;
     forget_marks(m);
     return m->n_marks < AIO_CREDIT_FRAMES;
 }
 
 /* Credits that go with the frame that is about to be sent. */
-static uint32_t take_owed(struct aio_message_state *m, int alone)
+static uint32_t grant_credits(struct aio_message_state *m, int alone)
 {
-    int64_t credits = owed(m);
+    int64_t credits = ungranted(m);
 
     if (credits <= 0)
         return 0;
@@ -179,7 +179,7 @@ static int put_slot(struct aio_message_state *m, uint32_t slot, uint32_t length,
 static int may_wait(const struct aio_message_state *m)
 {
     return m->n_unposted < AIO_SEND_CHAIN &&
-           (m->turn_flushes || (m->telling && (m->head != m->tail || m->in_a_row == 2)));
+           (m->turn_flushes || (m->delivering && (m->head != m->tail || m->in_a_row == 2)));
 }
 
 /* Put one frame without data, from a free slot, into the chain. */
@@ -189,7 +189,7 @@ static int put_control(struct aio_message_state *m, enum aio_frame_kind kind, ui
     uint32_t slot = m->control_free[--m->n_control_free];
     uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->frames, slot);
 
-    write_header(at, kind, flags, take_owed(m, kind == AIO_FRAME_CREDIT), 0, argument);
+    write_header(at, kind, flags, grant_credits(m, kind == AIO_FRAME_CREDIT), 0, argument);
     return put_slot(m, m->data_slots + slot, AIO_FRAME_SIZE, 0, 0);
 }
 
@@ -199,9 +199,9 @@ static int is_queued(const struct aio_dones *dones)
 }
 
 /* Whether frames without data wait for a slot. */
-static int is_unsaid(const struct aio_message_state *m)
+static int has_pending(const struct aio_message_state *m)
 {
-    return m->to_say || is_queued(&m->dones_to_say);
+    return m->controls_pending || is_queued(&m->dones_pending);
 }
 
 /* The frames that wait at most once, in the order in which they go. */
@@ -214,17 +214,17 @@ static int pump(struct aio_message_state *m)
     int code = 0, put = 0;
 
     while (!code && m->n_control_free && !m->dead && m->qp) {
-        if (is_queued(&m->dones_to_say)) {
+        if (is_queued(&m->dones_pending)) {
             const struct aio_done *done =
-                &m->dones_to_say.items[m->dones_to_say.head++ & m->dones_to_say.mask];
+                &m->dones_pending.items[m->dones_pending.head++ & m->dones_pending.mask];
 
             code = put_control(m, AIO_FRAME_DONE, done->flags, done->number);
-        } else if (m->to_say) {
+        } else if (m->controls_pending) {
             const enum aio_frame_kind *next = single_frames;
 
-            while (!(m->to_say & 1 << *next))
+            while (!(m->controls_pending & 1 << *next))
                 next++;
-            m->to_say &= (uint8_t)~(1 << *next);
+            m->controls_pending &= (uint8_t)~(1 << *next);
             code = put_control(m, *next, 0, *next == AIO_FRAME_ABORT ? m->abort_reason : 0);
         } else if (credit_is_due(m)) {
             code = put_control(m, AIO_FRAME_CREDIT, 0, 0);
@@ -289,7 +289,7 @@ static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t togeth
 
     m->back[m->n_back++] = (uint16_t)slot;
     /* Slots that complete half of the window are posted now: no further slot may come. */
-    if (m->n_back < together && (m->raw || owed(m) + m->n_back < m->due))
+    if (m->n_back < together && (m->raw || ungranted(m) + m->n_back < m->due))
         return 0;
     code = post_back(m);
     return code ? code : pump(m);
@@ -314,7 +314,7 @@ int aio_message_back(struct aio_message_state *m, uint32_t slot)
  */
 int aio_message_back_now(struct aio_message_state *m, uint32_t slot)
 {
-    if (!m->qp || (m->recv.more && m->recv.leaving && owed(m) >= 0))
+    if (!m->qp || (m->recv.more && m->recv.leaving && ungranted(m) >= 0))
         return -1;
     return give_slot(m, slot, 1);
 }
@@ -328,16 +328,16 @@ int aio_message_give_credit(struct aio_message_state *m)
 
     if (m->raw || !m->qp)
         return 0;
-    if (m->n_back && owed(m) + m->n_back >= m->due)
+    if (m->n_back && ungranted(m) + m->n_back >= m->due)
         code = post_back(m);
     return code ? code : pump(m);
 }
 
 /* Send a frame without data, as soon as there is a slot for it. */
-int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
-                    uint8_t flags)
+int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind kind,
+                             uint64_t argument, uint8_t flags)
 {
-    struct aio_dones *dones = &m->dones_to_say;
+    struct aio_dones *dones = &m->dones_pending;
     int code;
 
     if (kind == AIO_FRAME_DONE) {
@@ -349,7 +349,7 @@ int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint6
     } else {
         if (kind == AIO_FRAME_ABORT)
             m->abort_reason = argument;
-        m->to_say |= (uint8_t)(1 << kind);
+        m->controls_pending |= (uint8_t)(1 << kind);
     }
     code = pump(m);
     return code ? code : aio_message_flush(m); /* before the connection is over */
@@ -371,8 +371,8 @@ int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_f
     int code;
 
     if (!m->raw) {
-        write_header(at, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, take_owed(m, 0), has_imm ? imm : 0,
-                     argument);
+        write_header(at, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, grant_credits(m, 0),
+                     has_imm ? imm : 0, argument);
         at += AIO_FRAME_SIZE;
         size += AIO_FRAME_SIZE;
     }
@@ -490,7 +490,7 @@ static void arrived(struct aio_message_state *m, const struct aio_arrival *arriv
         return;
     }
     m->arrivals[m->tail++ & m->arrival_mask] = *arrival;
-    m->heard = 1;
+    m->alive = 1;
     /* Behind a large message that is being fetched there is nothing to take yet. */
     if (m->waiting && !m->large)
         m->base.events |= AIO_EVENT_ARRIVED;
@@ -505,7 +505,7 @@ static void take_done(struct aio_message_state *m, uint64_t number, uint8_t flag
         return;
     }
     dones->items[dones->tail++ & dones->mask] = (struct aio_done){.number = number, .flags = flags};
-    m->heard = 1;
+    m->alive = 1;
     note(m, AIO_FRAME_DONE);
 }
 
@@ -524,12 +524,12 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
          * While a PING of this side waits, only its PONG is a sign that the peer hears this side.
          */
         if (!m->asking)
-            m->heard = 1;
-        m->to_say |= 1 << AIO_FRAME_PONG;
+            m->alive = 1;
+        m->controls_pending |= 1 << AIO_FRAME_PONG;
         break;
     case AIO_FRAME_PONG:
         if (m->asking)
-            m->heard = 1;
+            m->alive = 1;
         m->asking = 0;
         break;
     case AIO_FRAME_ABORT:
@@ -598,7 +598,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
         m->base.events |= AIO_EVENT_FRAMES;
     }
     fail(m, code ? code : pump(m));
-    if (is_unsaid(m))
+    if (has_pending(m))
         m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
 }
 
@@ -635,7 +635,7 @@ static int take_sent(struct aio_message_state *m, uint32_t slot)
         if (m->n_control_free >= m->controls || slot - m->data_slots >= m->controls)
             return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);
-        if (is_unsaid(m))
+        if (has_pending(m))
             m->base.events |= AIO_EVENT_SENT; /* the last such frame may go now */
         fail(m, pump(m));
     } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {

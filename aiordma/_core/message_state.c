@@ -39,7 +39,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     m->arrivals = m->control_free ? aio_room_for(arrivals, sizeof(*m->arrivals)) : NULL;
     m->reads_done = m->arrivals ? aio_room_for(m->most_reads, sizeof(*m->reads_done)) : NULL;
     if (!m->reads_done || make_dones(&m->dones, exchanges) ||
-        make_dones(&m->dones_to_say, exchanges))
+        make_dones(&m->dones_pending, exchanges))
         return -1;
     self->parked = (Parked *)PyObject_CallFunctionObjArgs((PyObject *)aio_parked_type, loop, NULL);
     if (!self->parked)
@@ -117,7 +117,7 @@ static void state_dealloc(PyObject *object)
     PyMem_Free(self->state.freed);
     PyMem_Free(self->state.reads_done);
     PyMem_Free(self->state.dones.items);
-    PyMem_Free(self->state.dones_to_say.items);
+    PyMem_Free(self->state.dones_pending.items);
     PyMem_Free(self->state.arrivals);
     PyMem_Free(self->state.operations_free);
     PyMem_Free(self->state.operations_done);
@@ -251,7 +251,7 @@ static PyObject *sent(MessageState *self, int code)
 {
     struct aio_message_state *m = &self->state;
 
-    if (!code && !m->n_unposted && m->in_a_row < 2 && ++m->in_a_row == 2 && !m->telling &&
+    if (!code && !m->n_unposted && m->in_a_row < 2 && ++m->in_a_row == 2 && !m->delivering &&
         !m->turn_flushes) {
         PyObject *handle =
             PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self, 0);
@@ -344,7 +344,7 @@ static PyObject *state_reserve(PyObject *object, PyObject *Py_UNUSED(unused))
     return PyLong_FromLong(m->free[--m->n_free]);
 }
 
-static PyObject *state_say(PyObject *object, PyObject *args)
+static PyObject *state_send_control(PyObject *object, PyObject *args)
 {
     unsigned long long argument = 0;
     unsigned int kind, flags = 0;
@@ -355,8 +355,8 @@ static PyObject *state_say(PyObject *object, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "no frame without data");
         return NULL;
     }
-    return PyLong_FromLong(aio_message_say(&((MessageState *)object)->state,
-                                           (enum aio_frame_kind)kind, argument, (uint8_t)flags));
+    return PyLong_FromLong(aio_message_send_control(
+        &((MessageState *)object)->state, (enum aio_frame_kind)kind, argument, (uint8_t)flags));
 }
 
 static PyObject *state_drop(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -461,11 +461,11 @@ int aio_message_events(MessageState *self, uint32_t events, int late)
 
     if (aio_turn.thread == self->thread)
         aio_turn.loop = self->parked->wakeup.loop;
-    m->telling = 1;
+    m->delivering = 1;
     m->turn_flushes &= events != 0;
     rc = give_events(self, events, late);
     aio_turn.loop = NULL;
-    m->telling = m->in_a_row = 0;
+    m->delivering = m->in_a_row = 0;
     return m->n_unposted ? flush(self, rc) : rc;
 }
 
@@ -715,8 +715,9 @@ GETTER(state_get_free_numbers, list_of(m->operations_free, m->n_operations_free)
 GETTER(state_get_under_way, PyLong_FromLongLong(aio_message_under_way(m)))
 GETTER(state_get_done, PyLong_FromUnsignedLong(m->done_tail - m->done_head))
 GETTER(state_get_arrived, PyLong_FromUnsignedLong(m->tail - m->head))
-GETTER(state_get_unsaid, PyLong_FromLong(__builtin_popcount(m->to_say) +
-                                         (long)(m->dones_to_say.tail - m->dones_to_say.head)))
+GETTER(state_get_has_pending,
+       PyLong_FromLong(__builtin_popcount(m->controls_pending) +
+                       (long)(m->dones_pending.tail - m->dones_pending.head)))
 GETTER(state_get_wrong, Py_BuildValue("(IKK)", m->violation, (unsigned long long)m->wrong[0],
                                       (unsigned long long)m->wrong[1]))
 
@@ -728,7 +729,7 @@ static PyMethodDef state_methods[] = {
     {"send_from", state_send_from, METH_VARARGS,
      "Send from a slot that was reserved: slot, kind, data, argument, immediate; 0 or an errno."},
     {"reserve", state_reserve, METH_NOARGS, "A send slot and a credit: the slot; or None."},
-    {"say", state_say, METH_VARARGS,
+    {"send_control", state_send_control, METH_VARARGS,
      "Send a frame without data, when there is a slot: kind, argument, flags; 0 or an errno."},
     {"drop", state_drop, METH_NOARGS, "Sends that are not posted yet have ended."},
     {"credit", state_credit, METH_NOARGS,
@@ -817,7 +818,7 @@ static PyMemberDef state_members[] = {
     FIELD(raw, T_BOOL, READONLY),
     FIELD(closed, T_BOOL, READONLY),
     FIELD(flushing, T_BOOL, 0),
-    FIELD(heard, T_BOOL, 0),
+    FIELD(alive, T_BOOL, 0),
     FIELD(eager_size, T_ULONGLONG, 0),
     FIELD(credits, T_LONGLONG, 0),
     FIELD(inline_size, T_UINT, READONLY),
@@ -857,7 +858,7 @@ static PyGetSetDef state_getset[] = {
     {"done", state_get_done, NULL, "Operations that have ended and were not reported.", NULL},
     {"under_way", state_get_under_way, NULL, "Sends, receives and operations of the adapter.",
      NULL},
-    {"unsaid", state_get_unsaid, NULL, "Frames without data that wait for a slot.", NULL},
+    {"has_pending", state_get_has_pending, NULL, "Frames without data that wait for a slot.", NULL},
     {"wrong", state_get_wrong, NULL, "A violation of the peer, and two numbers about it.", NULL},
     {"arrived", state_get_arrived, NULL, "Messages in the ring.", NULL},
     {NULL, NULL, NULL, NULL, NULL},

@@ -187,7 +187,7 @@ struct aio_message_state {
     uint8_t waiting;    /* a task waits for a message */
     uint8_t discarding; /* slots of arrivals are given back at once */
     uint8_t python;     /* Python receives: there is more to it than the next message */
-    uint8_t heard;      /* a sign of life of the peer since Python has cleared it */
+    uint8_t alive;      /* a sign of life of the peer since Python has cleared it */
     uint8_t asking;     /* a PING is not answered */
 
     /* Slots. */
@@ -215,14 +215,14 @@ struct aio_message_state {
     uint32_t inline_size; /* bytes, with the header, that go in the work request itself */
     struct aio_unposted unposted[AIO_SEND_CHAIN]; /* the chain, in the order of its sends */
     uint32_t n_unposted;
-    uint8_t telling;      /* owners are being called; the chain is posted after that */
+    uint8_t delivering;   /* owners are being called; the chain is posted after that */
     uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
     uint8_t in_a_row;     /* sends that were posted at once since the last events, 2 at most */
 
     /* Frames without data that wait for a slot: each at most once, but for DONE. */
-    uint8_t to_say; /* bits, 1 << enum aio_frame_kind */
+    uint8_t controls_pending; /* bits, 1 << enum aio_frame_kind */
     uint64_t abort_reason;
-    struct aio_dones dones_to_say;
+    struct aio_dones dones_pending;
 
     /* Receiving. */
     int64_t posted;   /* receives that the adapter has */
@@ -316,7 +316,7 @@ struct aio_stream_state {
     uint8_t crediting; /* room and credits are announced to the peer */
     uint8_t owing;     /* a control message waits in Python for a work request or a credit */
     uint8_t swapped;   /* the peer has the other byte order */
-    uint8_t heard;     /* a word has come since Python has cleared it */
+    uint8_t alive;     /* a word has come since Python has cleared it */
     uint8_t plain;     /* all bytes are for the protocol's data_received */
     uint8_t waiter;    /* or for a task, which waits for them */
     uint8_t stopped;   /* or are dropped */
@@ -347,10 +347,10 @@ struct aio_stream_state {
     uint32_t messages_mask;
     uint32_t first;
     uint32_t next;
-    uint32_t untold; /* messages since the last that asked for its completion */
-    uint32_t untold_bytes;
-    uint32_t tell_messages;
-    uint32_t tell_bytes;
+    uint32_t unsignaled; /* messages since the last that asked for its completion */
+    uint32_t unsignaled_bytes;
+    uint32_t signal_messages;
+    uint32_t signal_bytes;
     uint64_t progress; /* messages that have completed */
 
     uint8_t *table; /* ours, that the peer writes descriptors to */
@@ -400,8 +400,8 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
 int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
                           const void *data, uint64_t length, uint64_t argument, int has_imm,
                           uint32_t imm);
-int aio_message_say(struct aio_message_state *m, enum aio_frame_kind kind, uint64_t argument,
-                    uint8_t flags);
+int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind kind,
+                             uint64_t argument, uint8_t flags);
 int aio_message_flush(struct aio_message_state *m);
 void aio_message_drop(struct aio_message_state *m);
 int aio_message_give_credit(struct aio_message_state *m);

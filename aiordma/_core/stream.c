@@ -150,12 +150,12 @@ static int aio_stream_data(struct aio_stream_state *s, const void *from, uint32_
     if (in_ring) {
         s->head = s->head + length == s->send_size ? 0 : s->head + length;
         s->send_free -= length;
-        s->untold_bytes += length;
+        s->unsignaled_bytes += length;
     }
-    if (++s->untold >= s->tell_messages || s->untold_bytes >= s->tell_bytes)
+    if (++s->unsignaled >= s->signal_messages || s->unsignaled_bytes >= s->signal_bytes)
         signaled = true;
     if (signaled)
-        s->untold = s->untold_bytes = 0;
+        s->unsignaled = s->unsignaled_bytes = 0;
     return aio_stream_post(s, length, s->data_wrs, from, length, to, key, in_ring, signaled);
 }
 
@@ -509,7 +509,7 @@ static int aio_stream_take(struct aio_state *state, const struct ibv_wc *wc)
     } else if (word >> 29 != AIO_WORD_SGL || !aio_stream_allow(s, word & AIO_WORD_VALUE)) {
         return 0;
     }
-    s->heard = 1;
+    s->alive = 1;
     if (aio_stream_used(s, sub & ~AIO_STREAM_RECV))
         s->base.events |= AIO_STREAM_FAILED;
     return 1;

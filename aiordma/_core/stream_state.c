@@ -9,7 +9,7 @@
 
 #define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
 #define PARTS              4  /* of the ring for sending; a message is at most one of them */
-#define MOST_UNTOLD        32 /* messages for which a single completion is asked */
+#define MOST_UNSIGNALED    32 /* messages for which a single completion is asked */
 
 static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -39,12 +39,12 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     s->send = (uint8_t *)(uintptr_t)send;
     s->send_free = s->send_size;
     s->iwarp = (uint8_t)iwarp;
-    s->largest = s->tell_bytes = s->send_size < PARTS ? 1 : s->send_size / PARTS;
-    s->tell_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 4;
-    if (s->tell_messages > MOST_UNTOLD)
-        s->tell_messages = MOST_UNTOLD;
-    if (!s->tell_messages || send_depth / wrs < CONTROLS_PER_QUEUE)
-        s->tell_messages = 1;
+    s->largest = s->signal_bytes = s->send_size < PARTS ? 1 : s->send_size / PARTS;
+    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 4;
+    if (s->signal_messages > MOST_UNSIGNALED)
+        s->signal_messages = MOST_UNSIGNALED;
+    if (!s->signal_messages || send_depth / wrs < CONTROLS_PER_QUEUE)
+        s->signal_messages = 1;
     s->waiting_mask = aio_power(s->credits) - 1;
     s->messages_mask = aio_power(send_depth) - 1;
     s->waiting = PyMem_Calloc(s->waiting_mask + 1, sizeof(*s->waiting));
@@ -455,7 +455,7 @@ static PyMemberDef state_members[] = {
     FIELD(crediting, T_BOOL, 0),
     FIELD(owing, T_BOOL, 0),
     FIELD(swapped, T_BOOL, 0),
-    FIELD(heard, T_BOOL, 0),
+    FIELD(alive, T_BOOL, 0),
     FIELD(plain, T_BOOL, 0),
     FIELD(waiter, T_BOOL, 0),
     FIELD(stopped, T_BOOL, 0),

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.arguments import whole
-from aiordma.errors import HostNotFoundError, plain_error
+from aiordma.errors import HostNotFoundError, errno_error
 from aiordma.loop.kept import Kept
 
 __all__ = [
@@ -107,7 +107,7 @@ def _scope_id(scope: str) -> int:
         return socket.if_nametoindex(scope)
     except OSError:
         hint = "`ip link` lists them"
-        raise plain_error(errno.ENODEV, f"there is no network interface {scope!r}", hint) from None
+        raise errno_error(errno.ENODEV, f"there is no network interface {scope!r}", hint) from None
 
 
 def is_local(address: Address) -> bool:
@@ -180,7 +180,7 @@ async def look_up(
             code, words = exc.args
             raise HostNotFoundError(code, f"{host}: {words}") from None
         except RuntimeError as exc:  # of the loop's executor
-            raise plain_error(errno.EAGAIN, f"{host} was not looked up: {exc}") from exc
+            raise errno_error(errno.EAGAIN, f"{host} was not looked up: {exc}") from exc
         hosts = (f"{sa[0]}%{sa[3]}" if len(sa) == 4 and sa[3] else str(sa[0]) for *_, sa in found)
         return [(numeric, port) for numeric in dict.fromkeys(hosts)]
     mapped = getattr(ip, "ipv4_mapped", None)

@@ -64,8 +64,8 @@ from aiordma.errors import (
     ResourceBusyError,
     ResourceClosedError,
     cm_error,
+    errno_error,
     os_error,
-    plain_error,
 )
 from aiordma.loop.timers import Timer, call_later
 from aiordma.verbs.context import Context
@@ -838,7 +838,7 @@ class ConnectionId(Resource):
         if self.stage not in stages:
             # Not `os_error`: its hint is for calls that the kernel refuses.
             text = f"{verb}: EINVAL: the connection id is {self.stage.value}"
-            raise plain_error(errno.EINVAL, text, _REMEDIES.get(self.stage, ""))
+            raise errno_error(errno.EINVAL, text, _REMEDIES.get(self.stage, ""))
 
     def migrate(self, channel: EventChannel) -> None:
         """Move the id to another channel, and with it its events (`rdma_migrate_id(3)`).

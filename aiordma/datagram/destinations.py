@@ -46,9 +46,9 @@ from aiordma.datagram.port import DatagramPort
 from aiordma.errors import (
     ConnectTimeoutError,
     DeviceNotFoundError,
-    plain_error,
-    tell_what,
-    tell_where,
+    errno_error,
+    prefix_address,
+    prefix_subject,
 )
 from aiordma.loop import background
 from aiordma.loop.workers import WorkerPool, answering, answering_slowly, call_blocking
@@ -178,7 +178,7 @@ class Destinations:
             victim = next(iter(self._answered.values()), None)
         if victim is None:
             msg = f"{len(self)} destinations are in use"
-            raise plain_error(errno.ENOBUFS, msg)
+            raise errno_error(errno.ENOBUFS, msg)
         self._give_up(victim)
 
     def _stop(self, destination: Destination) -> None:
@@ -194,7 +194,7 @@ class Destinations:
         self._forget(destination)
         text = "given up, because others wait for an answer, too"
         hint = "are their addresses forged? See max_unresolved_sources and max_destinations"
-        error = plain_error(errno.ENOBUFS, text, hint)
+        error = errno_error(errno.ENOBUFS, text, hint)
         self._loop.call_soon(self._report, destination, error)
 
     def _report(self, destination: Destination, error: OSError) -> None:
@@ -417,9 +417,9 @@ def _name(error: OSError, key: Key) -> None:
     """Put the destination in front of the text of an error."""
     kind, host, number = key
     if kind == "service":
-        tell_where(error, host, number)
+        prefix_address(error, host, number)
     else:
-        tell_what(error, f"group {host}" if kind == "group" else f"{host} queue pair {number}")
+        prefix_subject(error, f"group {host}" if kind == "group" else f"{host} queue pair {number}")
 
 
 def quick_way(port: DatagramPort, host: str, source: _First | None) -> _QuickWay:

@@ -16,7 +16,7 @@ from aiordma.cm.multicast import group_host
 from aiordma.datagram.config import DatagramConfig
 from aiordma.datagram.port import DatagramPort
 from aiordma.datagram.transport import RdmaDatagramTransport
-from aiordma.errors import HostNotFoundError, tell_what
+from aiordma.errors import HostNotFoundError, prefix_subject
 from aiordma.link.dialing import shared_channel, warm_up
 from aiordma.loop.limit import Limit
 from aiordma.loop.workers import call_blocking
@@ -104,7 +104,7 @@ async def create_datagram_endpoint(
         try:
             port = await DatagramPort.open(host, local, config)
         except OSError as exc:
-            tell_what(exc, _words(local) if local else host)
+            prefix_subject(exc, _words(local) if local else host)
             raise
     transport = RdmaDatagramTransport(asyncio.get_running_loop(), port, config)
     try:
@@ -114,7 +114,7 @@ async def create_datagram_endpoint(
             try:
                 await transport.join_group(groups, timeout=config.resolve_timeout_s)
             except OSError as exc:
-                tell_what(exc, f"group {groups}")
+                prefix_subject(exc, f"group {groups}")
                 raise
         protocol = protocol_factory()
         await transport._start(protocol)
@@ -205,7 +205,7 @@ async def _source_for(target: Address, config: DatagramConfig) -> str:
                     (target[0], target[1] or 1), timeout=config.resolve_timeout_s
                 )
             except OSError as exc:
-                tell_what(exc, _words(target) if target[1] else f"group {target[0]}")
+                prefix_subject(exc, _words(target) if target[1] else f"group {target[0]}")
                 raise
             source = asking.source_address
             assert source is not None

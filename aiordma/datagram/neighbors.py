@@ -25,7 +25,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 from aiordma.loop.pump import FdPump
 from aiordma.loop.workers import answering, call_blocking
 
@@ -252,7 +252,7 @@ class Neighbors:
             finally:
                 self._forget(key, told)
             if failed:
-                raise plain_error(errno.EHOSTUNREACH, f"the neighbor {hop.address} does not answer")
+                raise errno_error(errno.EHOSTUNREACH, f"the neighbor {hop.address} does not answer")
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._socket is not None:

@@ -21,7 +21,7 @@ from aiordma.datagram.config import DatagramConfig, Key
 from aiordma.datagram.destinations import Destination, Destinations
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.port import DatagramPort
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 
 __all__ = ["Outbox"]
 
@@ -88,7 +88,7 @@ class Outbox:
         if waiting + size > self._room or (
             unanswered and self._unanswered + size > self._room // 2
         ):
-            full = plain_error(errno.ENOBUFS, f"{waiting} bytes wait to be sent")
+            full = errno_error(errno.ENOBUFS, f"{waiting} bytes wait to be sent")
             self._loop.call_soon(self._error, full)
             return
         if destination.ah is None:

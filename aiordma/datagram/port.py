@@ -38,7 +38,7 @@ from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import EventType, PortSpace
 from aiordma.datagram.config import DatagramConfig
 from aiordma.datagram.slots import RecvSlots, SendSlots
-from aiordma.errors import NotSupportedError, cm_error, completion_error, os_error, plain_error
+from aiordma.errors import NotSupportedError, cm_error, completion_error, errno_error, os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.dialing import shared_channel
@@ -221,7 +221,7 @@ class DatagramPort(AdapterSide):
         )
         # Soft-RoCE flushes even the request that failed, so that its status is no reason.
         text = f"a datagram could not leave ({first.status_name}): `ip link`, `ip route`"
-        cause = plain_error(errno.ENETDOWN, text)
+        cause = errno_error(errno.ENETDOWN, text)
         cause.__cause__ = first
         self._broken = _Broken(cause, self.loop.call_later(_FLUSH_GRACE_S, self._restart))
 

@@ -32,7 +32,7 @@ from aiordma.datagram.config import DatagramConfig, Key, key_of
 from aiordma.datagram.groups import Groups
 from aiordma.datagram.outbox import Outbox
 from aiordma.datagram.port import DatagramPort
-from aiordma.errors import MessageTooLargeError, plain_error, tell_where
+from aiordma.errors import MessageTooLargeError, errno_error, prefix_address
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import background, fork
 from aiordma.loop.raised import ENDS_THE_LOOP
@@ -127,7 +127,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
             if not self._closing:
                 self._port.receive()
         except OSError as exc:
-            tell_where(exc, *self._port.sockname[:2])
+            prefix_address(exc, *self._port.sockname[:2])
             if not started.done():
                 started.set_exception(exc)
             return
@@ -324,7 +324,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
         check_loop(self._loop, _WHAT)
         if self._closing:
             msg = "the datagram transport is closed"
-            raise plain_error(errno.EBADF, msg)
+            raise errno_error(errno.EBADF, msg)
 
     # Flow control, as of asyncio.WriteTransport
 

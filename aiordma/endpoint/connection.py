@@ -62,7 +62,7 @@ from aiordma.errors import (
     ProtocolError,
     ResourceClosedError,
     cm_error,
-    plain_error,
+    errno_error,
 )
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
@@ -197,7 +197,7 @@ class Connection:
             payload.release()
             seconds = self.config.stall_timeout_s
             text = f"the peer took nothing for {seconds} s"
-            raise plain_error(errno.ETIMEDOUT, text) from exc
+            raise errno_error(errno.ETIMEDOUT, text) from exc
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
@@ -591,9 +591,9 @@ class Connection:
             self._keepalive.start(self)
             background.deliver_at_end(self._link.loop, self)
 
-    def _was_heard(self) -> bool:
-        heard, self._state.heard = self._state.heard, False
-        return heard
+    def _was_alive(self) -> bool:
+        alive, self._state.alive = self._state.alive, False
+        return alive
 
     def _on_interval(self, *, silent: bool) -> None:
         if silent and not self._state.asking and not self.config.raw:
@@ -636,7 +636,7 @@ class Connection:
                 self._link.fail(violation(*wrong))
         if events & EVENT_IDLE:
             self._link.came_back()
-        if self._state.unsaid:
+        if self._state.has_pending:
             self._sender.attend()
 
     def _on_frames(self) -> None:

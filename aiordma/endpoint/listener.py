@@ -415,7 +415,7 @@ class ConnectRequest:
             connection._meet(self.hello, event.initiator_depth, ends)
             if self.hello is None:
                 request.turn(link, lambda: request.cm_id.stage is Stage.CONNECTED)
-                await self._confirmed(parameter, private_data, lambda: connection._state.heard)
+                await self._confirmed(parameter, private_data, lambda: connection._state.alive)
             else:
                 greeting = connection._await_greeting()
                 data = connection._hello(private_data, ANSWER_ROOM)

@@ -66,7 +66,7 @@ class Sender:
         state, waiters = self._state, bool(self._waiters.places)
         state.blocked = self._is_queued or self._held or self._failure is not None
         state.flush_at = self._flushers[0][0] if self._flushers else 0
-        waiting = bool(self._flushers or (not state.dead and (waiters or state.unsaid)))
+        waiting = bool(self._flushers or (not state.dead and (waiters or state.has_pending)))
         if waiting != self._listening:
             self._listening = waiting
             if waiting:
@@ -172,8 +172,8 @@ class Sender:
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
         """Send a frame without data as soon as a control slot is free; never waits."""
-        self._link.check(self._state.say(kind, argument, flags))
-        if self._state.unsaid:
+        self._link.check(self._state.send_control(kind, argument, flags))
+        if self._state.has_pending:
             self.attend()
 
     # End
@@ -191,7 +191,7 @@ class Sender:
 
     async def flush_all(self) -> None:
         """As `flush`, with the frames without data that still wait for a slot."""
-        while self._state.unsaid and not self._state.dead:
+        while self._state.has_pending and not self._state.dead:
             await self.flush()
         await self.flush()
 

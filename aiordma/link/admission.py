@@ -26,7 +26,7 @@ import errno
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 from aiordma.link.limits import ListenerLimits
 from aiordma.loop import fork
 from aiordma.memory.byte_budget import fair_share
@@ -361,7 +361,7 @@ class Ledger:
         size = self._size if size is None else size
         with _lock:  # listeners in other threads count, too
             if full := self.why_full(source, size):
-                raise plain_error(errno.ENOBUFS, f"no more connections: {full}")
+                raise errno_error(errno.ENOBUFS, f"no more connections: {full}")
             self._count(source, 1, size)
         left = [(source, size)]
 

@@ -17,7 +17,7 @@ from aiordma.cm.address import Address, look_up
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.errors import AddressError, ConnectTimeoutError, tell_where
+from aiordma.errors import AddressError, ConnectTimeoutError, prefix_address
 from aiordma.link.eyeballs import AllFailedError, interleave, race
 from aiordma.link.pacing import Course, paced
 from aiordma.loop import background, registry
@@ -113,7 +113,7 @@ async def dial(
                 try:
                     return await one(*origins)
                 except OSError as exc:
-                    tell_where(exc, host, port)
+                    prefix_address(exc, host, port)
                     raise
             addresses = interleave(list(origins))
             return await race(addresses, one, delay, discard)

@@ -31,7 +31,7 @@ __all__ = ["Keepalive"]
 class Peer(Protocol):
     """A connection or a stream, as its timer sees it."""
 
-    def _was_heard(self) -> bool:
+    def _was_alive(self) -> bool:
         """Whether the peer has given a sign of life since the last call."""
 
     def _on_interval(self, *, silent: bool) -> None:
@@ -81,7 +81,7 @@ class Keepalive:
             self._set(self._interval, functools.partial(self._look, peer))
 
     def _look(self, peer: Peer) -> None:
-        silent = not peer._was_heard()
+        silent = not peer._was_alive()
         if not silent:
             self._since = now()
         elif self._silent and self._limit is not None and now() - self._since >= self._limit:

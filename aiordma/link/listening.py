@@ -16,7 +16,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.cm.enums import Option
 from aiordma.cm.event_channel import EventChannel
-from aiordma.errors import plain_error, tell_where
+from aiordma.errors import errno_error, prefix_address
 from aiordma.link.dialing import way_to
 from aiordma.loop.limit import Limit
 
@@ -90,7 +90,7 @@ def choose(addresses: Sequence[Address], *, ipv6_only: bool) -> list[Address]:
     if not chosen:
         hosts = ", ".join(host for host, _ in addresses)
         text = f"no IPv6 address to listen on: {hosts}"
-        raise plain_error(errno.EAFNOSUPPORT, text, "`ip -6 address` lists this machine's")
+        raise errno_error(errno.EAFNOSUPPORT, text, "`ip -6 address` lists this machine's")
     outside = [address for address in chosen if not is_loopback(address)]
     return list(dict.fromkeys(outside or chosen))
 
@@ -130,7 +130,7 @@ async def require_device(addresses: Sequence[Address], seconds: float) -> list[A
             "listen on an address of a device's network interface (`rdma link`, `ip address`), or "
             'on None or "" for all'
         )
-        raise plain_error(errno.ENODEV, text, hint)
+        raise errno_error(errno.ENODEV, text, hint)
     return served
 
 
@@ -180,7 +180,7 @@ def _listen_once(
                     cm_id.listen(backlog)
             except OSError as exc:
                 cm_id.close()
-                tell_where(exc, host, port)
+                prefix_address(exc, host, port)
                 if len(addresses) == 1 or exc.errno not in _PASSED_OVER:
                     raise
                 _log.info("not listening on %s: %s", host, exc)

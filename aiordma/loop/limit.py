@@ -16,7 +16,7 @@ import errno
 from types import TracebackType
 from typing import Self
 
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 
 __all__ = ["Limit", "PatientLimit"]
 
@@ -95,7 +95,7 @@ class Limit:
             if not self._what:
                 raise TimeoutError from error
             text = f"{self._what} took longer than {self.seconds:g} s"
-            raise plain_error(errno.ETIMEDOUT, text, self._hint) from error
+            raise errno_error(errno.ETIMEDOUT, text, self._hint) from error
 
 
 class PatientLimit(Limit):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 from aiordma.loop import fork
 from aiordma.loop.job import Job
 from aiordma.loop.limit import Limit
@@ -114,7 +114,7 @@ class WorkerPool:
                 if self._unfinished:  # another call has counted on the thread of this call
                     self._retry_later()
                 hint = "is the limit of processes or of memory reached? see `ulimit -u` and `-v`"
-                raise plain_error(errno.EAGAIN, f"no thread can be started: {exc}", hint) from exc
+                raise errno_error(errno.EAGAIN, f"no thread can be started: {exc}", hint) from exc
         try:
             self._jobs.put(job)
         except MemoryError:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma._ffi import ffi
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 
 __all__ = ["Share", "SlotBudget"]
 
@@ -138,7 +138,7 @@ class SlotBudget:
                 f"the pool of {self.total} slots has {self.free} left for {len(self)} + 1 "
                 f"connections, {guaranteed} are needed"
             )
-            raise plain_error(errno.ENOBUFS, text, "raise shared_slots")
+            raise errno_error(errno.ENOBUFS, text, "raise shared_slots")
         share = Share(self, guaranteed)
         self._members.add(share)
         self._committed += guaranteed

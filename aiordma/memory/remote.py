@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from aiordma.arguments import fitting, whole
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.mw import MemoryWindow
@@ -165,7 +165,7 @@ class RemoteRegion:
         missing = asked & ~int(self.rights)
         if missing:
             msg = f"the peer gives no right to {_words(Access(missing))}: {self!r}"
-            raise plain_error(errno.EACCES, msg, "the peer names the rights when it exposes memory")
+            raise errno_error(errno.EACCES, msg, "the peer names the rights when it exposes memory")
         where = self.addr + offset
         if asked & _ATOMIC and (length != 8 or where % 8):
             msg = (

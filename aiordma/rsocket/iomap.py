@@ -21,7 +21,7 @@ import sys
 from collections import deque
 from typing import NamedTuple
 
-from aiordma.errors import plain_error
+from aiordma.errors import errno_error
 from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, Hello, protocol_error
 
 __all__ = ["Iomap", "Mapping"]
@@ -145,7 +145,7 @@ class Iomap:
             index = self._taken.index(False)
         except ValueError:
             msg = f"the peer takes {len(self._taken)} mappings at a time, and has them"
-            raise plain_error(errno.ENOBUFS, msg) from None
+            raise errno_error(errno.ENOBUFS, msg) from None
         self._taken[index] = True
         self._pending.append((index, mapping))
         return index

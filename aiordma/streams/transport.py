@@ -174,7 +174,7 @@ class RdmaTransport(transports._FlowControlMixin):
     # From the port, in the midst of a drain
 
     def _on_word(self, word: int) -> None:
-        self._port.state.heard = True
+        self._port.state.alive = True
         if self._protocol is None and not self._over:
             # A word can come before ESTABLISHED is read, or after that event got lost.
             self._port.cm_id.notify_established()
@@ -232,9 +232,9 @@ class RdmaTransport(transports._FlowControlMixin):
 
     # From the timer
 
-    def _was_heard(self) -> bool:
-        heard, self._port.state.heard = self._port.state.heard, False
-        return heard
+    def _was_alive(self) -> bool:
+        alive, self._port.state.alive = self._port.state.alive, False
+        return alive
 
     def _on_interval(self, *, silent: bool) -> None:
         config = self._config

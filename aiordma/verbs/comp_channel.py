@@ -219,7 +219,7 @@ class CompletionChannel(Resource):
                 self._dispatch(records, cq)
             elif cq is not None:
                 self._notify(cq)
-        if self.drain.untold:
+        if self.drain.undelivered:
             self.after_drain(self._tell)
         self._run_deferred()
         if error:
@@ -229,13 +229,13 @@ class CompletionChannel(Resource):
     def _tell(self) -> None:
         """Call the owners of states that have events."""
         try:
-            self.drain.tell()
+            self.drain.deliver()
         finally:
             self._tell_later()
 
     def _tell_later(self) -> None:
         """Call the other owners in the next turn of the loop."""
-        if self.drain.untold and (loop := self._home) is not None:
+        if self.drain.undelivered and (loop := self._home) is not None:
             loop.call_soon(self._tell)
 
     def after_drain(self, function: Callable[[], None]) -> None:
@@ -312,7 +312,7 @@ class CompletionChannel(Resource):
             self._dispatch(records, cq)
             if cq.closed or not more:
                 break
-        if self.drain.untold:
+        if self.drain.undelivered:
             self.after_drain(self._tell)
         return polled, missed
 

@@ -1,10 +1,11 @@
 /*
  * A fuzz target for the C that reads what a peer sends: message.c and stream.c of aiordma/_core.
  *
- * The input is a program: each byte chooses what the peer, the adapter or the own program does next,
- * and the bytes after it are its arguments, so that a fuzzer that changes bytes changes the story.
- * A rule that is broken aborts; memory is the sanitizers' business.  A slot's bytes behind those that
- * arrived are poisoned, so that reading what an earlier message left there is an error, too.
+ * The input is a program: each byte chooses what the peer, the adapter or the own program does
+ * next, and the bytes after it are its arguments, so that a fuzzer that changes bytes changes the
+ * story. A rule that is broken aborts; memory is the sanitizers' business.  A slot's bytes behind
+ * those that arrived are poisoned, so that reading what an earlier message left there is an error,
+ * too.
  *
  *   fuzz_wire SEED COUNT      so many random programs, the same for the same seed
  *   fuzz_wire FILE...         these, as a coverage-guided fuzzer has kept them
@@ -62,12 +63,18 @@ static void put32(uint8_t *at, uint32_t value)
 static uint32_t take_edge(struct input *in, uint32_t near)
 {
     switch (take8(in) % 6) {
-    case 0: return 0;
-    case 1: return near - 1;
-    case 2: return near;
-    case 3: return near + 1;
-    case 4: return take8(in) % 16;
-    default: return take32(in);
+    case 0:
+        return 0;
+    case 1:
+        return near - 1;
+    case 2:
+        return near;
+    case 3:
+        return near + 1;
+    case 4:
+        return take8(in) % 16;
+    default:
+        return take32(in);
     }
 }
 
@@ -168,7 +175,7 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
     CHECK(m->completed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
     CHECK(m->done_tail - m->done_head <= m->done_mask + 1);
     CHECK(m->dones.tail - m->dones.head <= m->dones.mask + 1);
-    CHECK(m->dones_to_say.tail - m->dones_to_say.head <= m->dones_to_say.mask + 1);
+    CHECK(m->dones_pending.tail - m->dones_pending.head <= m->dones_pending.mask + 1);
     CHECK(m->n_reads_done <= m->most_reads);
 }
 
@@ -189,7 +196,8 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     wc.byte_len = take_edge(in, stride) % (stride + 1);
     for (uint32_t i = 0; i < wc.byte_len; i++)
         at[i] = take8(in);
-    if (wc.byte_len >= AIO_FRAME_SIZE && take8(in) % 8) { /* most are in good order, but for a bit */
+    if (wc.byte_len >= AIO_FRAME_SIZE &&
+        take8(in) % 8) { /* most are in good order, but for a bit */
         body = wc.byte_len - AIO_FRAME_SIZE;
         at[0] = take8(in) % 3 ? AIO_FRAME_DATA : take8(in) % (AIO_FRAME_ABORT + 1);
         put32(at + 8, 0);
@@ -215,28 +223,40 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     returned = (uint32_t)at[2] << 8 | at[3];
     CHECK(m->credits - before.credits == returned);
     switch (at[0]) {
-    case AIO_FRAME_DATA: CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len); /* fall through */
+    case AIO_FRAME_DATA:
+        CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len); /* fall through */
     case AIO_FRAME_RENDEZVOUS:
         CHECK(before.unused > 0);
         CHECK(m->discarding || (m->tail == before.tail + 1 && m->unused == before.unused - 1));
         break;
-    case AIO_FRAME_DONE: CHECK(m->dones.tail == before.dones.tail + 1); /* fall through */
-    default: CHECK(at[0] <= AIO_FRAME_ABORT && m->tail == before.tail);
+    case AIO_FRAME_DONE:
+        CHECK(m->dones.tail == before.dones.tail + 1); /* fall through */
+    default:
+        CHECK(at[0] <= AIO_FRAME_ABORT && m->tail == before.tail);
     }
 }
 
 static void fuzz_messages(struct input *in)
 {
-    /* Fewer places for arrivals than receives, which a connection never has: they must not overrun. */
-    enum { SENDS = 8, CONTROLS = 6, EXCHANGES = 4, RECEIVES = 26, ARRIVALS = 8, STRIDE = 48,
-           OPERATIONS = 4, READS = 2 };
+    /* Fewer places for arrivals than receives, which a connection never has: they must not overrun.
+     */
+    enum {
+        SENDS = 8,
+        CONTROLS = 6,
+        EXCHANGES = 4,
+        RECEIVES = 26,
+        ARRIVALS = 8,
+        STRIDE = 48,
+        OPERATIONS = 4,
+        READS = 2
+    };
     struct aio_message_state *m = zeros(1, sizeof(*m));
     struct aio_arrival *arrivals = zeros(ARRIVALS, sizeof(*arrivals));
     uint16_t *free_slots = zeros(SENDS, sizeof(*free_slots));
     uint16_t *control_free = zeros(CONTROLS, sizeof(*control_free));
     uint16_t *done = zeros(OPERATIONS, sizeof(*done)), *reads = zeros(READS, sizeof(*reads));
     struct aio_done *dones = zeros(EXCHANGES, sizeof(*dones));
-    struct aio_done *to_say = zeros(EXCHANGES, sizeof(*to_say));
+    struct aio_done *controls_pending = zeros(EXCHANGES, sizeof(*controls_pending));
     uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
     uint8_t *control = zeros(CONTROLS, AIO_FRAME_SIZE);
     uint8_t data[STRIDE] = {0}, how = take8(in);
@@ -248,16 +268,16 @@ static void fuzz_messages(struct input *in)
     m->free = free_slots, m->data_slots = SENDS, m->control_free = control_free;
     m->arrivals = arrivals, m->arrival_mask = ARRIVALS - 1;
     m->dones = (struct aio_dones){.items = dones, .mask = EXCHANGES - 1};
-    m->dones_to_say = (struct aio_dones){.items = to_say, .mask = EXCHANGES - 1};
+    m->dones_pending = (struct aio_dones){.items = controls_pending, .mask = EXCHANGES - 1};
     m->reads_done = reads, m->most_reads = READS;
     m->raw = how & 1;
     m->control = m->raw ? 0 : CONTROLS + EXCHANGES;
     aio_message_init(m, SENDS, RECEIVES, m->raw ? 0 : CONTROLS);
     m->qp = &queue_pair, m->send_flags = IBV_SEND_SIGNALED, m->inline_size = how & 2 ? 24 : 0;
-    m->send = (struct aio_slots){.addr = (uintptr_t)send, .stride = STRIDE, .key = 1, .base = SENDS,
-                                 .full = 1};
-    m->recv = (struct aio_slots){.addr = (uintptr_t)recv, .stride = STRIDE, .key = 2,
-                                 .base = RECEIVES, .full = 1};
+    m->send = (struct aio_slots){
+        .addr = (uintptr_t)send, .stride = STRIDE, .key = 1, .base = SENDS, .full = 1};
+    m->recv = (struct aio_slots){
+        .addr = (uintptr_t)recv, .stride = STRIDE, .key = 2, .base = RECEIVES, .full = 1};
     m->frames.addr = (uintptr_t)control, m->frames.stride = AIO_FRAME_SIZE, m->frames.key = 3;
     m->base.id = UINT64_C(7) << 40;
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
@@ -273,9 +293,11 @@ static void fuzz_messages(struct input *in)
         switch (take8(in) % 14) {
         case 0:
         case 1:
-        case 2: frame(m, in, recv, STRIDE); break;
+        case 2:
+            frame(m, in, recv, STRIDE);
+            break;
         case 12: /* sends wait for others, or go at once */
-            m->turn_flushes = take8(in) & 1, m->telling = take8(in) & 1;
+            m->turn_flushes = take8(in) & 1, m->delivering = take8(in) & 1;
             refuse_posts = take8(in) % 16 == 0;
             break;
         case 13: /* the end of the turn; or that of the connection, which takes no sends any more */
@@ -311,8 +333,12 @@ static void fuzz_messages(struct input *in)
         case 6: /* it sends; memory for a header is there, that for the bytes is exact */
             aio_message_send(m, data, take8(in) % (STRIDE + 8), how & 8, 5);
             break;
-        case 7: m->waiting ^= 1; break;
-        case 8: m->blocked = take8(in) & 1; break;
+        case 7:
+            m->waiting ^= 1;
+            break;
+        case 8:
+            m->blocked = take8(in) & 1;
+            break;
         case 9: /* Python hears of what was said */
             if (m->dones.head != m->dones.tail)
                 m->dones.head++;
@@ -321,7 +347,8 @@ static void fuzz_messages(struct input *in)
             break;
         case 10:
             if (!m->raw)
-                aio_message_say(m, take8(in) % 2 ? AIO_FRAME_DONE : AIO_FRAME_CREDIT, 9, 0);
+                aio_message_send_control(m, take8(in) % 2 ? AIO_FRAME_DONE : AIO_FRAME_CREDIT, 9,
+                                         0);
             aio_message_give_credit(m);
             break;
         default: /* a completion that nothing here has asked for, of no number in particular */
@@ -334,7 +361,8 @@ static void fuzz_messages(struct input *in)
         check_messages(m, SENDS);
     }
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
-    free(recv), free(send), free(control), free(done), free(reads), free(dones), free(to_say);
+    free(recv), free(send), free(control), free(done), free(reads), free(dones),
+        free(controls_pending);
     free(free_slots), free(control_free), free(arrivals), free(m);
 }
 
@@ -349,7 +377,8 @@ static void check_stream(const struct aio_stream_state *s)
     for (uint32_t i = 0; i < s->waiting_count; i++)
         waiting += s->waiting[(s->waiting_first + i) & s->waiting_mask];
     CHECK(waiting == s->readable);
-    /* Room in the ring is in one place: read but not told, told and not written, or not yet read. */
+    /* Room in the ring is in one place: read but not told, told and not written, or not yet read.
+     */
     CHECK(s->ring_free + s->readable <= s->ring_size);
     CHECK(s->ring_free + s->readable + s->ring_left + s->ring_buffers * (s->ring_size / 2) ==
           s->ring_size);
@@ -422,9 +451,9 @@ static void fuzz_stream(struct input *in)
     s->inline_size = how & 4 ? 16 : 0;
     s->qp = &queue_pair;
     s->ring = ring, s->ring_size = RING, s->table = table, s->send = send, s->send_size = SEND;
-    s->send_free = SEND, s->largest = s->tell_bytes = SEND / 4;
+    s->send_free = SEND, s->largest = s->signal_bytes = SEND / 4;
     s->data_wrs = s->iwarp ? 2 : 1;
-    s->tell_messages = (DEPTH / s->data_wrs - 4) / 4;
+    s->signal_messages = (DEPTH / s->data_wrs - 4) / 4;
     s->data_limit = DEPTH - 4 * 2 - s->data_wrs;
     s->waiting = waiting, s->waiting_mask = CREDITS - 1;
     s->messages = messages, s->messages_mask = DEPTH - 1;
@@ -444,7 +473,9 @@ static void fuzz_stream(struct input *in)
         switch (take8(in) % 9) {
         case 0:
         case 1:
-        case 2: word(s, in); break;
+        case 2:
+            word(s, in);
+            break;
         case 3: /* the peer writes to the table, with any length */
             n = take8(in) % 2;
             for (uint32_t i = 0; i < 16; i++)
@@ -452,7 +483,9 @@ static void fuzz_stream(struct input *in)
             if (take8(in) % 4 == 0) /* memory that would go on behind the last address */
                 memset(table + n * 16, 0xFF, 7);
             break;
-        case 4: CHECK(aio_stream_read(s, into, take_edge(in, RING) % sizeof(into)) <= RING); break;
+        case 4:
+            CHECK(aio_stream_read(s, into, take_edge(in, RING) % sizeof(into)) <= RING);
+            break;
         case 5:
             n = take_edge(in, SEND / 4) % sizeof(data);
             CHECK(aio_stream_write(s, data, n) <= n);
@@ -467,8 +500,12 @@ static void fuzz_stream(struct input *in)
             if (aio_stream_reach(s, AIO_SUB(wc.wr_id)) || take8(in) % 2)
                 s->base.take(&s->base, &wc);
             break;
-        case 7: s->want = take_edge(in, RING / 2) % RING; break;
-        default: refuse_posts = take8(in) % 32 == 0; break;
+        case 7:
+            s->want = take_edge(in, RING / 2) % RING;
+            break;
+        default:
+            refuse_posts = take8(in) % 32 == 0;
+            break;
         }
         s->base.events = 0;
         if (!s->dead)

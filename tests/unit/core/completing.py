@@ -75,7 +75,7 @@ class Queue:
         self.drain = Drain(0, _MOST)
 
     def sweep(self, *wcs: Any) -> list[WCRecord]:
-        """Complete these; what is left for Python.  Events wait for `drain.tell`."""
+        """Complete these; what is left for Python.  Events wait for `drain.deliver`."""
         self._laid.extend(wcs)
         swept = self.drain.sweep(int(ffi.cast("uintptr_t", self._cq)))
         assert swept is not None
@@ -108,7 +108,7 @@ class Completing(Queue):
         if isinstance(self._state, StreamState):
             assert self._state.passed == len(self.records)
             self._state.passed = 0
-        self.drain.tell()
+        self.drain.deliver()
         return not self.records
 
 

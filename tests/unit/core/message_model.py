@@ -32,18 +32,18 @@ class Model:
         self.marks: list[int] = []
         self.due, self.chain, self.exchanges = max(1, (window + 1) // 2), chain, exchanges
         self.back: list[int] = []  # free receive slots that are posted together
-        self.to_say: set[int] = set()
-        self.dones_to_say: deque[tuple[int, int]] = deque()
-        self.credits, self.heard, self.asking = 0, False, False
+        self.controls_pending: set[int] = set()
+        self.dones_pending: deque[tuple[int, int]] = deque()
+        self.credits, self.alive, self.asking = 0, False, False
         self.unposted: list[tuple[Any, ...]] = []  # sends that are posted together
-        self.telling, self.turn_flushes, self.in_a_row = False, False, 0
+        self.delivering, self.turn_flushes, self.in_a_row = False, False, 0
 
     @property
-    def owed(self) -> int:
+    def ungranted(self) -> int:
         return self.posted - self.reserve - self.unused
 
     def _take(self, alone: bool) -> int:
-        credits = max(0, min(self.owed, 0xFFFF))
+        credits = max(0, min(self.ungranted, 0xFFFF))
         self.marks += [self.granted] * (alone and credits > 0)
         self.granted += credits
         self.unused += credits
@@ -60,11 +60,11 @@ class Model:
 
     def end_turn(self) -> None:
         """The turn of the loop, or the telling of events, has ended."""
-        self.telling, self.in_a_row = False, 0
+        self.delivering, self.in_a_row = False, 0
         self.flush()
 
     def _credit_is_due(self) -> bool:
-        if self.owed < self.due or (self.due == 1 and self.unused > 0):
+        if self.ungranted < self.due or (self.due == 1 and self.unused > 0):
             return False
         spent = self.granted - self.unused
         while self.marks and spent > self.marks[0]:
@@ -73,11 +73,11 @@ class Model:
 
     def pump(self) -> None:
         while self.controls:
-            if self.dones_to_say:
-                kind, (argument, flags) = DONE, self.dones_to_say.popleft()
-            elif waiting := [kind for kind in SINGLE if kind in self.to_say]:
+            if self.dones_pending:
+                kind, (argument, flags) = DONE, self.dones_pending.popleft()
+            elif waiting := [kind for kind in SINGLE if kind in self.controls_pending]:
                 kind, argument, flags = waiting[0], 0, 0
-                self.to_say.remove(kind)
+                self.controls_pending.remove(kind)
             elif self._credit_is_due():
                 kind, argument, flags = CREDIT, 0, 0
             else:
@@ -88,9 +88,9 @@ class Model:
 
     def say(self, kind: int, argument: int = 0) -> None:
         if kind == DONE:
-            self.dones_to_say.append((argument, 0))
+            self.dones_pending.append((argument, 0))
         else:
-            self.to_say.add(kind)
+            self.controls_pending.add(kind)
         self.pump()
         self.flush()
 
@@ -101,11 +101,11 @@ class Model:
         self.credits, self.slots = self.credits - 1, self.slots - 1
         self._post(DATA, HAS_IMM * (imm is not None), imm or 0, len(body), body)
         burst = self.in_a_row == 2
-        if not (self.turn_flushes or (self.telling and (self.arrived or burst))):
+        if not (self.turn_flushes or (self.delivering and (self.arrived or burst))):
             self.flush()
         if not self.unposted and not burst:
             self.in_a_row += 1
-            self.turn_flushes |= self.in_a_row == 2 and not self.telling
+            self.turn_flushes |= self.in_a_row == 2 and not self.delivering
         return True
 
     def complete(self) -> None:
@@ -134,7 +134,7 @@ class Model:
             if kind == DATA and argument != len(body):
                 self.violation = "length"
                 return
-            self.heard = True
+            self.alive = True
             self.arrived.append((kind == RENDEZVOUS, body, imm))
             return
         if kind > ABORT:
@@ -145,17 +145,18 @@ class Model:
                 self.violation = "done"
                 return
             self.dones.append((argument, flags))
-        self.heard |= kind == DONE or kind == (PONG if self.asking else PING)
+        self.alive |= kind == DONE or kind == (PONG if self.asking else PING)
         self.asking &= kind != PONG
         if kind == PING:
-            self.to_say.add(PONG)
+            self.controls_pending.add(PONG)
         self.said.add(kind)
         self.free(slot, together=1)
 
     def free(self, slot: int, together: int | None = None) -> None:
         """The slot of a frame is free."""
         self.back.append(slot)
-        if len(self.back) >= (together or self.chain) or self.owed + len(self.back) >= self.due:
+        together = together or self.chain
+        if len(self.back) >= together or self.ungranted + len(self.back) >= self.due:
             self._post_back()
 
     def _post_back(self) -> None:
@@ -166,5 +167,5 @@ class Model:
 
     def wait(self) -> None:
         """The program waits for a message, or has had its chance to answer."""
-        if self.owed + len(self.back) >= self.due:
+        if self.ungranted + len(self.back) >= self.due:
             self._post_back()

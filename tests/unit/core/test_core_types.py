@@ -503,8 +503,8 @@ def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
         (lambda: state.give_slot(4), ValueError),
         (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
         (lambda: state.send_from(0, _core.FRAME_DATA, b"", 0, None), ValueError),  # not bound
-        (lambda: state.say(_core.FRAME_DATA), ValueError),
-        (lambda: state.say(8), ValueError),
+        (lambda: state.send_control(_core.FRAME_DATA), ValueError),
+        (lambda: state.send_control(8), ValueError),
         (lambda: state.take_number(), IndexError),
         (lambda: state.give_number(0), ValueError),
         (lambda: state.allow_operations(0), ValueError),
@@ -588,5 +588,5 @@ def test_a12_shifts_and_copies_are_defined() -> None:
     with Adapter(most=4) as adapter:
         # Nothing, into no memory.
         assert adapter.drain.sweep(adapter.queue().address) == (0, 0, [], False)
-        assert adapter.drain.untold == 0
-        adapter.drain.tell()
+        assert adapter.drain.undelivered == 0
+        adapter.drain.deliver()

@@ -321,6 +321,6 @@ def test_a_sweep_tells_what_it_has_found() -> None:
         polled, arrived, records, more = second
         assert (polled, arrived, more) == (1, 0, False)
         assert [record[0] for record in records] == [77 << SUB_SHIFT]
-        assert (adapter.drain.untold, told) == (1, [])
-        adapter.drain.tell()
-        assert (adapter.drain.untold, told) == (0, [EVENT_ARRIVED])
+        assert (adapter.drain.undelivered, told) == (1, [])
+        adapter.drain.deliver()
+        assert (adapter.drain.undelivered, told) == (0, [EVENT_ARRIVED])

@@ -157,9 +157,9 @@ class Case:
                 self.send()
             case 7:
                 kind = rng.choice((PING, CREDIT, END, ABORT, DONE))
-                if kind != DONE or len(model.dones_to_say) < self.exchanges:
+                if kind != DONE or len(model.dones_pending) < self.exchanges:
                     model.say(kind, 5 if kind == DONE else 0)
-                    assert c.say(kind, 5 if kind == DONE else 0) == 0
+                    assert c.send_control(kind, 5 if kind == DONE else 0) == 0
                 if kind == PING:
                     model.asking = c.asking = True
             case 8:
@@ -171,7 +171,7 @@ class Case:
                 model.end_turn()
                 c(0)
             case 10:  # the drain resumes a task, which answers more than once
-                model.telling = True
+                model.delivering = True
                 c(EVENT_FRAMES)
                 model.end_turn()
 
@@ -229,8 +229,8 @@ class Case:
             return
         assert c.wrong[0] == 0
         assert (c.posted, c.unused, c.granted) == (model.posted, model.unused, model.granted)
-        assert (c.heard, c.asking) == (model.heard, model.asking)
-        assert c.unsaid == len(model.to_say) + len(model.dones_to_say)
+        assert (c.alive, c.asking) == (model.alive, model.asking)
+        assert c.has_pending == len(model.controls_pending) + len(model.dones_pending)
         assert c.arrived == len(model.arrived)
         assert len(self.posted) >= model.unused, "a credit without a receive"
         for kind in (DONE, END, ABORT):

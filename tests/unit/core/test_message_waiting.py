@@ -40,7 +40,7 @@ class Side:
     def __init__(self, recv_depth: int = 8) -> None:
         config = ConnectionConfig(slot_size=64, recv_depth=recv_depth)
         self.link = FakeLink(config)
-        self.link.telling = False
+        self.link.delivering = False
         core = LeftConnection(self.link, config)
         self._receiver = self.receiver = receiver_of(core)
         self._state = self.state = self.link.state

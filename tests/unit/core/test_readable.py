@@ -111,7 +111,7 @@ class Channel:
         if not done:
             for _, records in self.adapter.note():
                 self.python += [record[0] for record in records]
-            self.drain.tell()
+            self.drain.deliver()
         self.drain.draining = self.drain.deferred = False
         return False
 
@@ -176,7 +176,7 @@ def test_news_of_one_that_is_gone_are_not_for_who_has_its_place() -> None:
     channel.drain.remove(1)
     channel.drain.add(1, channel.states[1], told.append)
     channel.drain.draining = True
-    channel.drain.tell()
+    channel.drain.deliver()
     assert told == [], "a stranger heard of them"
     assert channel.told == [(2, 2)]
 
@@ -257,8 +257,8 @@ def test_a_state_that_was_removed_hears_nothing() -> None:
     for index in range(3):
         channel.drain.remove(index)
     channel.drain.draining = True
-    channel.drain.tell()
-    assert (channel.told, channel.drain.untold, channel.drain.n_states) == ([], 0, 0)
+    channel.drain.deliver()
+    assert (channel.told, channel.drain.undelivered, channel.drain.n_states) == ([], 0, 0)
     channel.lay((0, 1))
     channel.on_readable()
     assert channel.told == []
@@ -366,7 +366,7 @@ def test_several_are_told_from_c_in_their_order() -> None:
     channel.lay((2, 1), (0, 2), (1, 1))
     Readable(channel.drain, simple).run()
     assert channel.told == [(2, 1), (0, 2), (1, 1)]
-    assert channel.drain.untold == 0
+    assert channel.drain.undelivered == 0
     assert not channel.drain.draining
 
 
@@ -385,7 +385,7 @@ def test_what_one_raises_does_not_cost_the_others_their_news(error: BaseExceptio
     readable = Readable(channel.drain, slow)
     readable.run()
     assert raised == [error]
-    assert (channel.told, channel.drain.untold) == ([(0, 1)], 2)
+    assert (channel.told, channel.drain.undelivered) == ([(0, 1)], 2)
     channel.lay((0, 2))
     readable.run()
     assert channel.told == [(0, 1), (1, 1), (2, 1), (0, 2)], "older news come first"
@@ -409,15 +409,15 @@ def test_news_that_come_while_others_are_told_wait_for_the_next_turn() -> None:
 
     channel.drain.add(0, channel.states[0], hear)
     channel.lay((0, 1))
-    Readable(channel.drain, lambda: slow_calls.append(channel.drain.untold)).run()
+    Readable(channel.drain, lambda: slow_calls.append(channel.drain.undelivered)).run()
     assert channel.told == [(0, 1)]
     assert slow_calls == [3], "it is for Python to have them told later"
     channel.drain.draining = True
-    channel.drain.tell()
+    channel.drain.deliver()
     assert channel.told == [(0, 1), (0, 1), (1, 1), (0, 1)]
-    assert channel.drain.untold == 6, "of the line, which grows"
-    while channel.drain.untold:
-        channel.drain.tell()
+    assert channel.drain.undelivered == 6, "of the line, which grows"
+    while channel.drain.undelivered:
+        channel.drain.deliver()
     assert channel.lengths[1] == list(range(1, 61))
     assert len(channel.told) == 1 + 3 * 60
 

@@ -142,7 +142,7 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     assert state.send(b"data") == -1
     assert state.send_buffer(b"data", None) == -1
     assert state.send_from(slot, FrameKind.DATA, b"data", 4, None) == 0
-    assert state.say(FrameKind.PING) == 0
+    assert state.send_control(FrameKind.PING) == 0
     assert state.credit() == 0
     assert (state.back(0), state.back_now(0)) == (-1, -1)
     assert state.post_read(0, 0, 1, 0, 0, 0) == errno.ENOTCONN
@@ -332,7 +332,7 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     readable = Readable(drain, print)
     drain.stopped = True
     cleared(drain, readable)
-    attempt(drain.tell, drain.drain, lambda: drain.remove(0), readable.run)
+    attempt(drain.deliver, drain.drain, lambda: drain.remove(0), readable.run)
 
     message = Message(memoryview(b"data"), 1, lambda exported: None)
     cleared(message)

@@ -180,7 +180,7 @@ def test_the_chain_is_posted_when_the_events_are_told(error: type[BaseException]
 def test_other_requests_come_behind_the_chain() -> None:
     side = Side()
     side.send(1, 2, 3)
-    assert side.state.say(int(FrameKind.PING)) == 0
+    assert side.state.send_control(int(FrameKind.PING)) == 0
     assert side.doorbells == [[1], [2], [3, FrameKind.PING]]
     side.send(4)
     assert side.state.post_read(0, 0, 8, 0, 0, 0) == 0

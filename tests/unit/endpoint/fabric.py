@@ -157,7 +157,7 @@ class FakeLink(Link):
         self.qp = SimpleNamespace(limits=SimpleNamespace(max_inline_data=0))
         self._data_slots = config.send_depth
         self.refused = 0
-        self.telling = True
+        self.delivering = True
         self.refusals: list[int] = []
         self.wrong: BaseException | None = None  # raised where nobody looked
         self.damage: Callable[[memoryview], object] = lambda view: None
@@ -321,17 +321,17 @@ class FakeLink(Link):
         for record in self._queue.sweep(*wcs):
             self.refused += 1
             self(record)
-        if self._queue.drain.untold and self.telling:
+        if self._queue.drain.undelivered and self.delivering:
             self.loop.call_soon(self.tell)
 
     def tell(self) -> None:
         """Tell the owner of the state of its events; no task is running."""
         try:
-            self._queue.drain.tell()
+            self._queue.drain.deliver()
         except Exception as exc:
             self.wrong = exc
         finally:
-            if self._queue.drain.untold:
+            if self._queue.drain.undelivered:
                 self.loop.call_soon(self.tell)
 
     def land(self) -> None:

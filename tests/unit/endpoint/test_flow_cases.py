@@ -223,7 +223,7 @@ def test_a_flood_of_control_frames_costs_no_memory(kind: FrameKind) -> None:
         frame = FRAME.pack(kind, 0, 0, 0, 0)
         for _ in range(1000):  # sent by hand; the hostile side takes none of the answers
             victim.inject(frame)
-        assert victim.state.unsaid <= 1
+        assert victim.state.has_pending <= 1
         assert len(victim.sent) <= CONTROL_SLOTS
         hostile.inbound.clear()
         victim.failure = hostile.failure = ConnectionResetError()
@@ -252,12 +252,12 @@ def test_frames_that_wait_for_a_slot_have_completed_sends_wake_the_loop(frame: F
             await settle()
         else:
             sender_of(end).control(FrameKind.DONE, CONTROL_SLOTS)
-        assert (link.state.unsaid, listeners_of(link)) == (1, 1)
+        assert (link.state.has_pending, listeners_of(link)) == (1, 1)
         wire.links[0].land()
         link.acknowledge()
         await settle()
         assert kinds(link.sent)[-1] == frame
-        assert (link.state.unsaid, listeners_of(link)) == (0, 0)
+        assert (link.state.has_pending, listeners_of(link)) == (0, 0)
         await wire.lose()
 
     run_on("asyncio", main())

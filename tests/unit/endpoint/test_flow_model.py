@@ -221,7 +221,7 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
         assert credits == state.unused, "a credit was lost"
         window = receiver_of(end).window
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
-        assert (state.unsaid, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
+        assert (state.has_pending, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
         assert (state.blocked, listeners_of(link)) == (False, 0), "it waits for nothing"
         assert exposer_of(end).window.free == min(
             config.rendezvous_window, wire.configs[1 - side].rendezvous_window

@@ -513,9 +513,9 @@ def test_g01_what_is_a_sign_of_life(
     async def main() -> None:
         wire = await opened()
         link = wire.links[1]
-        link.state.asking, link.state.heard = asking, False
+        link.state.asking, link.state.alive = asking, False
         link.inject(FRAME.pack(kind, 0, 0, 0, 0))
-        assert link.state.heard == (asking in alive_if_asking)
+        assert link.state.alive == (asking in alive_if_asking)
         await settle()
         assert link.failure is None
         await wire.lose()

@@ -69,7 +69,7 @@ class Side:
         return [header[2] for header in headers if header[0] == FrameKind.CREDIT]
 
     @property
-    def owed(self) -> int:
+    def ungranted(self) -> int:
         return self.state.posted - self.state.control - self.state.unused
 
     @property
@@ -96,7 +96,7 @@ def test_messages_come_in_order_with_their_immediates(run: Run) -> None:
         assert [(bytes(m), m.imm) for m in messages] == [
             (b"one", 0), (b"", 0xFFFFFFFF), (b"x" * 48, None),
         ]  # fmt: skip
-        assert side.state.heard
+        assert side.state.alive
 
     run(main())
 
@@ -124,7 +124,7 @@ def test_a_credit_is_owed_only_once_the_slot_is_posted_again(run: Run) -> None:
         side.data(b"y")
         messages = [await side.receiver.recv()]
         assert side.away == 2
-        assert side.owed == 0, "both are still held"
+        assert side.ungranted == 0, "both are still held"
         messages[0].release()
         (await side.receiver.recv()).release()
         assert side.away == 0

@@ -295,7 +295,7 @@ def test_one_answer_to_any_number_of_pings_is_queued(run: Run) -> None:
             side.link.inject(FRAME.pack(FrameKind.PING, 0, 0, 0, 0))
         await settle()
         assert side.kinds == [FrameKind.PONG] * CONTROL_SLOTS
-        assert side.state.unsaid == 1
+        assert side.state.has_pending == 1
 
     run(main())
 

@@ -54,7 +54,7 @@ class Slots:
         return len(self.sent)
 
     @property
-    def owed(self) -> int:
+    def ungranted(self) -> int:
         return self.state.posted - self.state.control - self.state.unused
 
     @property
@@ -109,20 +109,20 @@ class Slots:
 def test_a_message_is_owed_for_once_its_receive_is_posted() -> None:
     slots = Slots(4)
     window = slots.window
-    assert (window.size, slots.unused, slots.owed) == (4, 4, 0)
+    assert (window.size, slots.unused, slots.ungranted) == (4, 4, 0)
     slots.data(3)
-    assert (slots.unused, slots.owed) == (1, 0)
+    assert (slots.unused, slots.ungranted) == (1, 0)
     slots.release([0])
-    assert (slots.owed, slots.credits) == (1, 0)
+    assert (slots.ungranted, slots.credits) == (1, 0)
     slots.control()
-    assert slots.owed == 1
+    assert slots.ungranted == 1
     slots.release([1])
-    assert (slots.owed, slots.unused, slots.credits) == (0, 3, 1)
+    assert (slots.ungranted, slots.unused, slots.credits) == (0, 3, 1)
     slots.release([2])
-    assert slots.state.say(FRAME_PING) == 0
+    assert slots.state.send_control(FRAME_PING) == 0
     assert (slots.sent[-1], slots.unused) == (1, 4)
     slots.data(4)
-    assert slots.state.say(FRAME_PING) == 0
+    assert slots.state.send_control(FRAME_PING) == 0
     assert (slots.sent[-1], slots.unused) == (0, 0)
 
 
@@ -137,13 +137,13 @@ def test_of_credit_frames_that_the_peer_may_not_have_processed_there_are_two() -
     slots.release([10, 11])
     assert (slots.credits, slots.unused) == (2, 12)
     slots.release([12, 13, 14, 15, 16])
-    assert (slots.credits, slots.owed) == (2, 5)
+    assert (slots.credits, slots.ungranted) == (2, 5)
     # The peer spends one of the first frame's credits: that one is processed, and no other.
     slots.data(1)
     slots.release([17])
-    assert (slots.credits, slots.owed) == (3, 0)
+    assert (slots.credits, slots.ungranted) == (3, 0)
     slots.release([18, 19])
-    assert (slots.credits, slots.owed) == (3, 2)
+    assert (slots.credits, slots.ungranted) == (3, 2)
     slots.data(10)
     slots.release([0])
     assert slots.credits == 4
@@ -157,7 +157,7 @@ def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
     slots.out = {6, 7, 8, 9}
     slots.release([6])
     assert slots.gone == [6]
-    assert (window.size, slots.unused, slots.owed) == (2, 5, 0)
+    assert (window.size, slots.unused, slots.ungranted) == (2, 5, 0)
     # A message without credit lay in one that is leaving: without it there would be too few.
     slots.control(7)
     assert slots.gone == [6]
@@ -166,7 +166,7 @@ def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
     slots.data(3)
     slots.release([7, 8, 9])
     assert slots.gone == [6, 7, 8, 9]
-    assert (slots.unused, slots.owed) == (2, 0)
+    assert (slots.unused, slots.ungranted) == (2, 0)
     assert slots.state.posted == CONTROL + 2
 
 
@@ -181,7 +181,7 @@ def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
     slots.release([0])
     assert (window.size, slots.posts[-3:]) == (4, [9, 10, 0])
     # The window was of two: its one credit waited for the peer to have none left.
-    assert (slots.unused, slots.owed) == (3, 1)
+    assert (slots.unused, slots.ungranted) == (3, 1)
     # The pool has none now; later it has, and nobody needs them any more.
     slots.data(slots.unused)
     slots.release([1])

@@ -73,7 +73,7 @@ def timed(clock: Any, interval: float | None, limit: float | None, setting: str)
 class Side:
     """A connection whose link, state and peer are the test; of its own it has the keepalive."""
 
-    _was_heard: Any = Connection._was_heard
+    _was_alive: Any = Connection._was_alive
     _on_interval: Any = Connection._on_interval
     _give_up: Any = Connection._give_up
 
@@ -83,7 +83,7 @@ class Side:
         self.failures: list[tuple[float, BaseException]] = []
         self.pings: list[float] = []
         self.answers = answers
-        self._state = SimpleNamespace(heard=False, asking=False)
+        self._state = SimpleNamespace(alive=False, asking=False)
         self._sender = SimpleNamespace(control=self.ping)
         self._link = SimpleNamespace(fail=self.fail)
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
@@ -98,13 +98,13 @@ class Side:
         assert kind == FrameKind.PING
         self.pings.append(self.clock.now)
         if self.answers:
-            self._state.heard, self._state.asking = True, False
+            self._state.alive, self._state.asking = True, False
 
 
 class Stream:
     """A stream whose port and peer are the test; of its own it has the keepalive."""
 
-    _was_heard: Any = RdmaTransport._was_heard
+    _was_alive: Any = RdmaTransport._was_alive
     _on_interval: Any = RdmaTransport._on_interval
 
     def __init__(self, **settings: Any) -> None:
@@ -113,7 +113,7 @@ class Stream:
         self.probes: list[float] = []
         self.words: list[float] = []
         self.failures: list[tuple[float, BaseException]] = []
-        state = SimpleNamespace(heard=False)
+        state = SimpleNamespace(alive=False)
         self._port = SimpleNamespace(state=state, probe=self._probe)
         self._machine = SimpleNamespace(show_life=lambda: self.words.append(self.clock.now))
         self._out = SimpleNamespace(control=lambda: None)
@@ -156,7 +156,7 @@ def test_g09_a_silent_raw_peer_is_given_up_when_there_is_a_bound_for_it() -> Non
 
     side = Side(answers=False, raw=True, raw_idle_timeout_s=100)
     for at in range(60, 600, 60):
-        side._state.heard = True
+        side._state.alive = True
         side.clock.run_until(at)
     assert not side.failures
     side.clock.run_until(1000)
@@ -209,7 +209,7 @@ def test_other_messages_are_a_sign_of_life() -> None:
     side = Side(answers=False, keepalive_s=10, idle_timeout_s=30)
     for second in range(5, 500, 5):
         side.clock.run_until(second)
-        side._state.heard = True
+        side._state.alive = True
     assert side.failures == []
     assert side.pings == []
 
@@ -225,7 +225,7 @@ def test_the_timer_ends_with_the_connection() -> None:
 
 def test_what_is_stopped_leads_nowhere() -> None:
     class Peer:
-        def _was_heard(self) -> bool:
+        def _was_alive(self) -> bool:
             return True
 
         def _on_interval(self, *, silent: bool) -> None:
@@ -277,7 +277,7 @@ def test_a_silent_stream_is_given_up_and_its_adapter_was_asked() -> None:
 def test_a_stream_says_a_word_whatever_it_hears() -> None:
     stream = Stream(keepalive_s=5, idle_timeout_s=40)
     for second in range(1, 101):
-        stream._port.state.heard = True
+        stream._port.state.alive = True
         stream.clock.run_until(second)
     assert stream.failures == []
     assert stream.probes == []

@@ -67,7 +67,7 @@ ENDS: list[tuple[str, list[int], str]] = [
 ]
 
 
-@pytest.mark.parametrize("before", ["post complete", "post", ""], ids=["told", "telling", "new"])
+@pytest.mark.parametrize("before", ["post complete", "post", ""], ids=["told", "delivering", "new"])
 @pytest.mark.parametrize(("steps", "said", "state"), ENDS, ids=[end[0] for end in ENDS])
 def test_how_it_ends(steps: str, said: list[int], state: str, before: str) -> None:
     lone = Lone()
