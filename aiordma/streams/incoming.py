@@ -93,6 +93,8 @@ class Incoming:
     def pause(self, paused: bool) -> None:
         """Say whether the program wants no bytes now."""
         self.paused = paused
+        if not paused:
+            self.eof_given = False  # as over TCP: `eof_received` is called again, of a new protocol
         self._choose()
 
     def stop(self) -> None:

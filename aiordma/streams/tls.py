@@ -56,17 +56,18 @@ async def secured(
     transport._start(ssl_protocol, None, server)
     wrapped: asyncio.Transport = ssl_protocol._get_app_transport()
     try:
-        await _handshake(waiter, wrapped)
+        await _handshake(waiter, ssl_protocol)
     except BaseException:
         wrapped.close()
         raise
     return wrapped
 
 
-async def _handshake(waiter: asyncio.Future[None], wrapped: asyncio.Transport) -> None:
+async def _handshake(waiter: asyncio.Future[None], ssl_protocol: Any) -> None:
     await waiter
-    # asyncio takes a handshake that was aborted in the middle for success.
-    if wrapped.get_extra_info("cipher") is None:
+    # asyncio takes a handshake that was aborted in the middle for success.  Its transport is not
+    # asked: a program that has closed it twice has parted it from the protocol.
+    if ssl_protocol._get_extra_info("cipher") is None:
         text = "the connection ended in the middle of the TLS handshake"
         raise ConnectionLostError(errno.ECONNABORTED, text)
 
@@ -128,7 +129,7 @@ async def start_tls(
             place = await server._tls_begins(transport)
         begun.append(loop.call_soon(ssl_protocol.connection_made, transport))
         begun.append(loop.call_soon(transport.resume_reading))
-        await _handshake(waiter, wrapped)
+        await _handshake(waiter, ssl_protocol)
     except BaseException:
         transport.close()
         for call in begun:

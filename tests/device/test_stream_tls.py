@@ -12,6 +12,7 @@ import trustme
 
 import aiordma
 from aiordma import RdmaServer, RdmaStreamReader, RdmaStreamWriter, RdmaTransport, StreamConfig
+from tests.device.oracle import until
 from tests.device.streaming import Note, noted
 
 pytestmark = pytest.mark.device
@@ -127,6 +128,72 @@ async def test_in_the_middle(address: str, contexts: Contexts) -> None:
         assert into == b"more"
         writer.close()
         await writer.wait_closed()
+
+
+async def test_start_tls_after_the_end_of_the_peer(address: str, contexts: Contexts) -> None:
+    """The new protocol gets the end as well, as over TCP, and not after the time of a handshake."""
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"go\n")
+        writer.close()
+
+    async with await aiordma.start_server(leave, address, 0) as server:
+        reader, writer = await aiordma.open_connection(address, server.port)
+        writer.write(b"STARTTLS\n")
+        assert await reader.read() == b"go\n"
+        with pytest.raises(ConnectionError):
+            await writer.start_tls(contexts.client, server_hostname=NAME)
+        writer.close()
+
+
+async def test_eof_received_is_called_again_when_reading_resumes(address: str) -> None:
+    class Open(Note):
+        def eof_received(self) -> bool:
+            super().eof_received()
+            return True
+
+    protocols: list[Open] = []
+
+    def make() -> Open:
+        protocols.append(Open())
+        return protocols[-1]
+
+    server = await aiordma.create_server(make, address, 0)
+    _, client = await aiordma.create_connection(Open, address, server.port)
+    client.transport.write_eof()
+    await until(lambda: any("eof" in each.calls for each in protocols))
+    transport, later = protocols[0].transport, Open()
+    transport.pause_reading()
+    transport.set_protocol(later)
+    transport.resume_reading()
+    await until(lambda: "eof" in later.calls)
+    transport.abort()
+    client.transport.abort()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.mark.parametrize("side", ["server", "client"])
+async def test_a_program_that_closes_twice_at_once(
+    address: str, contexts: Contexts, side: str
+) -> None:
+    class Twice(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            transport.close()
+            transport.close()
+
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    ours, theirs = (Twice, Note) if side == "server" else (Note, Twice)
+    server = await aiordma.create_server(ours, address, 0, ssl=contexts.server)
+    transport, _ = await aiordma.create_connection(
+        theirs, address, server.port, ssl=contexts.client, server_hostname=NAME
+    )
+    transport.abort()
+    server.close()
+    await server.wait_closed()
+    assert problems == []
 
 
 async def test_start_tls_of_what_is_no_transport(address: str, contexts: Contexts) -> None:
