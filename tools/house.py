@@ -7,8 +7,10 @@ raised again, so that the structure does not get worse between two redesigns.
 from __future__ import annotations
 
 import ast
+import io
 import re
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,6 +24,12 @@ PROGRAMS = ("cli", "testing")
 #: The sections of docs/architecture.md that name each file that a byte of a message passes;
 #: tests/device/test_four_ways.py holds them against the running library.
 WAYS_OF_A_BYTE = ("A byte is sent", "A byte is received")
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_NO_CODE = (
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
+    tokenize.ENDMARKER,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,32 @@ def lines() -> int:
     return sum(
         path.read_bytes().count(b"\n") for suffix in (".py", ".c", ".h") for path in library(suffix)
     )
+
+
+def lines_of_code() -> int:
+    """Lines of Python and C that are neither blank, nor a comment, nor a docstring."""
+    return sum(map(_code_of_python, library(".py"))) + sum(
+        sum(bool(line.strip()) for line in _COMMENT.sub(_blank, path.read_text()).splitlines())
+        for suffix in (".c", ".h")
+        for path in library(suffix)
+    )
+
+
+def _blank(comment: re.Match[str]) -> str:
+    return "\n" * comment.group().count("\n")
+
+
+def _code_of_python(path: Path) -> int:
+    text = path.read_text()
+    docs: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            docs.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    code: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in _NO_CODE:
+            code.update(range(token.start[0], token.end[0] + 1))
+    return len(code - docs)
 
 
 def files_in(folder: str) -> int:
@@ -338,7 +372,9 @@ def figures() -> list[Figure]:
     passed = files_of_a_byte()
     private = private_uses()
     return [
-        Figure("lines of the library", lines(), 38_900, 27_000),
+        # The goals of these two are the figures before the message protocol had a form in C.
+        Figure("lines of the library", lines(), 38_900, 39_012),
+        Figure("lines of code among them", lines_of_code(), 25_600, 25_739),
         Figure("files in endpoint/", files_in("endpoint"), 15, 15),
         Figure("files in streams/", files_in("streams"), 15, 15),
         Figure("files in verbs/", files_in("verbs"), 23, 23),
