@@ -286,7 +286,7 @@ class CompletionError(RdmaError, OSError):
         self.hint = WC_HINTS.get(self.status_name) or type(self).hint
 
     def __reduce__(self) -> tuple[object, ...]:
-        # OSError's own way would call the class with (errno, text).
+        # OSError's own `__reduce__` would have the class called with (errno, text) only.
         details = (self.status, self.operation, self.qp_num, self.vendor_err)
         return _rebuild, (type(self), self.args[1], *details), {"index": self.index}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 try:
     from aiordma._core._compiled import *  # noqa: F403
 except ImportError:
-    # Not built, or rdma-core's libraries are not there.  Then the module that binds these cannot be
-    # loaded either, so that nothing will ever arrive; but aiordma can be imported, and tells why.
+    # Not built, or rdma-core's libraries are missing.  Then the module that binds the libraries
+    # cannot be loaded either: aiordma can be imported, and its calls raise LibraryMissingError.
     if not TYPE_CHECKING:
 
         class Owner:

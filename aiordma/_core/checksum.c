@@ -49,7 +49,7 @@ static uint32_t aio_crc_times(uint32_t a, uint32_t b)
     }
 }
 
-/* The tables that shift a sum over so many bytes, a power of two. */
+/* Fill the tables that shift a sum over `bytes` bytes, a power of two. */
 static void aio_crc_shifts(uint32_t table[4][256], uint32_t bytes)
 {
     uint32_t power = 1u << 30; /* x */

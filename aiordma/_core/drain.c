@@ -578,7 +578,7 @@ static int deliver(Drain *self, uint32_t entry)
     return rc;
 }
 
-/* Have the events of the last drain or sweep wait, behind the others. 0, or -1. */
+/* Have the events of the last drain or sweep wait, behind those that wait already. 0, or -1. */
 static int keep(Drain *self)
 {
     uint32_t count = self->n_ready, kept = self->last - self->first;

@@ -467,7 +467,7 @@ static void fail(struct aio_message_state *m, int code)
     }
 }
 
-/* The peer broke the protocol; nothing that comes from now on means anything. */
+/* The peer broke the protocol: the connection fails, as later frames cannot be trusted. */
 static void violate(struct aio_message_state *m, enum aio_violation violation, uint64_t first,
                     uint64_t second)
 {
@@ -636,7 +636,7 @@ static int take_sent(struct aio_message_state *m, uint32_t slot)
             return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);
         if (has_pending(m))
-            m->base.events |= AIO_EVENT_SENT; /* the last such frame may go now */
+            m->base.events |= AIO_EVENT_SENT; /* pump may post the last pending frame */
         fail(m, pump(m));
     } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {
         m->free[m->n_free++] = (uint16_t)slot;
@@ -704,7 +704,7 @@ void aio_message_size(struct aio_message_state *m, int64_t window)
     m->chain = window < 16 ? 1 : window > 8 * AIO_CHAIN ? AIO_CHAIN : (uint32_t)(window / 8);
 }
 
-/* The arrays and the sizes that are configuration's are there already. */
+/* Set up the state; the caller has made the arrays, and set the sizes of the configuration. */
 void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t receives,
                       uint32_t controls)
 {

@@ -514,7 +514,7 @@ static int know(MessageState *self, PyObject *remote)
     return rc;
 }
 
-/* Make the Piece of an SGE; NULL, perhaps with an exception, if that is left to Python. */
+/* Make the Piece of an SGE; NULL, perhaps with an exception, if the SGE is left to Python. */
 static PyObject *make_piece(PyObject *sge)
 {
     PyObject *region = PyObject_GetAttr(sge, aio_name.mr);

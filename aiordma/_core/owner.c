@@ -19,7 +19,7 @@ typedef struct {
     Py_ssize_t children;
 } Owner;
 
-/* Of verbs/resource.py; see `_set_rules`. */
+/* Objects of verbs/resource.py, which calls `_set_rules` with them. */
 static PyObject *state_open, *state_closing, *state_destroying, *acquire_lock, *release_lock,
     *guard;
 

@@ -217,7 +217,7 @@ struct aio_message_state {
     uint32_t n_unposted;
     uint8_t delivering;   /* owners are being called; the chain is posted after that */
     uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
-    uint8_t in_a_row;     /* sends that were posted at once since the last events, 2 at most */
+    uint8_t in_a_row;     /* sends since the last events that did not wait in the chain, up to 2 */
 
     /* Frames without data that wait for a slot: each at most once, but for DONE. */
     uint8_t controls_pending; /* bits, 1 << enum aio_frame_kind */

@@ -110,7 +110,7 @@ PyObject *aio_wakeup_next(PyObject *object)
     if (self->state == AIO_READY || self->state == AIO_DONE)
         return finish(self);
     if (self->state == AIO_WAITING) {
-        /* Resumed by something else: the task was thrown into, and the wait is over. */
+        /* The task was resumed by neither wake() nor throw(): the wait ends with an error. */
         aio_wakeup_forget(self);
         PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by wake()");
         return NULL;

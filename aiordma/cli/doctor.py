@@ -61,7 +61,7 @@ def run(*, as_json: bool) -> int:
 
 
 def examine(check: Callable[[], Finding]) -> Finding:
-    """Run one check; a check that hangs or breaks has failed and says so."""
+    """Run one check; if the check hangs or raises, the finding is a failure with the cause."""
     try:
         return call_bounded(check)
     except TimeoutError as exc:

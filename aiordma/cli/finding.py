@@ -37,7 +37,7 @@ def ok(seen: str, advice: str = "") -> Finding:
 
 
 def warn(seen: str, advice: str = "") -> Finding:
-    """Perhaps a fault, or not checked."""
+    """The check has found a possible fault, or was not made."""
     return Finding(Status.WARN, seen, advice)
 
 

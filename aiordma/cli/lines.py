@@ -40,7 +40,7 @@ class LineWriter:
         self._thread: threading.Thread | None = None
 
     def put(self, line: str) -> None:
-        """Have a line written, without its end; never waits.  Not for several threads."""
+        """Have the thread write `line` and a newline; never waits.  Only one thread may call."""
         if self._stream is None:
             return
         if self._thread is None:

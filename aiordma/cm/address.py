@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 Address = tuple[str, int]
-_IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in, and as long as any sockaddr
+_IPV4 = struct.Struct("=HH4s")  # the beginning of a sockaddr_in; no sockaddr is shorter
 _AF_INET = int(socket.AF_INET)
 _ANY = ("0.0.0.0", "::")
 _sockaddrs: Kept[Address, Any] = Kept()  # a client connects to few addresses

@@ -107,7 +107,7 @@ class EventChannel(Resource):
         self.dropped_events = 0
         self._over = False  # nothing will be put into the line any more
         self._kept: deque[ConnectionEvent] = deque()
-        self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
+        self._loop: asyncio.AbstractEventLoop | None = None  # a closed pump forgets its loop
         self._pump: FdPump | None = None
         self._unacked = 0
         self._kicking = False

@@ -25,7 +25,7 @@ from aiordma.errors import errno_error
 
 __all__ = ["Outbox"]
 
-_HEADER = 8  # bytes that a datagram counts beside its own, so that empty datagrams count
+_HEADER = 8  # added to the bytes of each datagram in `size`, so that empty ones count
 
 
 class Outbox:

@@ -362,7 +362,7 @@ class RdmaDatagramTransport(transports._FlowControlMixin, asyncio.DatagramTransp
             return
         self._closing = True
         if not background.at_end(self._loop, self.abort):
-            self.abort()  # the loop is ending: nothing can be waited for
+            self.abort()  # the loop is ending: the transport cannot wait for completions
             return
         self._timer = self._loop.call_later(self._config.close_timeout_s, self._end, None)
         self._on_moved()

@@ -438,7 +438,7 @@ class Connection:
             raise
 
     def abort(self) -> None:
-        """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for it.
+        """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for the end.
 
         Messages that the adapter has been given still arrive, for `config.close_timeout_s` at most;
         a large message that the peer has not read does not.
@@ -714,7 +714,7 @@ class Connection:
         self._over(error)
 
     def _say_aborted(self, reason: int = AbortReason.PROGRAM) -> bool:
-        """Post ABORT if a message can be posted at once; whether it was posted."""
+        """Send ABORT, when a slot is free; False if the connection is raw, or not open."""
         if self.config.raw or self._keepalive is None or self._outcome.cause is not None:
             return False
         self._sender.control(FrameKind.ABORT, reason)

@@ -73,8 +73,8 @@ __all__ = ["Exposer", "Fetcher", "LargeMessages"]
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
-# The rate is an average over `_LOOKS` looks, and not a matter of time alone: a loop that is late
-# looks seldom, and then finds all bytes that have arrived in between.
+# The rate is an average over `_LOOKS` looks, however much time they take: if the loop is late, its
+# looks are far apart, and each finds all bytes that have arrived since the look before.
 _LOOK_S = 1.0
 _LOOKS = 3
 
@@ -221,7 +221,7 @@ class Exposer:
         try:
             await done
         finally:
-            del done  # its exception has this frame
+            del done  # a cycle: the traceback of its exception has this frame
 
     def agree(self, hello: Hello) -> None:
         """Take the peer's numbers; before the first send."""
@@ -364,7 +364,7 @@ class Fetcher:
         self._held = 0  # bytes of their buffers
         self._progress = 0.0  # when a piece was last complete, or the first began
         self._looks = 0  # at the rate, while another source has waited
-        self._arrived = 0  # bytes since the first of these
+        self._arrived = 0  # bytes since the first of these looks
         self._timer: Timer | None = None
         self._stopped = False
 

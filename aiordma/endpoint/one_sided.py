@@ -271,7 +271,7 @@ def _release(local: memoryview | SGE) -> None:
 
 
 class OneSided:
-    """The requester's side.
+    """The requester's side of a connection: READs, WRITEs and atomics.
 
     Attributes:
         operations: The requests.
@@ -407,7 +407,7 @@ class OneSided:
                 if reads:
                     local[:] = region.view[:size]
             except BaseException:
-                pool.drop(region)  # the adapter may still use it
+                pool.drop(region)  # the adapter may still use the region
                 raise
             pool.give(region)
             return

@@ -62,7 +62,7 @@ class Sender:
         self._listening = False
 
     def attend(self) -> None:
-        """Fit the state to the waiting tasks: whether C may send, and a completed send wakes."""
+        """Fit the state to the waiting tasks: may C send, and do completed sends wake the loop?"""
         state, waiters = self._state, bool(self._waiters.places)
         state.blocked = self._is_queued or self._held or self._failure is not None
         state.flush_at = self._flushers[0][0] if self._flushers else 0

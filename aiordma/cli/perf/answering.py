@@ -10,7 +10,7 @@ __all__ = ["Answering"]
 
 
 class Answering:
-    """Runs beside the control conversation, until everything has arrived.
+    """Tasks that answer the client beside the control conversation, until all data have arrived.
 
     Attributes:
         seen: Iterations that were answered, or messages that have arrived.
@@ -51,7 +51,7 @@ class Answering:
             self._done.set_result(None)
 
     async def finish(self, wanted: int) -> None:
-        """Wait until there were `wanted`; the caller bounds it.  Raises a task's exception."""
+        """Wait until `seen` is `wanted`; the caller bounds the wait.  Raises a task's exception."""
         self.wanted = wanted
         self.look()
         try:

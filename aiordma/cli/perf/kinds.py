@@ -67,7 +67,7 @@ class ServerSide(Protocol):
         """Begin to listen; return the words for the client."""
 
     async def accept(self) -> dict[str, Any]:
-        """Wait for the client's connections; return the words about the memory lent to it."""
+        """Wait for the client's connections; return the words about memory lent to the client."""
 
     async def start(self, size: int, count: int | None) -> None:
         """Begin to answer; the client begins when this has returned."""

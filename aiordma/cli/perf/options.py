@@ -154,7 +154,7 @@ class Plan:
         return asdict(self)
 
     def check(self) -> None:
-        """Check it.
+        """Check the plan.
 
         Raises:
             ValueError: A value is out of range, or two do not go together.

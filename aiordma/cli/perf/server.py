@@ -1,4 +1,4 @@
-"""The server of a test: listens, gets the plan of the test from its client, and answers it."""
+"""The server of a test: listens, gets the test's plan from the client, answers the client."""
 
 from __future__ import annotations
 

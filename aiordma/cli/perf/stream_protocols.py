@@ -136,7 +136,7 @@ class ProtocolClient:
         return stamps
 
     async def flow(self, size: int, stop: Stop) -> Flow:
-        """As much as flow control lets through."""
+        """Write as many messages as flow control lets through."""
         begun = self._end.start(size, stop)
         await self._end.done
         return Flow(self._end.written, (_clock() - begun) / 1e9, 0.0)

@@ -52,7 +52,7 @@ class StreamClient:
         return stamps
 
     async def flow(self, size: int, stop: Stop) -> Flow:
-        """As much as flow control lets through."""
+        """Write as many messages as flow control lets through."""
         assert self._ends is not None
         reader, writer = self._ends
         payload, clock, written = bytes(size), time.perf_counter_ns, 1

@@ -148,7 +148,7 @@ async def _take(exchange: Exchange, folder: Folder, request: Put) -> Served:
 
 
 def _refusal(exc: OSError, name: str) -> TransferError:
-    """The text for a client: nothing of the server's folders but the name that it gave."""
+    """The error for a client: names nothing in the server's folders but the requested `name`."""
     missing = exc.errno in (errno.ENOENT, errno.ENOTDIR)
     reason = Reason.NOT_FOUND if missing else Reason.SYSTEM
     words = "is a symbolic link" if exc.errno == errno.ELOOP else exc.strerror
