@@ -289,7 +289,7 @@ class AdapterSide:
         """
         try:
             with Limit(_DESTROY_S):
-                # Mostly a single wait: the resources that waited for the queue pair end with it.
+                # Mostly only the first wait takes time: the others end with the queue pair.
                 ending: tuple[Closing, ...] = (self.qp, *self._parts, self.pd, self.cm_id)
                 for resource in ending:
                     try:

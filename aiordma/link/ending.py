@@ -62,7 +62,7 @@ class Ending:
         self.left = False
         self.met = True
         self.canceled = False
-        # Futures at need, and not events: of a connection that lives no task waits for these.
+        # Futures made at need, not events: mostly no task waits while the connection is open.
         self._begun: asyncio.Future[None] | None = None
         self._happened: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class Ending:
             _log.debug("the peer did not answer the disconnection")
 
     def peer_left(self) -> None:
-        """The connection manager has said that the connection is down."""
+        """The connection manager has reported that the connection is down."""
         self.left = True
         self.wake()
 

@@ -104,7 +104,7 @@ class Keepalive:
     def expect_progress(
         self, progress: Callable[[], int], seconds: float, give_up: Callable[[BaseException], None]
     ) -> None:
-        """The connection closes: from now on something has to move in each `seconds`.
+        """Give the peer up if no byte or message moves for `seconds` while the connection closes.
 
         Args:
             progress: Counts the bytes or messages that were sent and that arrived.

@@ -125,7 +125,7 @@ class _Pace:
 async def paced(
     address: Address, attempt: Callable[[], Coroutine[Any, Any, T]], course: Course
 ) -> T:
-    """Await `attempt()` when it is its turn, and again while the listener asks for that.
+    """Await `attempt()` in its turn, and again after each refusal with `try_again`.
 
     There is no bound but the caller's.
 

@@ -24,7 +24,7 @@ __all__ = [
 
 #: The newest version of the message protocol; a refusal names it, too.
 VERSION = 1
-#: With these bytes the private data of a client of messages begin.
+#: The first bytes of the private data that a client of messages sends.
 HELLO_MAGIC = b"aiRD"
 REFUSAL_MAGIC = b"aiRJ"
 _MAX_REFUSAL = 148

@@ -89,7 +89,7 @@ class SharedQueues:
         return registry.acquire(key, lambda: SharedQueues(channel))
 
     def take(self, completions: int) -> CompletionQueue:
-        """Return a queue with room for `completions`, which the caller's queue pair then promises.
+        """Return a queue with room for `completions`; the caller's queue pair reserves the room.
 
         Raises:
             OSError: The adapter cannot make a further queue.

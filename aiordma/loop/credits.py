@@ -75,7 +75,7 @@ class Credits:
             self._line.grant(count)
 
     def fail(self, reason: Callable[[], BaseException]) -> None:
-        """Have each `acquire` raise the exception that `reason` makes; the tasks that wait, now.
+        """Have each `acquire` raise the exception that `reason` makes, in the tasks that wait, too.
 
         `reason` is a function, not an exception: an exception object that is raised many times
         collects the tracebacks of all its raises, and keeps the variables of their frames.

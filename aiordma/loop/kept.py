@@ -15,7 +15,7 @@ _Plan = TypeVar("_Plan")
 
 
 class Kept(dict[_Key, _Value]):
-    """A dict of at most 64 values, by `keep`; above that it forgets all and begins anew.
+    """A dict of at most 64 values, entered by `keep`; a key beyond them clears the dict first.
 
     Most programs use few values of a kind; the bound is for a program that uses a new value
     each time.

@@ -66,7 +66,7 @@ class FdPump:
         os.set_blocking(fd, False)
         self._loop: asyncio.AbstractEventLoop | None = loop
         self._fd = fd
-        # Taken apart, because a weakref.WeakMethod is put together in Python at every call.
+        # A method is split here: weakref.WeakMethod would rebuild it in Python at every call.
         if isinstance(drain, types.MethodType):
             self._owner: Callable[[], Any] = weakref.ref(drain.__self__)
             self._drain: Callable[[Any], bool] = drain.__func__

@@ -84,8 +84,8 @@ class WorkerPool:
         self._unfinished = 0
         self._retrying: asyncio.AbstractEventLoop | None = None
         self._retries = 0
-        #: Locks that `drain` waits for.  No Condition: its `with` may find no memory for the call
-        #: that releases it, and then the event loop waits for it for ever.
+        #: Locks that `drain` waits for.  No Condition: the call that ends its `with` may find no
+        #: memory; then the lock stays held, and the event loop waits for the lock for ever.
         self._draining: list[Any] = []
 
     def submit(self, function: Callable[[], T]) -> Job[T]:

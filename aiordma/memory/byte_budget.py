@@ -236,7 +236,7 @@ class ByteBudget:
         served = True
         while served:
             served = False
-            full: set[ByteBudget] = set()  # a fetch that needs bytes of these waits behind another
+            full: set[ByteBudget] = set()  # no room for a fetch here: later fetches wait behind it
             for source in list(self._line):
                 waiter = self._next(source, full)
                 if waiter is None:

@@ -81,7 +81,7 @@ class Iomap:
     # Mappings of the peer
 
     def updated(self, index: int) -> None:
-        """Take the peer's word that it has written slot `index`.
+        """Check `index`, the number of a slot that the peer reports as written.
 
         Raises:
             ProtocolError: There is no such slot.

@@ -153,7 +153,7 @@ class Descriptor(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes, big_endian: bool) -> Descriptor:
-        """Return the descriptor of 16 bytes, a copy: the peer may write the table meanwhile.
+        """Return the descriptor in `data`, 16 copied bytes: the peer may write the table meanwhile.
 
         Raises:
             ProtocolError: It reaches beyond the end of the address space.

@@ -29,7 +29,7 @@ def lost(cause: BaseException) -> BaseException:
 
 
 def vanished() -> ConnectionLostError:
-    """The exception for a peer that disconnected, where its end did not come in the band."""
+    """The exception for a peer that disconnected without sending the end of its stream."""
     text = "the peer disconnected without an end of the stream: its process ended, or it aborted"
     error = ConnectionLostError(errno.ECONNRESET, text)
     error.hint = (
@@ -76,7 +76,7 @@ class StreamEnd:
             self._machine.disconnect()
 
     def peer_left(self) -> None:
-        """The connection manager has said that the connection is down."""
+        """The connection manager has reported that the connection is down."""
         self._ending.peer_left()
 
     def arrived(self) -> None:
@@ -95,7 +95,7 @@ class StreamEnd:
         return self._linger_s
 
     def begin(self) -> None:
-        """Give the connection back, once the posted bytes have arrived; idempotent."""
+        """Close the connection once the posted bytes have arrived; idempotent."""
         self._ending.begin(LastSteps(self._leave))
 
     async def wait(self) -> None:

@@ -59,7 +59,7 @@ class StreamOwner(Owner, Protocol):
         """The message with this word has completed; messages do in the order of their posts."""
 
     def _on_flushed(self) -> None:
-        """The requests posted before `flush` have arrived."""
+        """The peer's adapter has acknowledged the requests that were posted before `flush`."""
 
 
 class StreamMemory:

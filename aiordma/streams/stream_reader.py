@@ -58,7 +58,7 @@ class RdmaStreamReader(asyncio.StreamReader):
         return self._exception or self._after_end
 
     def _source(self) -> Incoming | None:
-        """Where bytes can be had without the protocol."""
+        """The receiving half to read without the protocol; None of a transport of another kind."""
         transport = self._transport
         return transport._in if isinstance(transport, RdmaTransport) else None
 

@@ -58,7 +58,7 @@ _WARN_AFTER = 5  # calls of write() after the end
 
 
 def _written_late(stream: weakref.ref[RdmaTransport], data: Any, sent: int) -> None:
-    """The program has kept the `write` of a stream that is over, and perhaps nothing else of it."""
+    """Called for `write` of a stream that is over: the program may hold only this method."""
     transport = stream()
     if transport is not None:
         transport._write(data, sent)
@@ -309,7 +309,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._end.arrived()
 
     def _settle(self) -> None:
-        """End the stream if nothing is left to deliver."""
+        """End the stream if nothing more can be delivered."""
         machine = self._machine
         if self._over:
             return

@@ -147,7 +147,7 @@ def _tell(queue: Queue, event: AsyncEvent) -> None:
         elif not home.is_closed():
             home.call_soon_threadsafe(queue._on_async_event, event)
     except BaseException as exc:
-        # The reader serves all others on the device.
+        # An exception must not end the reader, which serves all other queues of the device.
         if isinstance(exc, ENDS_THE_LOOP):
             throw(asyncio.get_running_loop(), exc)
             return

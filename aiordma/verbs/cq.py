@@ -174,9 +174,9 @@ class CompletionQueue(Resource):
     # By hand
 
     def req_notify(self, *, solicited_only: bool = False) -> None:
-        """Ask for one event at the next completion (`ibv_req_notify_cq(3)`).
+        """Arm the queue: the next completion raises one event (`ibv_req_notify_cq(3)`).
 
-        Requests do not add up, and completions that are there raise no event.  Poll after arming.
+        Calls do not add up, and completions that are there raise no event.  Poll after arming.
 
         Args:
             solicited_only: Only for messages whose sender asked for it (`SendFlags.SOLICITED`),
@@ -251,7 +251,7 @@ class CompletionQueue(Resource):
             self._poll_adapter(n - len(self._queue))
 
     def _take_all(self) -> None:
-        """Poll the adapter, ahead of completions that it does not make."""
+        """Poll all completions of the adapter, ahead of completions that the library adds."""
         if not self.closed:
             self._take_arrived(len(self._queue) + self._cqe)
 

@@ -123,8 +123,8 @@ class MemoryRegion(Resource):
         try:
             memory = bytes_of(view, access)
             if not isinstance(buffer, memoryview):
-                # The buffer's own export, which the collector can look at: if the buffer leads
-                # back here, both can be found.
+                # The buffer's own export, which the collector can traverse: if the buffer refers
+                # to the region, the collector finds the cycle.
                 memory = ffi.from_buffer(buffer)
             own = int(ffi.cast("uintptr_t", memory))
             where = own if iova is None else iova

@@ -158,7 +158,7 @@ class MemoryWindow(Resource):
 
         def opened() -> None:
             if self.type == MWType.TYPE_2:
-                self.rkey = rkey  # ibv_bind_mw does it by itself
+                self.rkey = rkey  # for type 1 ibv_bind_mw sets the rkey
             self.bound = True
             self.addr = 0 if access & Access.ZERO_BASED else mr.addr + offset
             self.length = end - offset

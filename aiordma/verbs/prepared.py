@@ -283,7 +283,7 @@ class PreparedPost:
     # Life
 
     def free(self) -> None:
-        """Give it back.  Idempotent.
+        """Free the prepared post.  Idempotent.
 
         Executions under way go on, and their memory stays pinned until they have completed or the
         queue pair is gone.  Closing the queue pair frees all its prepared posts.

@@ -284,7 +284,7 @@ class Resource(Owner):
         Cancellation: ends the wait only.
         """
         if self._outcome is None or self._ending is not None:
-            # By way of the future: callbacks that were added before run before.
+            # Awaited even if the object is gone: callbacks that were added before run first.
             with Limit(timeout, "destroying the " + type(self).__name__, _STILL_THERE):
                 await self._gone.future()
         elif isinstance(self._outcome, BaseException):

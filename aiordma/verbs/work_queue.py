@@ -361,7 +361,7 @@ class WorkQueue:
         return error
 
     def _flushed(self, operation: str, index: int | None) -> CompletionError:
-        """The exception of a request that the error state ended."""
+        """The exception of a request that the error state flushed."""
         return self._explained(operation, flush_record(self.qp.num), index)
 
     def _fail(self, posted: Posted) -> None:

@@ -161,7 +161,7 @@ def sge_list(pieces: Buffers) -> tuple[SGE, ...]:
 
 
 def check_count(count: int, name: str, most: int) -> None:
-    """Raise ValueError for a request of so many pieces if `most`, which `name` says, are fewer."""
+    """Raise ValueError if a request has more pieces than `most`, the limit called `name`."""
     if count > most:
         msg = f"{count} pieces are too many: {name} is {most}"
         raise ValueError(msg)

@@ -319,7 +319,7 @@ def _check_bind(request: SendWR, *, alone: bool) -> None:
 
 
 def check_atomic(sizes: Sequence[int], remote_addr: int) -> None:
-    """Raise ValueError unless an atomic operation can have pieces of these sizes."""
+    """Raise ValueError unless an atomic operation can have these sizes and this address."""
     sizes = list(sizes)
     if sizes != [8]:
         msg = f"the result of an atomic operation takes one piece of 8 bytes, not {sizes}"

@@ -34,7 +34,8 @@ _BUILD_PACKAGES = ("gcc", "libc6-dev", "make", "flex", "bison", "bc", "xz-utils"
 _REGISTER_BYTES = 12288
 _REGISTER_LIMIT = 1 << 16
 
-#: A fragment's line whose requirements a newer kernel has changed is dropped without a word.
+#: Options to check: where a newer kernel has changed the requirements of a fragment's line, its
+#: configuration drops the line without a message.
 ESSENTIAL = (
     "HOSTFS",
     "DEVTMPFS",
