@@ -258,10 +258,11 @@ static PyObject *sent(MessageState *self, int code)
 
         if (handle)
             m->turn_flushes = 1;
-        else if (PyErr_ExceptionMatches(PyExc_RuntimeError)) /* the loop is closed */
+        else if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && /* the loop is closed */
+                 !PyErr_ExceptionMatches(PyExc_MemoryError))
+            return NULL; /* of a signal's handler */
+        else             /* the message is sent, and those that follow are posted at once */
             PyErr_Clear();
-        else /* of a signal's handler; the message is sent, and those that follow go at once */
-            return NULL;
         Py_XDECREF(handle);
     }
     return PyLong_FromLong(code);

@@ -116,8 +116,9 @@ def test_the_loop_ends_the_turn() -> None:
     asyncio.run(main())
 
 
-def test_without_a_loop_that_goes_on_all_are_posted_at_once() -> None:
-    side = Side(SimpleNamespace(call_soon=raising(RuntimeError("Event loop is closed"))))
+@pytest.mark.parametrize("error", [RuntimeError("Event loop is closed"), MemoryError()])
+def test_without_a_call_of_the_loop_all_are_posted_at_once(error: Exception) -> None:
+    side = Side(SimpleNamespace(call_soon=raising(error)))
     side.send(1, 2, 3, 4)
     assert side.doorbells == [[1], [2], [3], [4]]
 
