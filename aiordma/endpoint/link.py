@@ -101,6 +101,26 @@ class LinkOwner(Owner, Protocol):
         """
 
 
+class _Rights:
+    """The uses of each access that the peer may have; a large message changes them four times."""
+
+    __slots__ = ("_uses", "allowed")
+
+    def __init__(self) -> None:
+        self._uses = dict.fromkeys(_RIGHTS, 0)
+        self.allowed = 0
+
+    def count(self, rights: Access, step: int) -> bool:
+        """Count one use more or less; return whether the accesses have changed."""
+        before, number = self.allowed, int(rights)
+        for right in _RIGHTS:
+            if number & right:
+                self._uses[right] += step
+                used = self._uses[right] > 0
+                self.allowed = self.allowed | right if used else self.allowed & ~right
+        return self.allowed != before
+
+
 class Link(AdapterSide):
     """The queue pair of one connection of messages and its resources.
 
@@ -141,7 +161,7 @@ class Link(AdapterSide):
         )
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
-        self._rights: dict[int, int] = {}  # uses of each
+        self._rights = _Rights()
         slots.pin_with(self.buffers)
 
     @classmethod
@@ -216,7 +236,7 @@ class Link(AdapterSide):
             owner._on_sent(sub)
         if record[1]:
             self._failed(record)
-        self._came_back()
+        self.came_back()
 
     def _read_ended(self) -> None:
         self.posted -= 1
@@ -308,25 +328,18 @@ class Link(AdapterSide):
     @property
     def allowed(self) -> int:
         """The accesses that the queue pair allows the peer."""
-        return sum(right for right, uses in self._rights.items() if uses > 0)
+        return self._rights.allowed
 
     def open_access(self, rights: Access) -> None:
         """Allow the peer these accesses to regions that are registered for it; counted."""
-        if self._count_uses(rights, 1):
+        if self._rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`: a right that no use needs is taken back."""
-        changed = self._count_uses(rights, -1)
+        changed = self._rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()
-
-    def _count_uses(self, rights: Access, step: int) -> bool:
-        before, number = self.allowed, int(rights)
-        for right in _RIGHTS:
-            if number & right:
-                self._rights[right] = self._rights.get(right, 0) + step
-        return self.allowed != before
 
     def _set_access(self) -> None:
         try:
@@ -348,10 +361,6 @@ class Link(AdapterSide):
         """As in AdapterSide; flushed requests are not solicited, so that the link listens."""
         self.completions.listen()
         await super().quiesce()
-
-    def came_back(self) -> None:
-        """C has taken the last completion that was awaited."""
-        self._came_back()
 
     def close(self) -> None:
         """Close all resources, in the order that C needs; worker threads make the C calls."""

@@ -243,7 +243,7 @@ class AdapterSide:
         except TimeoutError:
             _log.debug("queue pair %d: %d requests never flushed", self.qp.num, self.under_way)
 
-    def _came_back(self) -> None:
+    def came_back(self) -> None:
         """End the wait of `quiesce` with the last request that was under way."""
         if self._idle is not None and self.under_way <= 0:
             self._idle.set()

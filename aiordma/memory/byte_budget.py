@@ -146,8 +146,9 @@ class ByteBudget:
             keep: For a buffer that stays registered, to which half of AHEAD is open.
         """
         with _lock:
-            if not all(budget._has(part, size, source, keep=keep) for budget in self._chain):
-                return False
+            for budget in self._chain:
+                if not budget._has(part, size, source, keep=keep):
+                    return False
             self._count(part, size, source)
         return True
 

@@ -238,7 +238,7 @@ class StreamPort(AdapterSide):
             self.completions.let_c_take(self.state, self.state)
 
     def _on_flush(self, _: int) -> None:
-        self._came_back()
+        self.came_back()
 
     # Completions
 
@@ -260,7 +260,7 @@ class StreamPort(AdapterSide):
                 self._failed(record)
             elif sub == STREAM_PROBE:
                 self._probed()
-        self._came_back()
+        self.came_back()
 
     @property
     def under_way(self) -> int:
