@@ -271,17 +271,32 @@ static PyObject *sent(MessageState *self, int code)
 /*
  * send(data): 0, -1 if Python has to do it, or an errno.  `send_buffer` is for a caller that has
  * checked that this is the connection's loop.
+ *
+ * A bytearray and a Message take this way as bytes do.  Other objects do not: a buffer may hold
+ * pointers, as an array of objects does, and Python refuses those.
  */
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
     MessageState *self = (MessageState *)object;
+    Py_buffer view;
+    int code, elsewhere = 1, bytes = PyBytes_CheckExact(data);
 
-    int elsewhere = PyBytes_CheckExact(data) ? aio_is_elsewhere(self) : 1;
-
+    if (bytes || PyByteArray_CheckExact(data) || Py_IS_TYPE(data, aio_message_type))
+        elsewhere = aio_is_elsewhere(self);
     if (elsewhere)
         return elsewhere < 0 ? NULL : PyLong_FromLong(-1);
-    return sent(self, aio_message_send(&self->state, PyBytes_AsString(data),
-                                       (uint64_t)PyBytes_Size(data), 0, 0));
+    if (bytes)
+        return sent(self, aio_message_send(&self->state, PyBytes_AsString(data),
+                                           (uint64_t)PyBytes_Size(data), 0, 0));
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
+        if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* a message that was released */
+            return NULL;
+        PyErr_Clear();
+        return PyLong_FromLong(-1);
+    }
+    code = aio_message_send(&self->state, view.buf, (uint64_t)view.len, 0, 0);
+    PyBuffer_Release(&view);
+    return sent(self, code);
 }
 
 static PyObject *state_post_chain(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -724,7 +739,7 @@ GETTER(state_get_wrong, Py_BuildValue("(IKK)", m->violation, (unsigned long long
 
 static PyMethodDef state_methods[] = {
     {"send", state_send, METH_O,
-     "Send bytes from a free slot: 0, -1 if Python has to do it, or an errno."},
+     "Send bytes, a bytearray or a Message from a free slot: 0, an errno, or -1 for Python."},
     {"send_buffer", state_send_buffer, METH_VARARGS,
      "The same of a buffer and an immediate or None, in the connection's loop."},
     {"send_from", state_send_from, METH_VARARGS,

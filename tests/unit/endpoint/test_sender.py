@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiordma._core import FRAME_HAS_IMM
+from aiordma._core import FRAME_HAS_IMM, Message
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from tests.inside.endpoint import receiver_of, sender_of, waiting_in
@@ -86,6 +86,39 @@ def test_a_frame_as_it_is_on_the_wire(run: Run) -> None:
             == FRAME.pack(FrameKind.DATA, FRAME_HAS_IMM, 3, 0x01020304, 3) + b"abc"
         )
         assert side.link.sent[1] == FRAME.pack(FrameKind.DATA, 0, 0, 0, 0)
+
+    run(main())
+
+
+def test_c_sends_bytes_a_bytearray_and_a_message(run: Run) -> None:
+    async def main() -> None:
+        side = Side(send_depth=3)
+        side.grant(8)
+        message = Message(memoryview(b"three"))
+        assert [side.state.send(data) for data in (b"one", bytearray(b"two"), message)] == [0] * 3
+        await settle()
+        assert side.bodies == [b"one", b"two", b"three"]
+        message.release()  # its bytes were copied, and it is not exported any more
+
+    run(main())
+
+
+class NoBytes(bytes):
+    """A subclass, whose bytes may lie elsewhere."""
+
+
+def test_c_leaves_other_buffers_to_python_untouched(run: Run) -> None:
+    async def main() -> None:
+        side = Side()
+        side.grant(8)
+        released = Message(memoryview(b"gone"))
+        released.release()
+        large = bytearray(side.state.eager_size + 1)
+        for data in (memoryview(b"view"), NoBytes(b"sub"), released, large, "text", None):
+            assert side.state.send(data) == -1
+        large.append(0)  # it is not exported
+        assert side.link.sent == []
+        assert (side.state.credits, side.state.n_free) == (8, 2)
 
     run(main())
 
