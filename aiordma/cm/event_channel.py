@@ -303,7 +303,7 @@ class EventChannel(Resource):
         self._report(exc)
         for connection_id in self._ids.values():
             connection_id._step.fail(exc)
-            # So the sink of the id is told that no further event will come.
+            # The ConnectionId's owner waits for events, and no further event will arrive.
             connection_id._on_event(
                 ConnectionEvent(self, EventType.DEVICE_REMOVAL, 0, connection_id)
             )

@@ -75,7 +75,10 @@ class Queue:
         self.drain = Drain(0, _MOST)
 
     def sweep(self, *wcs: Any) -> list[WCRecord]:
-        """Complete these; what is left for Python.  Events wait for `drain.deliver`."""
+        """The completions out of `wcs` that the drain leaves to Python.
+
+        Events of states wait for `drain.deliver`.
+        """
         self._laid.extend(wcs)
         swept = self.drain.sweep(int(ffi.cast("uintptr_t", self._cq)))
         assert swept is not None

@@ -5,12 +5,13 @@ The table is in the head of core.h.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import gc
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -217,13 +218,37 @@ def test_an_operation_completes_once() -> None:
     assert state.bytes_read == 1
 
 
+@contextlib.contextmanager
+def collected(kind: type[Any]) -> Iterator[None]:
+    """An object of `kind` is garbage, which the collector finds at an early allocation."""
+    gc.collect()
+    cycle = kind()  # of the youngest generation, which is collected first
+    cycle.itself = cycle
+    del cycle
+    before = gc.get_threshold()
+    gc.set_threshold(2)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def returned(waiter: Iterator[Any]) -> Any:
+    """The result of an awaitable that does not have to wait; None if it has to."""
+    try:
+        next(waiter)
+    except StopIteration as ended:
+        return ended.value
+    return None
+
+
 @pytest.mark.parametrize("ahead", range(4))
 @pytest.mark.parametrize("by", ["C", "Python"])
 def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahead: int) -> None:
     """As `abort()` does in a finalizer; the message that is being made is not lost.
 
-    The collector runs at one of the first allocations: how many come before that of the message
-    depends on the interpreter, so that the test makes 0 to 3 others `ahead`.
+    How many allocations come before that of the message depends on the interpreter, so that the
+    test makes 0 to 3 others `ahead`.
     """
     one = One(slot_size=64, recv_depth=8, raw=True)
     for slot in range(3):
@@ -240,30 +265,18 @@ def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahe
 
     waiter, take, made = state.__await__(), state.take, [Thing] * 4
     message: Any = None
-    gc.collect()
-    cycle = Dropper()  # of the youngest generation, which is collected first
-    cast("Any", cycle).itself = cycle
-    del cycle
-    before = gc.get_threshold()
-    gc.set_threshold(2)
-    try:
+    with collected(Dropper):
         for index in range(ahead):
             made[index] = cast("Any", Thing())
-        if by == "Python":
-            message = take()
-        else:
-            next(waiter)
-    except StopIteration as ended:
-        message = ended.value
-    finally:
-        gc.set_threshold(*before)
+        message = take() if by == "Python" else returned(waiter)
     gc.collect()
     lengths = [] if message is None else [len(message)]
     assert sorted(lengths + dropped) == [1, 2, 3]
     assert (state.arrived, state.peek(), state.take()) == (0, None, None)
 
 
-def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs() -> None:
+@pytest.mark.parametrize("ahead", range(4))
+def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs(ahead: int) -> None:
     """From the allocation of the first message, before it is out of the ring."""
     one = One(slot_size=64, recv_depth=8, raw=True)
     for slot in range(3):
@@ -276,19 +289,13 @@ def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs() ->
             taken.append(one.state.peek())
             one.state.skip()
 
-    waiter = one.state.__await__()
+    waiter, made = one.state.__await__(), [Thing] * 4
+    with collected(Taker):
+        for index in range(ahead):
+            made[index] = cast("Any", Thing())
+        message = returned(waiter)
     gc.collect()
-    cycle = Taker()  # of the youngest generation, which is collected first
-    cast("Any", cycle).itself = cycle
-    del cycle
-    before = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        with pytest.raises(StopIteration) as ended:
-            next(waiter)
-    finally:
-        gc.set_threshold(*before)
-    lengths = [len(ended.value.value), *(first[1] for first in taken)]
+    lengths = [len(message), *(first[1] for first in taken)]
     while first := one.state.peek():
         lengths.append(first[1])
         one.state.skip()

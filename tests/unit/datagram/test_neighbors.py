@@ -158,7 +158,7 @@ def test_g09_no_netlink_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Netlink(socket.socket):
-    """A socket that loses as many messages as it is told."""
+    """A socket that loses the next `overruns` messages."""
 
     overruns = 0
 
