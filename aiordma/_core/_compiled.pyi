@@ -5,9 +5,9 @@ aio_stream_state in protocol.h, which has one for each.  Addresses are of C obje
 """
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextvars import Context
-from typing import Any, ClassVar, Final, Protocol, Self, final
+from typing import Any, ClassVar, Final, Protocol, Self, SupportsIndex, final, overload
 from weakref import ref
 
 from aiordma.loop.job import Job
@@ -61,7 +61,10 @@ class Loan:
 
 @final
 class Message:
-    """A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.
+    """A received message.
+
+    Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,
+    `m[4:]`, which is a copy, `x in m`, `m == x` and `m.decode()`.
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer the program has
@@ -82,6 +85,15 @@ class Message:
     def __bytes__(self) -> bytes: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __eq__(self, other: object, /) -> bool: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> bytes: ...
+    def __iter__(self) -> Iterator[int]: ...
+    def __contains__(self, wanted: object, /) -> bool: ...
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """The text of the bytes, as `bytes.decode` has it."""
+
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...
     @property
@@ -130,7 +142,8 @@ class Parked(Wakeup):
 
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
-    def slot_view(self, slot: int, length: int, /) -> memoryview: ...
+    @property
+    def slots(self) -> memoryview: ...
     def slot_back(self, slot: int, exported: Message | None, kept: bool, /) -> None: ...
     def _posted_again(self, slot: int, code: int, /) -> None: ...
 

@@ -271,7 +271,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
-    X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slot_view) X(_let_go) \
+    X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(_let_go) \
     X(_registration) X(_piece) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
     X(data_received) X(_on_attention) X(_on_events) X(_on_raised)
 
@@ -292,6 +292,8 @@ extern struct aio_names {
 extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
+
+const char *aio_message_bytes(Message *self); /* message_object.c */
 
 /*
  * message_state.c, for Parked: make the message of an arrival, or NULL; send the credits that are

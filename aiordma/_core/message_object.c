@@ -121,14 +121,18 @@ PyType_Spec aio_held_spec = {
 
 PyDoc_STRVAR(
     message_doc,
-    "A received message.  Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy.\n\n"
+    "A received message.\n\n"
+    "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,\n"
+    "`m[4:]`, which is a copy, `x in m`, `m == x` and `m.decode()`.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer the program "
     "has\n"
-    "exported cannot be released; one that outlives its connection stays readable.  A `with` block "
-    "that an\n"
-    "exception ends is left with that exception in any case: if the buffer is exported then, the\n"
-    "memory goes back when the last export ends.  `len()` tells the bytes, also after the "
+    "exported cannot be released; a message that outlives its connection stays readable.  A "
+    "`with`\n"
+    "block that an exception ends is left with that exception in any case: if the buffer is "
+    "exported\n"
+    "then, the memory goes back when the last export ends.  `len()` tells the bytes, also after "
+    "the\n"
     "release.");
 
 static int message_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -163,28 +167,60 @@ static int is_released(const Message *self)
     return self->over || (!self->bytes.view && !(self->keeper && self->in_slot));
 }
 
+static int refuse_released(const Message *self)
+{
+    if (!is_released(self))
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "the message was released");
+    return -1;
+}
+
+/* Where the bytes of a message begin that is in a slot, from the first slot on. */
+static uint64_t offset_of(const Message *self, const struct aio_message_state *m)
+{
+    return (uint64_t)self->slot * m->recv.stride + (m->raw ? 0 : AIO_FRAME_SIZE);
+}
+
 /* Make the view of the message's bytes, unless there is one. 0, or -1. */
 static int look(Message *self)
 {
-    PyObject *slot, *length, *view = NULL;
+    const MessageState *state = (MessageState *)self->keeper;
+    PyObject *slots;
+    uint64_t offset;
     int rc;
 
-    if (is_released(self)) {
-        PyErr_SetString(PyExc_ValueError, "the message was released");
+    if (refuse_released(self))
         return -1;
-    }
     if (self->bytes.view)
         return 0;
-    slot = PyLong_FromUnsignedLong(self->slot);
-    length = PyLong_FromSsize_t(self->length);
-    if (slot && length)
-        view = PyObject_CallMethodObjArgs(((MessageState *)self->keeper)->receiver,
-                                          aio_name.slot_view, slot, length, NULL);
-    Py_XDECREF(slot);
-    Py_XDECREF(length);
-    rc = view ? aio_hold(&self->bytes, view) : -1;
-    Py_XDECREF(view);
-    return rc;
+    slots = state->receiver ? PyObject_GetAttr(state->receiver, aio_name.slots)
+                            : PyErr_Format(PyExc_SystemError, "a message without a receiver");
+    rc = slots ? aio_hold(&self->bytes, slots) : -1;
+    Py_XDECREF(slots);
+    if (rc)
+        return -1;
+    offset = offset_of(self, &state->state);
+    if (offset + (uint64_t)self->length > (uint64_t)self->bytes.length) {
+        aio_let_loose(&self->bytes);
+        PyErr_SetString(PyExc_SystemError, "a message outside of the slots");
+        return -1;
+    }
+    self->bytes.start += offset;
+    self->bytes.length = self->length;
+    return 0;
+}
+
+/*
+ * The bytes of the message, until other code runs that could release it or close the connection;
+ * NULL with an exception.  No view is made of a slot whose connection is open.
+ */
+const char *aio_message_bytes(Message *self)
+{
+    const MessageState *state = (MessageState *)self->keeper;
+
+    if (!self->bytes.view && self->in_slot && state && state->memory && !self->over)
+        return (const char *)(uintptr_t)(state->state.recv.addr + offset_of(self, &state->state));
+    return look(self) ? NULL : self->bytes.start;
 }
 
 /* Give the memory back to the keeper: 0, or -1 with an exception. */
@@ -418,16 +454,90 @@ static PyObject *message_get_exports(PyObject *object, void *Py_UNUSED(unused))
 static PyObject *message_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
+    /* Before the bytes are looked for: the collector may run, and release the message. */
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, self->length);
+    const char *start = copy ? aio_message_bytes(self) : NULL;
 
-    if (look(self))
-        return NULL;
-    return PyBytes_FromStringAndSize(self->bytes.start, self->length);
+    if (start)
+        memcpy(PyBytes_AsString(copy), start, (size_t)self->length);
+    else
+        Py_CLEAR(copy);
+    return copy;
 }
 
-/* Equal to any buffer of the same bytes; memoryview knows how to compare. */
+static PyObject *message_item(PyObject *object, Py_ssize_t index)
+{
+    const char *start = aio_message_bytes((Message *)object);
+
+    if (!start)
+        return NULL;
+    if (index < 0 || index >= ((Message *)object)->length) {
+        PyErr_SetString(PyExc_IndexError, "index out of range");
+        return NULL;
+    }
+    return PyLong_FromLong((unsigned char)start[index]);
+}
+
+/* message[index] is a number; message[first:last] are bytes, copied, as those of bytes are. */
+static PyObject *message_subscript(PyObject *object, PyObject *key)
+{
+    Message *self = (Message *)object;
+    Py_ssize_t index, first, last, step;
+    PyObject *piece;
+    const char *start;
+
+    if (!PySlice_Check(key)) {
+        index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+        if (index == -1 && PyErr_Occurred())
+            return NULL;
+        return message_item(object, index < 0 ? index + self->length : index);
+    }
+    if (PySlice_Unpack(key, &first, &last, &step))
+        return NULL;
+    index = PySlice_AdjustIndices(self->length, &first, &last, step);
+    piece = PyBytes_FromStringAndSize(NULL, index);
+    start = piece ? aio_message_bytes(self) : NULL;
+    if (start && step == 1)
+        memcpy(PyBytes_AsString(piece), start + first, (size_t)index);
+    for (Py_ssize_t i = 0; start && step != 1 && i < index; i++)
+        PyBytes_AsString(piece)[i] = start[first + i * step];
+    if (!start)
+        Py_CLEAR(piece);
+    return piece;
+}
+
+/* As `in` of bytes: a number, or bytes in a row. */
+static int message_contains(PyObject *object, PyObject *wanted)
+{
+    PyObject *copy = message_bytes(object, NULL);
+    int found = copy ? PySequence_Contains(copy, wanted) : -1;
+
+    Py_XDECREF(copy);
+    return found;
+}
+
+static PyObject *message_decode(PyObject *object, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"encoding", "errors", NULL};
+    const char *encoding = "utf-8", *errors = "strict";
+    PyObject *copy, *text;
+
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|ss:decode", names, &encoding, &errors))
+        return NULL;
+    copy = message_bytes(object, NULL); /* a decoder is Python code, or may be */
+    text = copy ? PyUnicode_FromEncodedObject(copy, encoding, errors) : NULL;
+    Py_XDECREF(copy);
+    return text;
+}
+
+/*
+ * Equal to any buffer of the same bytes.  Bytes are compared where they lie; memoryview, which runs
+ * the collector, compares all others, whose bytes may change meanwhile.
+ */
 static PyObject *message_compare(PyObject *object, PyObject *other, int operator)
 {
     PyObject *mine, *theirs, *result;
+    Message *self = (Message *)object;
 
     if (operator != Py_EQ && operator != Py_NE)
         Py_RETURN_NOTIMPLEMENTED;
@@ -437,6 +547,16 @@ static PyObject *message_compare(PyObject *object, PyObject *other, int operator
     if (is_released((Message *)object) || !PyObject_CheckBuffer(other) ||
         (Py_IS_TYPE(other, aio_message_type) && is_released((Message *)other)))
         Py_RETURN_NOTIMPLEMENTED;
+    if (PyBytes_Check(other)) {
+        const char *start = aio_message_bytes(self);
+        int same;
+
+        if (!start)
+            return NULL;
+        same = PyBytes_Size(other) == self->length &&
+               !memcmp(start, PyBytes_AsString(other), (size_t)self->length);
+        return PyBool_FromLong(same == (operator == Py_EQ));
+    }
     mine = PyMemoryView_FromObject(object);
     theirs = mine ? PyMemoryView_FromObject(other) : NULL;
     result = theirs ? PyObject_RichCompare(mine, theirs, operator) : NULL;
@@ -480,6 +600,8 @@ static PyMethodDef message_methods[] = {
     {"__bytes__", message_bytes, METH_NOARGS, NULL},
     {"__enter__", message_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))message_exit, METH_FASTCALL, NULL},
+    {"decode", (PyCFunction)(void (*)(void))message_decode, METH_VARARGS | METH_KEYWORDS,
+     "The text of the bytes, as `bytes.decode` has it."},
     {"release", message_release, METH_NOARGS,
      "Give the memory back.  Idempotent.\n\n"
      "If a send or write of the message was canceled and still goes on, the memory goes back when\n"
@@ -510,7 +632,12 @@ static PyType_Slot message_slots[] = {
     {Py_tp_clear, message_clear},
     {Py_tp_finalize, message_finalize},
     {Py_tp_dealloc, message_dealloc},
+    {Py_tp_iter, PySeqIter_New},
     {Py_sq_length, message_length},
+    {Py_sq_item, message_item},
+    {Py_sq_contains, message_contains},
+    {Py_mp_length, message_length},
+    {Py_mp_subscript, message_subscript},
     {Py_bf_getbuffer, message_getbuffer},
     {Py_bf_releasebuffer, message_releasebuffer},
     {Py_tp_methods, message_methods},

@@ -278,25 +278,31 @@ static PyObject *sent(MessageState *self, int code)
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
     MessageState *self = (MessageState *)object;
-    Py_buffer view;
-    int code, elsewhere = 1, bytes = PyBytes_CheckExact(data);
+    int elsewhere = 1;
+    const char *start;
+    Py_ssize_t length;
 
-    if (bytes || PyByteArray_CheckExact(data) || Py_IS_TYPE(data, aio_message_type))
+    if (PyBytes_CheckExact(data) || PyByteArray_CheckExact(data) ||
+        Py_IS_TYPE(data, aio_message_type))
         elsewhere = aio_is_elsewhere(self);
     if (elsewhere)
         return elsewhere < 0 ? NULL : PyLong_FromLong(-1);
-    if (bytes)
-        return sent(self, aio_message_send(&self->state, PyBytes_AsString(data),
-                                           (uint64_t)PyBytes_Size(data), 0, 0));
-    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)) {
-        if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* a message that was released */
-            return NULL;
-        PyErr_Clear();
-        return PyLong_FromLong(-1);
+    if (PyBytes_CheckExact(data)) {
+        start = PyBytes_AsString(data);
+        length = PyBytes_Size(data);
+    } else if (PyByteArray_CheckExact(data)) {
+        start = PyByteArray_AsString(data);
+        length = PyByteArray_Size(data);
+    } else {
+        start = aio_message_bytes((Message *)data);
+        length = ((Message *)data)->length;
     }
-    code = aio_message_send(&self->state, view.buf, (uint64_t)view.len, 0, 0);
-    PyBuffer_Release(&view);
-    return sent(self, code);
+    if (start)
+        return sent(self, aio_message_send(&self->state, start, (uint64_t)length, 0, 0));
+    if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* the message was released */
+        return NULL;
+    PyErr_Clear();
+    return PyLong_FromLong(-1);
 }
 
 static PyObject *state_post_chain(PyObject *object, PyObject *Py_UNUSED(unused))

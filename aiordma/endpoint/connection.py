@@ -114,7 +114,7 @@ class Connection:
         self.config = config
         self.private_data = b""
         self._link = link  # not yet started
-        self._receiver = Receiver(link, config)
+        self._receiver = Receiver(link)
         self._state = link.state
         self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
         self._sender = Sender(link, config)

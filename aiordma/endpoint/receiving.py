@@ -30,17 +30,15 @@ Theory of operation
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from aiordma._core import FRAME_SIZE, Message, MessageState
-from aiordma.endpoint.config import MIN_WINDOW, ConnectionConfig
+from aiordma._core import Message, MessageState
+from aiordma.endpoint.config import MIN_WINDOW
 from aiordma.endpoint.link import Link
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
-from aiordma.memory.arena import Arena
 
 __all__ = ["Large", "Receiver", "Window"]
 
@@ -128,21 +126,16 @@ class Fetches(Protocol):
 class _Kept:
     """The rest of a receiver, for messages that the program has kept: the memory of the slots."""
 
-    __slots__ = ("slot_view",)
+    __slots__ = ("slots",)
 
-    def __init__(self, slot_view: Callable[[int, int], memoryview]) -> None:
-        self.slot_view = slot_view
+    def __init__(self, slots: memoryview) -> None:
+        self.slots = slots
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
         """Leave the slot: it is not used any more."""
 
     def _posted_again(self, slot: int, code: int) -> None:
         """As `slot_back`."""
-
-
-def _view_of(arena: Arena, head: int, slot: int, length: int) -> memoryview:
-    start = slot * arena.slot_size + head
-    return arena.view[start : start + length]
 
 
 class Receiver:
@@ -152,21 +145,20 @@ class Receiver:
         window: Receive slots.
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
-        slot_view: Returns the bytes of a message, by its slot and length.
+        slots: All bytes of the slots, of which a message has its own.
     """
 
     __slots__ = (
         "_ended", "_failure", "_lingering", "_link", "_resumed", "_state", "_waiters", "fetcher",
-        "large", "slot_view", "window",
+        "large", "slots", "window",
     )  # fmt: skip
 
-    def __init__(self, link: Link, config: ConnectionConfig) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._state: MessageState = link.state
         self._waiters = WaitLine[int]()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
-        head = 0 if config.raw else FRAME_SIZE
-        self.slot_view = functools.partial(_view_of, link.slots.recv, head)
+        self.slots = link.slots.recv.view
         self._failure: Callable[[], BaseException] | None = None
         self._ended: Callable[[], BaseException] | None = None
         self._lingering: list[tuple[Message, int, bool]] = []
@@ -386,7 +378,7 @@ class Receiver:
 
         A message that the program has kept refers to the memory of the slots, and not to this.
         """
-        self._state.receiver = _Kept(self.slot_view)
+        self._state.receiver = _Kept(self.slots)
         self.fetcher = None
 
     def _wake_all(self) -> None:
