@@ -26,6 +26,7 @@ EVENT_FAILED: Final[int]
 EVENT_IDLE: Final[int]
 FRAME_SIZE: Final[int]
 FRAME_HAS_IMM: Final[int]
+FRAME_MORE: Final[int]
 FRAME_CREDIT: Final[int]
 FRAME_DATA: Final[int]
 FRAME_RENDEZVOUS: Final[int]
@@ -40,6 +41,8 @@ WRONG_CREDIT: Final[int]
 WRONG_KIND: Final[int]
 WRONG_WRITE: Final[int]
 WRONG_DONE: Final[int]
+WRONG_SIZE: Final[int]
+WRONG_ORDER: Final[int]
 CHAIN: Final[int]
 WORD_SGL: Final[int]
 STREAM_DATA: Final[int]
@@ -105,6 +108,8 @@ class Message:
     @property
     def _exports(self) -> int: ...
     _kept: bool
+    @property
+    def _in_slot(self) -> bool: ...
     def _detach(self) -> None: ...
     def _lend(self, view: memoryview, /) -> Loan: ...
     def release(self) -> None:
@@ -185,6 +190,8 @@ class MessageState:
     flush_at: int
     alive: bool
     eager_size: int
+    fragmented_size: int
+    largest: int
     credits: int
     sent: int
     completed: int

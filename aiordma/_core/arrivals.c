@@ -15,12 +15,16 @@ PyObject *aio_arrivals_cut(PyObject *object, PyObject *value)
 
     if (PyErr_Occurred())
         return NULL;
+    m->inner = 0;
     for (; end != m->tail; end++) {
         if (m->arrivals[end & m->arrival_mask].large && kept++ == count)
             break;
+        m->inner += m->arrivals[end & m->arrival_mask].more;
     }
     if (end != m->tail)
         m->large = (uint32_t)count;
+    for (uint32_t i = 0; i < m->fragments; i++)
+        m->arrivals[(end + i) & m->arrival_mask] = m->arrivals[(m->tail + i) & m->arrival_mask];
     m->tail = end;
     if ((int32_t)(m->announced - end) > 0)
         m->announced = end;
@@ -41,7 +45,7 @@ static int make_room(struct aio_message_state *m, uint32_t receives)
     larger = aio_room_for(after, sizeof(*larger));
     if (!larger)
         return -1;
-    for (uint32_t at = m->head; at != m->tail; at++)
+    for (uint32_t at = m->head; at != m->tail + m->fragments; at++)
         larger[at & (after - 1)] = m->arrivals[at & (before - 1)];
     PyMem_Free(m->arrivals);
     m->arrivals = larger;

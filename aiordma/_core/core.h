@@ -102,7 +102,7 @@ typedef struct message_state {
 
 /* message_object.c: bytes of a buffer, which stays exported */
 typedef struct {
-    PyObject *view; /* a memoryview that no other object has; NULL: none are held */
+    PyObject *view; /* a memoryview or bytes that no other object has; NULL: none are held */
     char *start;
     Py_ssize_t length;
     int readonly;
@@ -293,11 +293,12 @@ extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
 
-const char *aio_message_bytes(Message *self); /* message_object.c */
+/* message_object.c: its bytes; give a new one a bytes object, which is stolen, as its bytes */
+const char *aio_message_bytes(Message *self);
+void aio_message_own(Message *self, PyObject *bytes);
 
 /*
- * message_state.c, for Parked: make the message of an arrival, or NULL; send the credits that are
- * due
+ * message_state.c, for Parked: take the oldest message, None or NULL; send the credits that are due
  */
 PyObject *aio_take_first(MessageState *self);
 void aio_give_credit(struct aio_message_state *m);

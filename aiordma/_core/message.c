@@ -357,48 +357,81 @@ int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind ki
 
 /* Sending. */
 
-/*
- * Send what begins with a header, and its bytes, from a send slot whose credit was taken.
- *
- * A DATA frame has the length of its bytes as its argument.
- */
-int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
-                          const void *data, uint64_t length, uint64_t argument, int has_imm,
-                          uint32_t imm)
+/* Put a frame, and its bytes, from a send slot whose credit was taken, into the chain. */
+static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
+                    uint8_t flags, const void *data, uint64_t length, uint64_t argument,
+                    uint32_t imm)
 {
     uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->send, slot);
     uint32_t size = (uint32_t)length;
-    int code;
 
     if (!m->raw) {
-        write_header(at, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, grant_credits(m, 0),
-                     has_imm ? imm : 0, argument);
+        write_header(at, kind, flags, grant_credits(m, 0), imm, argument);
         at += AIO_FRAME_SIZE;
         size += AIO_FRAME_SIZE;
     }
     memcpy(at, data, length);
-    code = put_slot(m, slot, size, m->raw && has_imm, imm);
+    return put_slot(m, slot, size, m->raw && flags & AIO_FRAME_HAS_IMM, imm);
+}
+
+/* Post the chain, unless it may wait, after `code` of the last put. */
+static int put_was_last(struct aio_message_state *m, int code)
+{
     return code || may_wait(m) ? code : aio_message_flush(m);
 }
 
+/* Send a frame, and its bytes, from a send slot whose credit was taken. */
+int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
+                          const void *data, uint64_t length, uint64_t argument, int has_imm,
+                          uint32_t imm)
+{
+    return put_was_last(m, put_from(m, slot, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, data, length,
+                                    argument, has_imm ? imm : 0));
+}
+
+/* Frames of a message of so many bytes; 0 if it goes through no slots. */
+static uint64_t frames_of(const struct aio_message_state *m, uint64_t length)
+{
+    if (length <= m->eager_size)
+        return 1;
+    return length <= m->fragmented_size && m->eager_size ? (length - 1) / m->eager_size + 1 : 0;
+}
+
 /*
- * Send a message that goes through a slot: 0, an errno, or -1 if there is no room, or others wait.
- * Then nothing has changed, and the sends of the chain are posted, because a task is going to wait.
+ * Send a message that goes through slots: 0, an errno, or -1 if there is no room for all of it, or
+ * others wait.  Then nothing has changed, and the sends of the chain are posted, because a task is
+ * going to wait.
+ *
+ * The argument of a DATA frame is the bytes of the message from this frame on.
  */
 int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
                      uint32_t imm)
 {
+    uint64_t frames = frames_of(m, length);
+    uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
+    const uint8_t *at = data;
     int code;
 
-    if (!m->qp || m->blocked || m->credits <= 0 || !m->n_free || length > m->eager_size) {
+    if (!m->qp || m->blocked || !frames || m->credits < (int64_t)frames || m->n_free < frames) {
         code = aio_message_flush(m);
         return code ? code : -1;
     }
-    m->credits--;
+    m->credits -= (int64_t)frames;
     m->messages_sent++;
     m->bytes_sent += length;
-    return aio_message_send_from(m, m->free[--m->n_free], AIO_FRAME_DATA, data, length, length,
-                                 has_imm, imm);
+    imm = has_imm ? imm : 0;
+    for (; frames > 1; frames--) {
+        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags | AIO_FRAME_MORE, at,
+                        m->eager_size, length, imm);
+        if (code)
+            return code;
+        at += m->eager_size;
+        length -= m->eager_size;
+        flags = 0;
+        imm = 0;
+    }
+    return put_was_last(
+        m, put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, at, length, length, imm));
 }
 
 /* RDMA READ a piece of a large message. */
@@ -483,14 +516,22 @@ static void note(struct aio_message_state *m, enum aio_frame_kind kind)
     m->base.events |= AIO_EVENT_FRAMES;
 }
 
+/* Fragments stay behind the tail of the ring until the last of their message is there. */
 static void arrived(struct aio_message_state *m, const struct aio_arrival *arrival)
 {
-    if (m->tail - m->head > m->arrival_mask) { /* more messages than there are receives */
+    if (m->tail + m->fragments - m->head > m->arrival_mask) { /* more than there are receives */
         violate(m, AIO_WRONG_CREDIT, 0, 0);
         return;
     }
-    m->arrivals[m->tail++ & m->arrival_mask] = *arrival;
+    m->arrivals[(m->tail + m->fragments) & m->arrival_mask] = *arrival;
     m->alive = 1;
+    if (arrival->more) {
+        m->fragments++;
+        return;
+    }
+    m->tail += m->fragments + 1;
+    m->inner += m->fragments;
+    m->fragments = 0;
     /* Behind a large message that is being fetched there is nothing to take yet. */
     if (m->waiting && !m->large)
         m->base.events |= AIO_EVENT_ARRIVED;
@@ -538,6 +579,10 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
         note(m, AIO_FRAME_ABORT);
         break;
     case AIO_FRAME_END:
+        if (m->missing) {
+            violate(m, AIO_WRONG_ORDER, m->missing, 0);
+            return;
+        }
         note(m, AIO_FRAME_END);
         break;
     default:
@@ -548,13 +593,42 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
         note(m, AIO_FRAME_CREDIT);
 }
 
+/* Whether a message, or a fragment, whose first frame says `announced`, is in good order. */
+static int is_in_order(struct aio_message_state *m, const struct aio_arrival *arrival,
+                       uint64_t announced)
+{
+    if (m->missing && (arrival->large || announced != m->missing))
+        violate(m, AIO_WRONG_ORDER, m->missing, 0);
+    else if (arrival->large)
+        return 1;
+    else if (arrival->more ? !arrival->length || announced <= arrival->length
+                           : announced != arrival->length)
+        violate(m, AIO_WRONG_LENGTH, announced, arrival->length);
+    else if (arrival->more && announced > m->largest)
+        violate(m, AIO_WRONG_SIZE, announced, m->largest);
+    return !m->violation;
+}
+
+/* The slot of a frame that the program does not get is posted again at once. */
+static void post_again(struct aio_message_state *m, uint32_t slot)
+{
+    int code = aio_message_back_now(m, slot);
+
+    if (code < 0 && m->qp) {
+        m->freed[m->n_freed++] = (uint16_t)slot;
+        m->base.events |= AIO_EVENT_FRAMES;
+    }
+    fail(m, code ? code : pump(m));
+    if (has_pending(m))
+        m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
+}
+
 static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t length)
 {
     const uint8_t *at = (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, slot);
     struct aio_arrival arrival = {.length = length - AIO_FRAME_SIZE, .slot = (uint16_t)slot};
     uint64_t argument;
     uint32_t returned;
-    int code;
 
     if (length < AIO_FRAME_SIZE) {
         violate(m, AIO_WRONG_SHORT, length, 0);
@@ -571,15 +645,15 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
         arrival.has_imm = at[1] & AIO_FRAME_HAS_IMM;
         arrival.imm = aio_read32(at + 4);
         arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
+        arrival.more = !arrival.large && at[1] & AIO_FRAME_MORE;
         if (m->unused <= 0) {
             violate(m, AIO_WRONG_CREDIT, 0, 0);
             return;
         }
         m->unused--;
-        if (!arrival.large && argument != arrival.length) {
-            violate(m, AIO_WRONG_LENGTH, argument, arrival.length);
+        if (!is_in_order(m, &arrival, argument))
             return;
-        }
+        m->missing = arrival.more ? argument - arrival.length : 0;
         if (!m->discarding) {
             m->large += arrival.large;
             arrived(m, &arrival);
@@ -587,19 +661,14 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
                 note(m, AIO_FRAME_RENDEZVOUS);
             return;
         }
+        while (m->fragments)
+            post_again(m, m->arrivals[(m->tail + --m->fragments) & m->arrival_mask].slot);
     } else {
         take_control(m, at[0], at[1], argument);
         if (m->violation)
             return;
     }
-    code = aio_message_back_now(m, slot);
-    if (code < 0 && m->qp) {
-        m->freed[m->n_freed++] = (uint16_t)slot;
-        m->base.events |= AIO_EVENT_FRAMES;
-    }
-    fail(m, code ? code : pump(m));
-    if (has_pending(m))
-        m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
+    post_again(m, slot);
 }
 
 static void take_receive(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)

@@ -57,6 +57,15 @@ static void aio_let_loose(AioBytes *bytes)
     Py_XDECREF(view);
 }
 
+/* A bytes object is no memoryview: the collector never takes it apart. */
+void aio_message_own(Message *self, PyObject *bytes)
+{
+    self->bytes.view = bytes;
+    self->bytes.start = PyBytes_AsString(bytes);
+    self->bytes.length = self->length = PyBytes_Size(bytes);
+    self->bytes.readonly = 1;
+}
+
 /* Export the bytes of a view that exists as those of `owner`. */
 static int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags)
 {
@@ -279,9 +288,7 @@ static PyObject *message_release(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
-    AioBytes own = {0};
     PyObject *copy;
-    int rc;
 
     if (!self->keeper)
         Py_RETURN_NONE;
@@ -292,12 +299,10 @@ static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
     if (look(self))
         return NULL;
     copy = PyBytes_FromStringAndSize(self->bytes.start, self->length);
-    rc = copy ? aio_hold(&own, copy) : -1;
-    Py_XDECREF(copy);
-    if (rc)
+    if (!copy)
         return NULL;
     aio_let_loose(&self->bytes);
-    self->bytes = own;
+    aio_message_own(self, copy);
     if (give_back(self))
         return NULL;
     Py_RETURN_NONE;
@@ -622,6 +627,7 @@ static PyGetSetDef message_getset[] = {
 static PyMemberDef message_members[] = {
     {"imm", T_OBJECT, offsetof(Message, imm), READONLY, "The sender's 32-bit immediate, or None."},
     {"_kept", T_BOOL, offsetof(Message, kept), 0, NULL},
+    {"_in_slot", T_BOOL, offsetof(Message, in_slot), READONLY, NULL},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Message, weak), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };

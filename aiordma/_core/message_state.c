@@ -126,48 +126,91 @@ static void state_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/* A message in a slot; `imm` is stolen. */
-static PyObject *make_message(MessageState *self, uint32_t slot, Py_ssize_t length, PyObject *imm)
+/* Give a slot back whose bytes were copied. */
+static void give_back(MessageState *self, uint32_t slot)
 {
-    Message *message = imm ? (Message *)PyType_GenericAlloc(aio_message_type, 0) : NULL;
+    int code = aio_message_back(&self->state, slot);
+    PyObject *told = code ? PyObject_CallMethod(self->receiver, "_posted_again", "Ii", slot, code)
+                          : Py_NewRef(Py_None);
 
-    if (!message) {
-        Py_XDECREF(imm);
-        return NULL;
+    if (!told) /* the message is complete, and is not lost for that */
+        PyErr_WriteUnraisable((PyObject *)self);
+    Py_XDECREF(told);
+}
+
+/* Copy a message in fragments, and take it out of the ring; 0, or -1 with an exception. */
+static int join(MessageState *self, Message *message)
+{
+    struct aio_message_state *m = &self->state;
+    uint32_t count = 0, head_size = m->raw ? 0 : AIO_FRAME_SIZE;
+    uint64_t length = 0;
+    uint16_t *slots;
+    PyObject *bytes;
+    char *at;
+
+    do
+        length += m->arrivals[(m->head + count) & m->arrival_mask].length;
+    while (m->arrivals[(m->head + count++) & m->arrival_mask].more);
+    slots = aio_room_for(count, sizeof(*slots));
+    bytes = slots ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length) : NULL;
+    if (!bytes) {
+        PyMem_Free(slots);
+        return -1;
     }
-    message->keeper = Py_NewRef((PyObject *)self);
-    message->imm = imm;
-    message->length = length;
-    message->slot = slot;
-    message->in_slot = 1;
-    return (PyObject *)message;
+    at = PyBytes_AsString(bytes);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
+
+        memcpy(at, (char *)(uintptr_t)aio_slot_addr(&m->recv, arrival->slot) + head_size,
+               arrival->length);
+        at += arrival->length;
+        slots[i] = arrival->slot;
+    }
+    m->inner -= count - 1;
+    aio_message_own(message, bytes);
+    for (uint32_t i = 0; i < count; i++)
+        give_back(self, slots[i]);
+    PyMem_Free(slots);
+    return 0;
 }
 
 /*
- * Take the oldest message, which is in a slot, out of the ring; NULL with an exception, and the
- * message is in the ring again.
+ * Take the oldest message, unless it is large, out of the ring: None if there is none; NULL with an
+ * exception, and the message is still in the ring.
  *
- * It leaves the ring before its object is made: up to Python 3.11 the collector may then run a
- * function of the program that takes the next message, or aborts the connection.
+ * Its object is made before the ring is looked at: up to Python 3.11 the collector may then run a
+ * function of the program that takes the message, or aborts the connection.
  */
 PyObject *aio_take_first(MessageState *self)
 {
     struct aio_message_state *m = &self->state;
-    const struct aio_arrival first = m->arrivals[m->head++ & m->arrival_mask];
-    PyObject *message =
-        make_message(self, first.slot, (Py_ssize_t)first.length, aio_imm_object(&first));
+    Message *message = (Message *)PyType_GenericAlloc(aio_message_type, 0);
+    const struct aio_arrival *first;
 
     if (!message)
-        m->head--;
-    return message;
+        return NULL;
+    first = &m->arrivals[m->head & m->arrival_mask];
+    if (m->head == m->tail || first->large) {
+        Py_DECREF((PyObject *)message);
+        Py_RETURN_NONE;
+    }
+    message->imm = aio_imm_object(first);
+    if (!message->imm || (first->more && join(self, message))) {
+        Py_DECREF((PyObject *)message);
+        return NULL;
+    }
+    if (!message->bytes.view) {
+        message->keeper = Py_NewRef((PyObject *)self);
+        message->length = (Py_ssize_t)first->length;
+        message->slot = first->slot;
+        message->in_slot = 1;
+        m->head++;
+    }
+    return (PyObject *)message;
 }
 
 static PyObject *state_take(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    const struct aio_message_state *m = &((MessageState *)object)->state;
-
-    if (m->head == m->tail || m->arrivals[m->head & m->arrival_mask].large)
-        Py_RETURN_NONE;
     return aio_take_first((MessageState *)object);
 }
 
@@ -683,6 +726,7 @@ static PyObject *state_skip(PyObject *object, PyObject *Py_UNUSED(unused))
     struct aio_message_state *m = &((MessageState *)object)->state;
 
     if (m->head != m->tail) {
+        m->inner -= m->arrivals[m->head & m->arrival_mask].more;
         m->large -= m->arrivals[m->head++ & m->arrival_mask].large != 0;
         if ((int32_t)(m->announced - m->head) < 0)
             m->announced = m->head;
@@ -736,7 +780,7 @@ GETTER(state_get_free, list_of(m->free, m->n_free))
 GETTER(state_get_free_numbers, list_of(m->operations_free, m->n_operations_free))
 GETTER(state_get_under_way, PyLong_FromLongLong(aio_message_under_way(m)))
 GETTER(state_get_done, PyLong_FromUnsignedLong(m->done_tail - m->done_head))
-GETTER(state_get_arrived, PyLong_FromUnsignedLong(m->tail - m->head))
+GETTER(state_get_arrived, PyLong_FromUnsignedLong(m->tail - m->head - m->inner))
 GETTER(state_get_has_pending,
        PyLong_FromLong(__builtin_popcount(m->controls_pending) +
                        (long)(m->dones_pending.tail - m->dones_pending.head)))
@@ -842,6 +886,8 @@ static PyMemberDef state_members[] = {
     FIELD(flushing, T_BOOL, 0),
     FIELD(alive, T_BOOL, 0),
     FIELD(eager_size, T_ULONGLONG, 0),
+    FIELD(fragmented_size, T_ULONGLONG, 0),
+    FIELD(largest, T_ULONGLONG, 0),
     FIELD(credits, T_LONGLONG, 0),
     FIELD(inline_size, T_UINT, READONLY),
     FIELD(n_free, T_UINT, READONLY),

@@ -44,6 +44,7 @@
 /* The header of a frame; docs/wire.md is the specification. */
 #define AIO_FRAME_SIZE    16
 #define AIO_FRAME_HAS_IMM 1
+#define AIO_FRAME_MORE    2 /* of DATA: the message goes on in the next */
 
 enum aio_frame_kind {
     AIO_FRAME_CREDIT,
@@ -81,6 +82,8 @@ enum aio_violation {
     AIO_WRONG_KIND,   /* of frame: the kind */
     AIO_WRONG_WRITE,  /* a write with an immediate */
     AIO_WRONG_DONE,   /* more answers than exchanges can be open: the number */
+    AIO_WRONG_SIZE,   /* of a message: announced, the largest */
+    AIO_WRONG_ORDER,  /* another message, in place of so many bytes of the last */
 };
 
 /* The events of a stream; the last while it is flushing. */
@@ -122,13 +125,14 @@ struct aio_state {
     uint32_t passed; /* completions that Python has been given and has not seen yet */
 };
 
-/* A message that has arrived, in the order of arrival. */
+/* A message that has arrived, or a fragment of it, in the order of arrival. */
 struct aio_arrival {
-    uint32_t length; /* bytes of the message; of a large one, of the frame's body */
+    uint32_t length; /* bytes of the fragment; of a large message, of the frame's body */
     uint32_t imm;
     uint16_t slot;
     uint8_t has_imm;
     uint8_t large; /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
+    uint8_t more;  /* the next has further bytes of the message */
 };
 
 /* A DONE frame that waits for Python, or for a slot to be sent from. */
@@ -199,9 +203,10 @@ struct aio_message_state {
 
     /* Sending. */
     uint8_t blocked;
-    uint64_t eager_size; /* bytes of the largest message that goes through slots */
-    int64_t credits;     /* messages for which the peer has posted receives */
-    uint16_t *free;      /* send slots for data */
+    uint64_t eager_size;      /* bytes of the largest message that goes through a slot */
+    uint64_t fragmented_size; /* of the largest that goes through several; 0: none does */
+    int64_t credits;          /* messages for which the peer has posted receives */
+    uint16_t *free;           /* send slots for data */
     uint32_t n_free;
     uint32_t data_slots;     /* those from this number on are for frames without data */
     struct aio_slots frames; /* for frames without data */
@@ -238,6 +243,10 @@ struct aio_message_state {
     uint32_t arrival_mask;
     uint32_t head;
     uint32_t tail;
+    uint32_t fragments;       /* behind the tail: of the message that is arriving */
+    uint64_t missing;         /* bytes of it that have not arrived; 0: no message is arriving */
+    uint64_t largest;         /* bytes of a message in fragments, at most */
+    uint32_t inner;           /* fragments in the ring but the last of each message */
     uint32_t announced;       /* large messages before this number are known to Python */
     uint32_t large;           /* large messages in the ring */
     uint16_t back[AIO_CHAIN]; /* receive slots that are posted together, a little later */

@@ -351,25 +351,19 @@ static PyObject *take(MessageState *self, int again)
     if (m->arrivals[m->head & m->arrival_mask].large)
         Py_RETURN_FALSE;
     message = aio_take_first(self);
+    if (message == Py_None) { /* a function that the collector runs has taken it */
+        Py_DECREF(message);
+        Py_RETURN_FALSE;
+    }
     if (!message)
         return NULL;
     m->messages_received++;
     m->bytes_received += (uint64_t)((Message *)message)->length;
-    ((Message *)message)->kept = 1;
-    m->held++;
+    if (((Message *)message)->in_slot) {
+        ((Message *)message)->kept = 1;
+        m->held++;
+    }
     return message;
-}
-
-/* No memory for the StopIteration of a message: put the message back into the ring. */
-static void untake(Message *message)
-{
-    struct aio_message_state *m = &((MessageState *)message->keeper)->state;
-
-    m->head--;
-    m->messages_received--;
-    m->bytes_received -= (uint64_t)message->length;
-    m->held--;
-    replace(&message->keeper, NULL); /* so that its end gives no slot back */
 }
 
 static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
@@ -414,20 +408,30 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
  */
 static PyObject *parked_next(PyObject *object)
 {
-    PyObject *result = NULL;
+    const MessageState *owner = ((Parked *)object)->owner;
+    PyObject *result = NULL, *stop = NULL;
 
+    /* Before a message is taken, which would be lost if there were no memory for the exception. */
+    if (owner && owner->state.head != owner->state.tail) {
+        stop = PyObject_CallNoArgs(PyExc_StopIteration);
+        if (!stop)
+            return NULL;
+    }
     switch (parked_send(object, NULL, &result)) {
     case PYGEN_NEXT:
+        Py_XDECREF(stop);
         return result;
     case PYGEN_RETURN:
-        PyErr_SetObject(PyExc_StopIteration, result);
-        if (!PyErr_ExceptionMatches(PyExc_StopIteration) && Py_IS_TYPE(result, aio_message_type))
-            untake((Message *)result);
+        if (stop && !PyObject_SetAttrString(stop, "value", result))
+            PyErr_SetObject(PyExc_StopIteration, stop);
+        else if (!stop)
+            PyErr_SetObject(PyExc_StopIteration, result);
         Py_DECREF(result);
         break;
     default:
         break;
     }
+    Py_XDECREF(stop);
     return NULL;
 }
 

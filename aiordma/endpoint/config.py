@@ -48,8 +48,11 @@ class ConnectionConfig:
         raw: Plain SEND and RECV without headers, credits, rendezvous or keepalive, for peers that
             are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
             the program does not take in time leave the peer's sends waiting.
-        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through
-            registered slots; the receiver fetches larger messages from the sender's memory.
+        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through a
+            registered slot.
+        rendezvous_threshold: Bytes up to which a longer message is copied through several slots, if
+            they are free on both sides; 0 for none.  The receiver fetches other messages from the
+            sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
         shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
@@ -113,6 +116,7 @@ class ConnectionConfig:
 
     raw: bool = False
     slot_size: int = 16 * 1024
+    rendezvous_threshold: int = 256 * 1024
     recv_depth: int = 64
     send_depth: int = 64
     shared_slots: int | None = None
@@ -148,6 +152,7 @@ class ConnectionConfig:
             self,
             (
                 ("slot_size", 1 if self.raw else smallest, 1 << 30),
+                ("rendezvous_threshold", 0, 1 << 50),
                 ("recv_depth", 2, 16_000),
                 ("send_depth", 1, 16_000),
                 ("rendezvous_window", 1, 255),

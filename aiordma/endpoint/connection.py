@@ -117,6 +117,7 @@ class Connection:
         self._receiver = Receiver(link)
         self._state = link.state
         self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
+        self._state.largest = config.max_message_size
         self._sender = Sender(link, config)
         self._outcome = outcome = Outcome()
         self._large = LargeMessages(link, self._sender, self._receiver, outcome, config)
@@ -152,8 +153,9 @@ class Connection:
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
-        `config.eager_size` is copied, the peer has then read a larger message.  `flush()`
-        waits until all messages have reached the peer's adapter.
+        `config.eager_size` is copied, and one up to `config.rendezvous_threshold`, if slots for all
+        of it are free; the peer has then read another message.  `flush()` waits until all
+        messages have reached the peer's adapter.
 
         A send waits while the peer has `config.recv_depth` messages, or
         `config.receive_buffer_size` bytes of large ones, that its program has not received.  Two
@@ -187,12 +189,13 @@ class Connection:
         self._check_loop()
         payload = bytes_of("a message", buf)
         try:
-            if payload.nbytes > self._state.eager_size:
-                await self._large.exposer.send(payload, imm)
-            elif (code := self._state.send_buffer(payload, imm)) < 0:
-                await self._sender.data(payload, imm)
-            elif code:
+            code = self._state.send_buffer(payload, imm)
+            if code > 0:
                 self._link.check(code)
+            elif code and payload.nbytes > self._state.eager_size:
+                await self._large.exposer.send(payload, imm)
+            elif code:
+                await self._sender.data(payload, imm)
         except TimeoutError as exc:
             payload.release()
             seconds = self.config.stall_timeout_s
@@ -573,7 +576,10 @@ class Connection:
         self.private_data = hello.user_data
         self._large.agree(hello, reads)
         eager = min(self.config.slot_size, hello.slot_size) - FRAME_SIZE
-        self._state.eager_size = min(eager, self._large.exposer.limit)
+        limit = self._large.exposer.limit
+        self._state.eager_size = min(eager, limit)
+        if hello.takes_fragments:
+            self._state.fragmented_size = min(self.config.rendezvous_threshold, limit)
         self._state.credits += hello.recv_depth
         self._sender.room()
 

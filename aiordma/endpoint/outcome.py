@@ -15,7 +15,9 @@ from aiordma._core import (
     WRONG_DONE,
     WRONG_KIND,
     WRONG_LENGTH,
+    WRONG_ORDER,
     WRONG_SHORT,
+    WRONG_SIZE,
     WRONG_WRITE,
 )
 from aiordma.endpoint.wire import AbortReason, protocol_error
@@ -137,6 +139,8 @@ def violation(kind: int, first: int, second: int) -> ProtocolError:
         WRONG_KIND: f"message kind {first}",
         WRONG_WRITE: "a write with an immediate",
         WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
+        WRONG_SIZE: f"a message of {first} bytes, of at most {second}",
+        WRONG_ORDER: f"another message came in place of {first} bytes that are missing",
     }
     return protocol_error(f"the peer broke the protocol: {texts[kind]}")
 

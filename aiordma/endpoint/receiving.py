@@ -290,8 +290,9 @@ class Receiver:
     def _take_small(self) -> Message | None:
         state = self._state
         message = state.take()
-        if message is None:  # the collector has run a function that aborted the connection
-            return None
+        # None: the collector has run a function that took it, or aborted the connection.
+        if message is None or not message._in_slot:
+            return message
         if state.held < self.window.size // 2:
             message._kept = True
             state.held += 1

@@ -50,6 +50,7 @@ _HELLO = struct.Struct("!4sBBBBHHII")
 HELLO_SIZE = _HELLO.size
 _KNOWS_CHECKSUMS = 0x01
 _ASKS_CHECKSUMS = 0x02
+_TAKES_FRAGMENTS = 0x04
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
@@ -100,6 +101,7 @@ class Hello:
         version: Version to speak: 1.
         knows_checksums: Whether it sends checksums of large messages to a peer that asks for them.
         asks_checksums: Whether it asks for checksums of the peer's messages.
+        takes_fragments: Whether it takes messages that go through several slots.
     """
 
     recv_depth: int
@@ -111,6 +113,7 @@ class Hello:
     min_version: int = MIN_VERSION
     knows_checksums: bool = True
     asks_checksums: bool = False
+    takes_fragments: bool = True
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -122,7 +125,11 @@ class Hello:
         if len(self.user_data) > space:
             msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
             raise ValueError(msg)
-        flags = _KNOWS_CHECKSUMS * self.knows_checksums | _ASKS_CHECKSUMS * self.asks_checksums
+        flags = (
+            _KNOWS_CHECKSUMS * self.knows_checksums
+            | _ASKS_CHECKSUMS * self.asks_checksums
+            | _TAKES_FRAGMENTS * self.takes_fragments
+        )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
             self.recv_depth, self.rendezvous_window, self.slot_size, self.max_message_kib,
@@ -157,4 +164,5 @@ class Hello:
         return cls(
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
+            bool(flags & _TAKES_FRAGMENTS),
         )  # fmt: skip

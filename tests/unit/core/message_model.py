@@ -11,18 +11,33 @@ from collections import deque
 from typing import Any
 
 CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
-HAS_IMM, CREDIT_FRAMES = 1, 2
+HAS_IMM, MORE, CREDIT_FRAMES = 1, 2, 2
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
 
 class Model:
     """One end."""
 
-    def __init__(self, window: int, sends: int, controls: int, exchanges: int, chain: int) -> None:
+    def __init__(
+        self,
+        window: int,
+        sends: int,
+        controls: int,
+        exchanges: int,
+        chain: int,
+        eager: int,
+        fragmented: int,
+        largest: int,
+    ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
         self.said: set[int] = set()  # by the peer
-        self.arrived: deque[tuple[bool, bytes, int | None]] = deque()
+        # Messages: whether large, slot and body of each fragment, immediate of the first.
+        self.arrived: deque[tuple[bool, list[tuple[int, bytes]], int | None]] = deque()
+        self.fragments: list[tuple[int, bytes]] = []  # of the message that is arriving
+        self.missing = 0  # bytes of it
+        self.imm: int | None = None  # of it
+        self.eager, self.fragmented, self.largest = eager, fragmented, largest
         self.dones: deque[tuple[int, int]] = deque()
         self.slots, self.controls = sends, controls  # free
         self.under_way: deque[bool] = deque()  # sends; whether from a control slot
@@ -95,11 +110,16 @@ class Model:
         self.flush()
 
     def send(self, body: bytes, imm: int | None) -> bool:
-        if self.credits <= 0 or not self.slots:
+        bodies = [body[at : at + self.eager] for at in range(0, len(body) or 1, self.eager)]
+        if len(bodies) > min(self.credits, self.slots) or len(body) > self.fragmented:
             self.flush()
             return False
-        self.credits, self.slots = self.credits - 1, self.slots - 1
-        self._post(DATA, HAS_IMM * (imm is not None), imm or 0, len(body), body)
+        self.credits, self.slots = self.credits - len(bodies), self.slots - len(bodies)
+        left, flags = len(body), HAS_IMM * (imm is not None)
+        for index, part in enumerate(bodies):
+            more = MORE * (index < len(bodies) - 1)
+            self._post(DATA, flags | more, imm or 0, left, part)
+            left, flags, imm = left - len(part), 0, None
         burst = self.in_a_row == 2
         if not (self.turn_flushes or (self.delivering and (self.arrived or burst))):
             self.flush()
@@ -131,14 +151,25 @@ class Model:
                 self.violation = "credit"
                 return
             self.unused -= 1
-            if kind == DATA and argument != len(body):
+            more = kind == DATA and bool(flags & MORE)
+            if self.missing and (kind == RENDEZVOUS or argument != self.missing):
+                self.violation = "order"
+            elif kind == DATA and (not 0 < len(body) < argument if more else argument != len(body)):
                 self.violation = "length"
+            elif more and argument > self.largest:
+                self.violation = "size"
+            if self.violation is not None:
                 return
             self.alive = True
-            self.arrived.append((kind == RENDEZVOUS, body, imm))
+            self.imm = self.imm if self.missing else imm
+            self.missing = argument - len(body) if more else 0
+            self.fragments.append((slot, body))
+            if not more:
+                self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
+                self.fragments = []
             return
-        if kind > ABORT:
-            self.violation = "kind"
+        if kind > ABORT or (kind == END and self.missing):
+            self.violation = "kind" if kind > ABORT else "order"
             return
         if kind == DONE:
             if len(self.dones) >= 1 << (self.exchanges - 1).bit_length():

@@ -22,14 +22,15 @@ from aiordma.endpoint.wire import FRAME, FRAME_SIZE
 from aiordma.verbs.enums import WCOpcode
 
 from .completing import Completing, QueuePair
-from .message_model import ABORT, CREDIT, DATA, DONE, END, PING, PONG, RENDEZVOUS, Model
+from .message_model import ABORT, CREDIT, DATA, DONE, END, MORE, PING, PONG, RENDEZVOUS, Model
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20261123")
 CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6
+EAGER, FRAGMENTED, LARGEST = SLOT - FRAME_SIZE, 250, 1000
 WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
-    "kind": "message kind", "done": "more answers",
+    "kind": "message kind", "done": "more answers", "size": "of at most", "order": "are missing",
 }  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class Case:
         self.malice = rng.choice((0.0, 0.0, 0.02))
         self.out: list[tuple[Any, ...]] = []
         self.chained = 0  # sends that were posted with the next
+        self.joined = 0  # messages in fragments
         self.posted = deque(range(receives))
         self.under_way: deque[int] = deque()
         self.slots = ffi.new("uint8_t[]", receives * SLOT)
@@ -66,12 +68,13 @@ class Case:
             (address(self.slots), SLOT, 7, receives), (start + SENDS * SLOT, SLOT, 6), 0,
         )  # fmt: skip
         state.handler = self._resumed
-        state.eager_size = SLOT - FRAME_SIZE
+        state.eager_size, state.fragmented_size, state.largest = EAGER, FRAGMENTED, LARGEST
         state.receives = receives
         self.completing = Completing(state)
-        self.model = Model(window, SENDS, CONTROLS, self.exchanges, state.chain)
+        self.model = Model(
+            window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST
+        )
         self.taken: list[int] = []  # slots of messages that the program has
-        self.places: deque[int] = deque()  # slots of the messages in the ring
         self.receives = receives
 
     def _call_soon(self, state: MessageState, events: int) -> None:
@@ -107,10 +110,7 @@ class Case:
         wc = ffi.new("struct ibv_wc *")
         wc.wr_id, wc.opcode = (SUB_RECV | slot) << SUB_SHIFT, int(WCOpcode.RECV)
         wc.byte_len = len(frame)
-        before = len(self.model.arrived)
         self.model.frame(slot, frame)
-        if len(self.model.arrived) > before:
-            self.places.append(slot)
         assert self.completing.take(wc)
 
     # The peer
@@ -119,21 +119,29 @@ class Case:
         rng, model = self.rng, self.model
         returned = rng.choice((0, 0, 1, 3))
         if rng.random() < self.malice:
-            whole = FRAME.pack(rng.randrange(10), 0, returned, 0, rng.randrange(3))
+            if rng.random() < 0.2:
+                return FRAME.pack(DATA, MORE, returned, 0, LARGEST + rng.randrange(2)) + b"part"
+            whole = FRAME.pack(rng.randrange(10), rng.randrange(4), returned, 0, rng.randrange(3))
             return whole + rng.randbytes(rng.randrange(8)) if rng.random() < 0.7 else whole[:9]
-        kinds = [CREDIT, PING, PONG, END, ABORT]
+        kinds = [CREDIT, PING, PONG, ABORT]
         if model.unused > 0:
             kinds += [DATA] * 12
-        if model.unused > 0 and sum(large for large, _, _ in model.arrived) < 3:
-            kinds.append(RENDEZVOUS)
+        if not model.missing:
+            kinds.append(END)
+            if model.unused > 0 and sum(large for large, _, _ in model.arrived) < 3:
+                kinds.append(RENDEZVOUS)
         if not model.dones:
             kinds.append(DONE)
         kind = rng.choice(kinds)
-        body = rng.randbytes(rng.choice((0, 1, 20, 48))) if kind == DATA else b""
+        body, flags, argument = b"", rng.choice((0, 1)), rng.randrange(1 << 40)
+        if kind == DATA:
+            most = model.unused * EAGER  # what the peer has credits for
+            argument = model.missing or rng.choice((0, 1, 20, 48, min(rng.randrange(400), most)))
+            body = rng.randbytes(min(argument, EAGER))
+            flags |= MORE * (argument > EAGER)
         if kind == RENDEZVOUS:
             body = rng.randbytes(20)
-        argument = len(body) if kind == DATA else rng.randrange(1 << 40)
-        return FRAME.pack(kind, rng.choice((0, 1)), returned, rng.getrandbits(32), argument) + body
+        return FRAME.pack(kind, flags, returned, rng.getrandbits(32), argument) + body
 
     # The program
 
@@ -183,7 +191,7 @@ class Case:
                 self.take()
 
     def send(self) -> None:
-        body = self.rng.randbytes(self.rng.randrange(40))
+        body = self.rng.randbytes(self.rng.randrange(self.rng.choice((40, 40, 300))))
         imm = self.rng.choice((None, 0, 77))
         assert self.c.send_buffer(body, imm) == (0 if self.model.send(body, imm) else -1)
 
@@ -192,9 +200,9 @@ class Case:
         c, model = self.c, self.model
         while (announced := c.next_large(self.receives)) is not None:
             _, _, body, slot = announced
-            index = next(i for i, place in enumerate(self.places) if place == slot)
-            assert model.arrived[index][1][: len(body)] == body
-            self.places[index] = -1
+            (parts,) = (parts for large, parts, _ in model.arrived if large and parts[0][0] == slot)
+            assert parts[0][1][: len(body)] == body
+            parts[0] = (-1, parts[0][1])
             model.free(slot, together=1)
             assert c.back_now(slot) == 0
         while model.dones:
@@ -203,15 +211,28 @@ class Case:
         if not model.arrived:
             assert c.peek() is None
             return
-        large, body, imm = model.arrived.popleft()
-        slot = self.places.popleft()
-        length = 0 if large else len(body)
-        assert c.peek() == (None if large else slot, length, imm)
-        c.skip()
-        if not large:
-            at = slot * SLOT + FRAME_SIZE
-            assert bytes(ffi.buffer(self.slots)[at : at + length]) == body
-            self.taken.append(slot)
+        large, parts, imm = model.arrived.popleft()
+        slot, body = parts[0]
+        assert c.peek() == (None if large else slot, 0 if large else len(body), imm)
+        if len(parts) > 1 and self.rng.random() < 0.9:
+            self.join(parts, imm)
+            return
+        for slot, body in parts:
+            c.skip()
+            if not large:
+                at = slot * SLOT + FRAME_SIZE
+                assert bytes(ffi.buffer(self.slots)[at : at + len(body)]) == body
+                self.taken.append(slot)
+
+    def join(self, parts: list[tuple[int, bytes]], imm: int | None) -> None:
+        """C joins a message in fragments, and gives their slots back."""
+        message = self.c.take()
+        assert message is not None
+        assert bytes(message) == b"".join(body for _, body in parts)
+        assert message.imm == imm
+        for slot, _ in parts:
+            self.model.free(slot)
+        self.joined += 1
 
     def check(self) -> None:
         c, model = self.c, self.model
@@ -256,6 +277,7 @@ def test_c_does_what_the_model_does() -> None:
             raise
         seen[case.model.violation or "kept"] += 1
         seen["chained"] += case.chained
+        seen["joined"] += case.joined
         seen.update(f"sent {item[1]}" for item in case.out if item[0] == "send")
     print(seen)
     # A generator that never gets anywhere would show nothing.
@@ -263,6 +285,7 @@ def test_c_does_what_the_model_does() -> None:
         *WORDS,
         "kept",
         "chained",
+        "joined",
         *(f"sent {kind}" for kind in (CREDIT, DATA, DONE, PING, PONG, END)),
     ):
         assert seen[what], (what, seen)

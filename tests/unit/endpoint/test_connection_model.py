@@ -27,7 +27,9 @@ from ..conftest import Run, run_on, settle
 from ..memory.fake_memory import FakeRegion
 from .fabric import Wire
 
-CONFIG = ConnectionConfig(slot_size=64, recv_depth=4, send_depth=4, rendezvous_window=2)
+CONFIG = ConnectionConfig(
+    slot_size=64, rendezvous_threshold=0, recv_depth=4, send_depth=4, rendezvous_window=2
+)
 
 
 pytestmark = pytest.mark.usefixtures("fake_regions")
@@ -133,7 +135,9 @@ def test_a_message_above_the_peers_limit_is_refused_before_it_is_sent(
     run: Run, slot_size: int
 ) -> None:
     async def main() -> None:
-        config = ConnectionConfig(slot_size=slot_size, max_message_size=2048)
+        config = ConnectionConfig(
+            slot_size=slot_size, rendezvous_threshold=0, max_message_size=2048
+        )
         wire = await opened(config)
         sent = len(wire.links[0].sent)
         with pytest.raises(MessageTooLargeError, match="2048 bytes, this has 2049"):
@@ -164,7 +168,7 @@ def test_large_messages_are_fetched_in_order_whatever_fits(run: Run) -> None:
     """The second does not fit beside the first; the third would, and must not slip in."""
 
     async def main() -> None:
-        config = ConnectionConfig(slot_size=64, receive_buffer_size=400)
+        config = ConnectionConfig(slot_size=64, rendezvous_threshold=0, receive_buffer_size=400)
         wire = await opened(config)
         sizes = (300, 380, 90, 60, 399)
         sends = [asyncio.create_task(wire.ends[0].send(bytes(n))) for n in sizes]

@@ -29,7 +29,9 @@ def test_two_credit_frames_at_most_are_unprocessed(
     monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=depth, send_depth=depth)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=depth, send_depth=depth
+        )
         wire = Wire(config, config)
         await wire.open()
         sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
@@ -65,7 +67,9 @@ def test_two_credit_frames_at_most_are_unprocessed(
 
 def test_credits_that_have_gone_with_a_message_do_not_go_again() -> None:
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=8, send_depth=8)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=8, send_depth=8
+        )
         wire = Wire(config, config)
         await wire.open()
         await wire.run()
@@ -92,7 +96,9 @@ def test_receives_that_wait_to_be_posted_together_hold_up_nobody(depth: int, bet
     """Half of the window is kept by the program; a PING has changed what is posted when."""
 
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=depth, send_depth=depth)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=depth, send_depth=depth
+        )
         wire = Wire(config, config)
         await wire.open()
         sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
@@ -124,7 +130,7 @@ def test_a_large_message_that_comes_to_be_the_first_is_fetched_for_a_task_that_w
     """Two tasks wait before anything is there; the second's message is beyond the read-ahead."""
 
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, receive_buffer_size=100)
+        config = ConnectionConfig(slot_size=SLOT, rendezvous_threshold=0, receive_buffer_size=100)
         wire = Wire(config, config)
         await wire.open()
         sender, receiver = (Program(end, name) for name, end in enumerate(wire.ends))
@@ -151,7 +157,11 @@ def test_the_worst_case_fits_to_the_last_receive() -> None:
     async def main() -> None:
         window = 8
         config = ConnectionConfig(
-            slot_size=SLOT, recv_depth=4, send_depth=4, rendezvous_window=window
+            slot_size=SLOT,
+            rendezvous_threshold=0,
+            recv_depth=4,
+            send_depth=4,
+            rendezvous_window=window,
         )
         wire = Wire(config, config)
         await wire.open()
@@ -216,7 +226,9 @@ def test_control_slots_are_what_the_proof_counts() -> None:
 @pytest.mark.parametrize("kind", [FrameKind.PING, FrameKind.CREDIT])
 def test_a_flood_of_control_frames_costs_no_memory(kind: FrameKind) -> None:
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=1)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=2, send_depth=1
+        )
         wire = Wire(config, config)
         await wire.open()
         hostile, victim = wire.links
@@ -239,7 +251,9 @@ def test_frames_that_wait_for_a_slot_have_completed_sends_wake_the_loop(frame: F
     """And no longer: mostly the loop is woken for what the peer sends alone."""
 
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=1)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=2, send_depth=1
+        )
         wire = Wire(config, config)
         await wire.open()
         await wire.run()
@@ -267,7 +281,9 @@ def test_the_model_finds_an_overrun() -> None:
     """The model itself: a side that spends credits it does not have is caught."""
 
     async def main() -> None:
-        config = ConnectionConfig(slot_size=SLOT, recv_depth=2, send_depth=64, rendezvous_window=1)
+        config = ConnectionConfig(
+            slot_size=SLOT, rendezvous_threshold=0, recv_depth=2, send_depth=64, rendezvous_window=1
+        )
         wire = Wire(config, config)
         await wire.open()
         wire.links[0].state.credits = 1000

@@ -34,6 +34,7 @@ CONFIGS = st.builds(
     # From 16 on receives are posted several at a time.
     recv_depth=st.one_of(st.integers(2, 9), st.sampled_from([16, 21, 33])),
     send_depth=st.integers(1, 6),
+    rendezvous_threshold=st.sampled_from([0, 3 * SLOT, 1 << 20]),
     rendezvous_window=st.sampled_from([1, 2, 8]),
     receive_buffer_size=st.sampled_from([100, 300, 1 << 20]),
     initiator_depth=st.integers(1, 3),

@@ -18,7 +18,12 @@ __all__ = ["fake_regions"]
 
 def config_of(depth: int = 4) -> ConnectionConfig:
     return ConnectionConfig(
-        slot_size=SLOT, recv_depth=8, send_depth=8, responder_resources=depth, initiator_depth=depth
+        slot_size=SLOT,
+        rendezvous_threshold=0,
+        recv_depth=8,
+        send_depth=8,
+        responder_resources=depth,
+        initiator_depth=depth,
     )
 
 

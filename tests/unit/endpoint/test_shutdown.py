@@ -24,7 +24,7 @@ def kinds(frames: list[bytes]) -> list[FrameKind]:
 
 
 async def opened() -> Wire:
-    config = ConnectionConfig(slot_size=SLOT, recv_depth=8, send_depth=8)
+    config = ConnectionConfig(slot_size=SLOT, rendezvous_threshold=0, recv_depth=8, send_depth=8)
     wire = Wire(config, config)
     await wire.open()
     await wire.run()

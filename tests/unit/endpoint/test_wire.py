@@ -50,7 +50,7 @@ def test_hello_has_the_documented_bytes() -> None:
     hello = Hello(0x0102, 0x0304, 0x05060708, 0x090A0B0C, b"user")
     assert hello.pack(REQUEST_ROOM) == bytes.fromhex(
         "61695244"  # magic "aiRD"
-        "01010104"  # version, lowest version, flags, length of the program's bytes
+        "01010504"  # version, lowest version, flags, length of the program's bytes
         "01020304"  # data receives, rendezvous window
         "05060708"  # slot size
         "090a0b0c"  # largest message, KiB
@@ -159,13 +159,16 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
+@pytest.mark.parametrize("takes", [False, True])
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("knows", [False, True])
-def test_two_flags_have_a_meaning_and_the_others_are_ignored(knows: bool, asks: bool) -> None:
-    hello = Hello(1, 1, 64, 1, knows_checksums=knows, asks_checksums=asks)
+def test_three_flags_have_a_meaning_and_the_others_are_ignored(
+    knows: bool, asks: bool, takes: bool
+) -> None:
+    hello = Hello(1, 1, 64, 1, knows_checksums=knows, asks_checksums=asks, takes_fragments=takes)
     packed = bytearray(hello.pack(REQUEST_ROOM))
-    assert packed[6] == knows | asks << 1
-    packed[6] |= 0xFC
+    assert packed[6] == knows | asks << 1 | takes << 2
+    packed[6] |= 0xF8
     assert Hello.parse(bytes(packed)) == hello
 
 
