@@ -42,7 +42,9 @@ class Scene:
     """
 
     def __init__(self, *, check: bool, seed: int, largest: int = _LARGEST) -> None:
-        self._config = ConnectionConfig(check_large=check, close_timeout_s=2)
+        self._config = ConnectionConfig(
+            rendezvous_threshold=0, check_large=check, close_timeout_s=2
+        )
         self._rng = random.Random(seed)
         self._bytes = memoryview(self._rng.randbytes(_POOL))
         self._largest = largest

@@ -154,7 +154,7 @@ async def by_a_large_message(hall: Hall, ending: Callable[[], None]) -> None:
         await server.recv()
         ending()
 
-    await _with(asyncio.ensure_future(serve()), client.send(bytes(100_000)))
+    await _with(asyncio.ensure_future(serve()), client.send(bytes(300_000)))
 
 
 async def by_a_read(hall: Hall, ending: Callable[[], None]) -> None:

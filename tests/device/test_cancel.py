@@ -210,7 +210,7 @@ async def test_close(address: str, late: bool) -> None:
             client = await aiordma.connect(address, listener.port, config=CONFIG)
             server = await listener.accept()
             await client.send(b"last words")
-            large = asyncio.create_task(_quietly(client.send(bytes(20_000))))
+            large = asyncio.create_task(_quietly(client.send(bytes(300_000))))
             await asyncio.sleep(0)
             await run_canceled(client.close(), steps)
             assert client.is_closing
@@ -230,7 +230,7 @@ async def _quietly(operation: Awaitable[None]) -> None:
 
 
 async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
+    config = ConnectionConfig(slot_size=4096, rendezvous_threshold=0, receive_buffer_size=64 * 1024)
     async with paired(address, config) as (client, server):
         # The peer fetches one large message ahead, and the next only when that was taken.
         await client.send(bytes(10_000))
@@ -257,7 +257,9 @@ async def test_memory_stays_pinned_until_the_peer_has_read_it(address: str) -> N
 
 
 async def test_memory_of_a_canceled_send_is_free_after_close(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024, close_timeout_s=1)
+    config = ConnectionConfig(
+        slot_size=4096, rendezvous_threshold=0, receive_buffer_size=64 * 1024, close_timeout_s=1
+    )
     async with aiordma.listen(address, 0, config=config) as listener:
         client = await aiordma.connect(address, listener.port, config=config)
         server = await listener.accept()
@@ -277,7 +279,7 @@ async def test_memory_of_a_canceled_send_is_free_after_close(address: str) -> No
 @pytest.mark.parametrize("how", ["release", "block", "view"])
 async def test_a00_a_message_of_a_canceled_send_can_be_released(address: str, how: str) -> None:
     """The library reads it on behind the program: what arrives is whole, whatever comes next."""
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
+    config = ConnectionConfig(slot_size=4096, rendezvous_threshold=0, receive_buffer_size=64 * 1024)
     first, second = os.urandom(500_000), os.urandom(500_000)
     async with (
         asyncio.timeout(60),

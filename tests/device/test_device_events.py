@@ -211,7 +211,7 @@ FATAL = int(AsyncEventType.DEVICE_FATAL)
 async def test_connections_of_a_device_that_ends(
     address: str, unplug: Unplug, answers: list[int]
 ) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024)
+    config = ConnectionConfig(slot_size=4096, rendezvous_threshold=0, receive_buffer_size=64 * 1024)
     async with aiordma.listen(address, 0, config=config) as listener:
         client = await aiordma.connect(address, listener.port, config=config)
         server = await listener.accept()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,13 +15,21 @@ from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma._core import crc32c
 from aiordma.endpoint import large
 from aiordma.verbs import Access, MemoryRegion
-from tests.device.meeting import Pair, are_alive, meet
+from tests.device.meeting import Pair, are_alive, meet, paired
 from tests.inside.endpoint import link_of
 from tests.inside.verbs import note_regions
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
 SIZES = (20_000, 300_000, 3 << 20)
+FETCHED = ConnectionConfig(rendezvous_threshold=0)
+
+
+@pytest.fixture
+async def pair(address: str) -> AsyncIterator[Pair]:
+    """Two connected ends, which fetch every message that exceeds a slot."""
+    async with paired(address, FETCHED) as ends:
+        yield ends
 
 
 async def test_g04_a_software_adapter_checks_by_default(
@@ -52,7 +61,7 @@ async def test_g04_a_software_adapter_checks_by_default(
 async def test_g04_each_side_decides_for_what_it_receives(
     address: str, asks: tuple[bool, bool]
 ) -> None:
-    configs = [ConnectionConfig(check_large=ask) for ask in asks]
+    configs = [dataclasses.replace(FETCHED, check_large=ask) for ask in asks]
     async with aiordma.listen(address, 0, config=configs[1]) as listener:
         client, server = await meet(listener, address, config=configs[0])
         checked = [end.get_extra_info("large_messages_checked") for end in (client, server)]
@@ -161,18 +170,19 @@ async def test_g03_what_was_read_cannot_be_changed(
 async def test_g04_an_insisting_program_and_a_peer_that_knows_no_checksums(
     address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from aiordma.endpoint import config
+    from aiordma.endpoint import config as settings
 
-    real = config.hello_of
+    real = settings.hello_of
     monkeypatch.setattr(
-        config, "hello_of",
+        settings, "hello_of",
         lambda *args, **options: dataclasses.replace(
             real(*args, **options), knows_checksums=False, asks_checksums=False
         ),
     )  # fmt: skip
     # Configurations that no other test has: what follows from one is kept.
-    async with aiordma.listen(address, 0, config=ConnectionConfig(slot_size=8200)) as listener:
-        insists = ConnectionConfig(slot_size=8200, check_large=True)
+    config = dataclasses.replace(FETCHED, slot_size=8200)
+    async with aiordma.listen(address, 0, config=config) as listener:
+        insists = dataclasses.replace(config, check_large=True)
         client, server = await meet(listener, address, config=insists)
         await are_alive((client, server))
         sending = asyncio.create_task(server.send(bytes(100_000)))

@@ -131,7 +131,7 @@ async def test_b04_every_call_tells_that_the_peer_has_closed(address: str, first
         await until(lambda: client.is_closing)  # the disconnection has been heard
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "send": lambda: client.send(b"x"),
-            "large": lambda: client.send(bytes(100_000)),
+            "large": lambda: client.send(bytes(300_000)),
             "flush": client.flush,
             "read": lambda: client.read(region, bytearray(8)),
             "write": lambda: client.write(region, b"x"),
@@ -179,7 +179,7 @@ async def test_b04_a_peer_is_told_why_this_side_gives_it_up(
     ):
         client, server = await meet(listener, address)
         monkeypatch.setattr(Link, "post_read", lambda *_: None)
-        sending = asyncio.create_task(client.send(bytes(100_000)))
+        sending = asyncio.create_task(client.send(bytes(300_000)))
         with pytest.raises(aiordma.ConnectionLostError, match="nothing of a large message"):
             await server.recv()
         for call in (lambda: sending, client.recv):

@@ -191,7 +191,7 @@ async def pairs(
 
 def sizes_of(rng: random.Random) -> list[int]:
     """Small ones, and some that do not fit into a slot."""
-    return [rng.choice([0, 1, 100, 1000, 4080, 4081, 30_000]) for _ in range(MESSAGES)]
+    return [rng.choice([0, 1, 100, 1000, 4080, 4081, 30_000, 300_000]) for _ in range(MESSAGES)]
 
 
 async def send_all(connection: aiordma.Connection, seed: str) -> bytes:

@@ -97,7 +97,7 @@ async def test_a_message_that_has_arrived_is_not_lost(pair: Pair) -> None:
         await goes_on(client, server)
 
 
-@pytest.mark.parametrize("size", [100, 100_000])
+@pytest.mark.parametrize("size", [100, 100_000, 300_000])
 async def test_what_a_program_does_with_a_message(pair: Pair, size: int) -> None:
     client, server = pair
     steps: tuple[Callable[[Any], Any], ...] = (

@@ -136,7 +136,7 @@ async def test_a_reader_that_only_sends(address: str) -> None:
             await asyncio.wait_for(talk(), 20)
         assert sent >= config.recv_depth
         with pytest.raises(TimeoutError, match="the peer took nothing"):
-            await server.send(bytes(100_000))  # a large one would have to be fetched
+            await server.send(bytes(300_000))  # a large one would have to be fetched
         await are_alive((other_client, other_server))
         for _ in range(sent):  # nothing of what was accepted is lost
             with await client.recv() as message:

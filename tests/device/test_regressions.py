@@ -107,7 +107,7 @@ async def test_a06_a_forked_child_is_told_that_it_is_one(pair: Pair) -> None:
     remote = aiordma.RemoteRegion(4096, 64, 1, Access.REMOTE_READ | Access.REMOTE_WRITE)
     calls: tuple[Callable[[], Coroutine[Any, Any, Any]], ...] = (
         lambda: client.send(b"x"),
-        lambda: client.send(bytes(100_000)),
+        lambda: client.send(bytes(300_000)),
         lambda: client.send(b"x", imm=1),
         client.recv,
         client.__anext__,
@@ -175,7 +175,9 @@ async def test_closing_a_channel_ends_the_steps_of_its_ids() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_large_message_that_nobody_takes_is_given_up(address: str) -> None:
-    config = ConnectionConfig(slot_size=4096, receive_buffer_size=64 * 1024, stall_timeout_s=3)
+    config = ConnectionConfig(
+        slot_size=4096, rendezvous_threshold=0, receive_buffer_size=64 * 1024, stall_timeout_s=3
+    )
     async with paired(address, config) as (client, server):
         await client.send(bytes(10_000))
         with pytest.raises(TimeoutError, match="took nothing for 3 s"):

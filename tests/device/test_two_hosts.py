@@ -40,7 +40,7 @@ def packets(card: str) -> int:
 
 
 SMALL = (10, 3000, 15_000)
-LARGE = (90_000,)
+LARGE = (90_000, 300_000)
 
 
 async def exchange(pair: Pair, count: int, sizes: tuple[int, ...] = SMALL + LARGE) -> None:

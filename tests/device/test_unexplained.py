@@ -77,7 +77,7 @@ async def test_who_sends_waits_for_the_reason(pair: Pair) -> None:
         with pytest.raises(aiordma.ConnectionLostError):
             await pair.client.send(b"x")
         with pytest.raises(aiordma.ConnectionLostError):
-            await pair.client.send(bytes(100_000))
+            await pair.client.send(bytes(300_000))
 
 
 async def test_a_canceled_wait_for_the_reason_leaves_nothing(pair: Pair) -> None:

@@ -168,8 +168,9 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
         CHECK(m->control_free[i] < m->controls && !seen[sends + m->control_free[i]]);
         seen[sends + m->control_free[i]] = 1;
     }
-    CHECK(m->tail - m->head <= m->arrival_mask + 1);
-    CHECK(m->large <= m->tail - m->head);
+    CHECK(m->tail + m->fragments - m->head <= m->arrival_mask + 1);
+    CHECK(m->large + m->inner <= m->tail - m->head);
+    CHECK(!m->fragments || m->missing);
     CHECK(m->credits >= 0 && m->unused >= 0 && m->n_back <= AIO_CHAIN);
     CHECK(m->n_unposted <= AIO_SEND_CHAIN && m->n_unposted <= m->sent - m->completed);
     CHECK(m->completed <= m->sent && m->n_marks <= AIO_CREDIT_FRAMES);
@@ -200,8 +201,16 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
         take8(in) % 8) { /* most are in good order, but for a bit */
         body = wc.byte_len - AIO_FRAME_SIZE;
         at[0] = take8(in) % 3 ? AIO_FRAME_DATA : take8(in) % (AIO_FRAME_ABORT + 1);
+        at[1] &= (uint8_t)~AIO_FRAME_MORE;
         put32(at + 8, 0);
         put32(at + 12, body);
+        if (at[0] == AIO_FRAME_DATA && m->missing > body) { /* of a message that is arriving */
+            at[1] |= AIO_FRAME_MORE;
+            put32(at + 12, (uint32_t)m->missing);
+        } else if (at[0] == AIO_FRAME_DATA && take8(in) % 4 == 0) {
+            at[1] |= AIO_FRAME_MORE;
+            put32(at + 12, body + take_edge(in, stride));
+        }
         if (take8(in) % 4 == 0)
             at[take8(in) % AIO_FRAME_SIZE] ^= (uint8_t)(1 << take8(in) % 8);
     }
@@ -224,10 +233,22 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     CHECK(m->credits - before.credits == returned);
     switch (at[0]) {
     case AIO_FRAME_DATA:
-        CHECK(get32(at + 12) + AIO_FRAME_SIZE == wc.byte_len); /* fall through */
     case AIO_FRAME_RENDEZVOUS:
+        body = wc.byte_len - AIO_FRAME_SIZE;
         CHECK(before.unused > 0);
-        CHECK(m->discarding || (m->tail == before.tail + 1 && m->unused == before.unused - 1));
+        CHECK(!before.missing || (at[0] == AIO_FRAME_DATA && get32(at + 12) == before.missing));
+        if (at[0] == AIO_FRAME_DATA && at[1] & AIO_FRAME_MORE) {
+            CHECK(body && get32(at + 12) > body && get32(at + 12) <= m->largest);
+            CHECK(m->missing == get32(at + 12) - body && m->tail == before.tail);
+        } else {
+            CHECK(at[0] == AIO_FRAME_RENDEZVOUS || get32(at + 12) == body);
+            CHECK(!m->missing && !m->fragments);
+        }
+        if (m->discarding)
+            CHECK(m->tail == before.tail);
+        else
+            CHECK(m->unused == before.unused - 1 &&
+                  m->tail + m->fragments == before.tail + before.fragments + 1);
         break;
     case AIO_FRAME_DONE:
         CHECK(m->dones.tail == before.dones.tail + 1); /* fall through */
@@ -259,7 +280,7 @@ static void fuzz_messages(struct input *in)
     struct aio_done *controls_pending = zeros(EXCHANGES, sizeof(*controls_pending));
     uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
     uint8_t *control = zeros(CONTROLS, AIO_FRAME_SIZE);
-    uint8_t data[STRIDE] = {0}, how = take8(in);
+    uint8_t data[4 * STRIDE] = {0}, how = take8(in);
     uint16_t held[RECEIVES];
     uint32_t n_held = 0;
 
@@ -281,6 +302,8 @@ static void fuzz_messages(struct input *in)
     m->frames.addr = (uintptr_t)control, m->frames.stride = AIO_FRAME_SIZE, m->frames.key = 3;
     m->base.id = UINT64_C(7) << 40;
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
+    m->fragmented_size = how & 8 ? 3 * STRIDE : 0;
+    m->largest = 4 * STRIDE;
     m->credits = how & 4 ? 3 : 0;
     m->operations_done = done;
     m->done_mask = OPERATIONS - 1;
@@ -321,6 +344,7 @@ static void fuzz_messages(struct input *in)
             CHECK(first->length <= STRIDE - (m->raw ? 0 : AIO_FRAME_SIZE));
             held[n_held++] = first->slot;
             m->large -= first->large;
+            m->inner -= first->more;
             m->head++;
             break;
         case 5: /* and is done with a message */
@@ -331,13 +355,14 @@ static void fuzz_messages(struct input *in)
             }
             break;
         case 6: /* it sends; memory for a header is there, that for the bytes is exact */
-            aio_message_send(m, data, take8(in) % (STRIDE + 8), how & 8, 5);
+            aio_message_send(m, data, take8(in) % sizeof(data), how & 8, 5);
             break;
         case 7:
             m->waiting ^= 1;
             break;
         case 8:
             m->blocked = take8(in) & 1;
+            m->discarding |= take8(in) % 32 == 0; /* the program has closed the connection */
             break;
         case 9: /* Python hears of what was said */
             if (m->dones.head != m->dones.tail)
