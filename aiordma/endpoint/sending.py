@@ -86,27 +86,34 @@ class Sender:
     async def _slot(self) -> int:
         if self._failure is not None:
             raise self._failure()
-        slot = self._reserved()
-        if slot is None and not self._is_queued:
-            # Completed sends wake no loop: some may be in the queue.
-            self._link.completions.sweep()
-            slot = self._reserved()
-            if slot is None and not self._state.n_free and self._more():
-                slot = self._reserved()
-        if slot is not None:
-            return slot
-        if self._failure is not None:
-            raise self._failure()
+        if not self._is_queued:
+            if (slot := self._free_slot()) is not None:
+                return slot
+            if self._failure is not None:
+                raise self._failure()
         granted = self._waiters.wait(self._give_grant)
-        self.attend()
+        if len(self._waiters) == 1:
+            self.attend()
         try:
-            async with asyncio.timeout(self._config.stall_timeout_s):
+            with Limit(self._config.stall_timeout_s):
                 slot = await granted
         except BaseException:
             self.room()
             raise
         self._granted -= 1
-        self.room()
+        if not self._granted:
+            self.room()
+        return slot
+
+    def _free_slot(self) -> int | None:
+        """A slot, with a credit, that no task waits for."""
+        slot = self._reserved()
+        if slot is None:
+            # Completed sends wake no loop: some may be in the queue.
+            self._link.completions.sweep()
+            slot = self._reserved()
+            if slot is None and not self._state.n_free and self._more():
+                slot = self._reserved()
         return slot
 
     def _give_grant(self, slot: int) -> None:
