@@ -459,15 +459,14 @@ static PyObject *message_get_exports(PyObject *object, void *Py_UNUSED(unused))
 static PyObject *message_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Message *self = (Message *)object;
-    /* Before the bytes are looked for: the collector may run, and release the message. */
-    PyObject *copy = PyBytes_FromStringAndSize(NULL, self->length);
-    const char *start = copy ? aio_message_bytes(self) : NULL;
+    const char *start = aio_message_bytes(self);
 
-    if (start)
-        memcpy(PyBytes_AsString(copy), start, (size_t)self->length);
-    else
-        Py_CLEAR(copy);
-    return copy;
+    if (!start)
+        return NULL;
+    if (self->bytes.view &&
+        PyBytes_CheckExact(self->bytes.view)) /* of a message that was joined or detached */
+        return Py_NewRef(self->bytes.view);
+    return PyBytes_FromStringAndSize(start, self->length);
 }
 
 static PyObject *message_item(PyObject *object, Py_ssize_t index)
@@ -500,14 +499,12 @@ static PyObject *message_subscript(PyObject *object, PyObject *key)
     if (PySlice_Unpack(key, &first, &last, &step))
         return NULL;
     index = PySlice_AdjustIndices(self->length, &first, &last, step);
-    piece = PyBytes_FromStringAndSize(NULL, index);
-    start = piece ? aio_message_bytes(self) : NULL;
-    if (start && step == 1)
-        memcpy(PyBytes_AsString(piece), start + first, (size_t)index);
-    for (Py_ssize_t i = 0; start && step != 1 && i < index; i++)
-        PyBytes_AsString(piece)[i] = start[first + i * step];
+    start = aio_message_bytes(self);
     if (!start)
-        Py_CLEAR(piece);
+        return NULL;
+    piece = PyBytes_FromStringAndSize(step == 1 ? start + first : NULL, index);
+    for (Py_ssize_t i = 0; piece && step != 1 && i < index; i++)
+        PyBytes_AsString(piece)[i] = start[first + i * step];
     return piece;
 }
 

@@ -234,10 +234,19 @@ class Connection:
 
     async def __anext__(self) -> Message:
         """Messages until the peer, or this side, closes; a broken connection raises."""
+        # As `recv`, without a second coroutine for each message.
         try:
-            return await self.recv()
-        except (ConnectionEndedError, ResourceClosedError):
-            raise StopAsyncIteration from None
+            message: Message | None = await self._state
+        except BaseException:
+            self._receiver.left()
+            raise
+        if message is None:
+            self._check_loop()
+            try:
+                message = await self._receiver.recv()
+            except (ConnectionEndedError, ResourceClosedError):
+                raise StopAsyncIteration from None
+        return message
 
     # Memory of the peer, and of this side
 
