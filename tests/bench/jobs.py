@@ -38,6 +38,8 @@ PLAIN = (
     ("echo", 64),
     ("echo", 65_536),
 )
+#: Numbers of connections: words of idle_peer.py.
+IDLE = (1, 50)
 #: Whether large messages are compared with checksums: words of large_peer.py.
 CHECKS = ("checked", "unchecked")
 #: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
@@ -245,6 +247,19 @@ def plain() -> list[Job]:
                 )
                 name = plain_name(form, number, loop, over)
                 found.append(Job(name, "numbers", client, server, over))
+    return found
+
+
+def idle() -> list[Job]:
+    """Connections of ordinary programs that do nothing."""
+    found = []
+    for number in IDLE:
+        for loop in LOOPS:
+            client, server = (
+                ("python:tests.bench.idle_peer", role, str(number), loop, "{address}", "{port}")
+                for role in ("client", "server")
+            )
+            found.append(Job(f"idle {number} {loop}", "numbers", client, server, rounds=1))
     return found
 
 

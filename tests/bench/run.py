@@ -38,6 +38,7 @@ def everything() -> list[jobs.Job]:
         *jobs.plain(),
         *jobs.floors(),
         *jobs.large(),
+        *jobs.idle(),
         *jobs.SPINNING,
         *jobs.waits(),
         *sweeps.jobs(),
