@@ -88,7 +88,8 @@ MANAGED = (
 
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
-_SAFETY_S = 1.0
+#: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
+_SAFETY_S, _IDLE_SAFETY_S = 1.0, 8.0
 #: Seconds until a late event has come: a poll can find a completion before its event.
 _GRACE_S = 0.02
 
@@ -294,13 +295,13 @@ class CompletionChannel(Resource):
             cq._fail(lambda: exc)
         self._waiters.fail(lambda: exc)
 
-    def _sweep(self, cq: CompletionQueue) -> tuple[int, int]:
-        """Poll one managed CQ without an event; return how many it found, and how many lack one.
+    def _sweep(self, cq: CompletionQueue) -> tuple[int, int, int]:
+        """Poll one managed CQ without an event; how many it found, lack one, and were Python's.
 
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
         """
-        polled = missed = 0
+        polled = missed = dispatched = 0
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
             swept = self.drain.sweep(int(ffi.cast("uintptr_t", cq._handle)))
             if swept is None:
@@ -309,18 +310,20 @@ class CompletionChannel(Resource):
             polled += count
             # Own sends may lie there without an event; messages of the peer may not.
             missed += count if cq._aio.armed == ARMED_FOR_ALL else arrived
+            dispatched += len(records)
             self._dispatch(records, cq)
             if cq.closed or not more:
                 break
         if self.drain.undelivered:
             self.after_drain(self._tell)
-        return polled, missed
+        return polled, missed, dispatched
 
     # The safety poll: the kernel drops a completion event when it has no memory for it.
 
-    def _watch(self) -> None:
+    def _watch(self, pause_s: float = 0.0, events: int = 0) -> None:
         if self._safety is None:
-            self._start_timer(_SAFETY_S, self._safety_poll)
+            pause_s = max(_SAFETY_S, pause_s)
+            self._start_timer(pause_s, self._safety_poll, pause_s, events)
 
     def _start_timer(self, delay_s: float, method: Callable[..., None], *arguments: object) -> None:
         if (loop := self._home) is not None:
@@ -334,34 +337,41 @@ class CompletionChannel(Resource):
             self.drain.spare = 0
             self._pump.kick()
 
-    def _safety_poll(self) -> None:
+    def _safety_poll(self, pause_s: float = 0.0, before: int = 0) -> None:
         self._safety = None
         managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
         if not managed:
             return
-        self._watch()
+        seen = sum(cq._aio.events for cq in managed)
+        # So that two events come in a pause, on average.
+        pause_s = min(_IDLE_SAFETY_S, 2 * pause_s / max(1, abs(seen - before)))
+        self._watch(pause_s, seen)
         self._kick()
         if self.drain.n_pending or self._failure is not None:
             return
         found = []
         for cq in managed:
             events = cq._aio.events
-            polled, missed = self._sweep(cq)
+            polled, missed, dispatched = self._sweep(cq)
             if polled:
                 found.append((cq._token, events, missed))
+            if missed or dispatched:
+                pause_s = 0.0
         if found and self._safety is not None:
             self._safety.cancel()
-            self._start_timer(_GRACE_S, self._judge, found)
+            self._start_timer(_GRACE_S, self._judge, found, pause_s, seen)
 
-    def _judge(self, found: list[tuple[int, int, int]]) -> None:
+    def _judge(self, found: list[tuple[int, int, int]], pause_s: float, seen: int) -> None:
         """Decide whether the event of completions that the safety poll has found is missing.
 
         Args:
             found: For each queue its token, the events that it had raised before, and the
                 completions that should have raised another.
+            pause_s: Seconds until the next poll.
+            seen: Events of all queues until now.
         """
         self._safety = None
-        self._watch()
+        self._watch(pause_s, seen)
         if self._failure is not None:
             return
         self._kick()
