@@ -99,7 +99,9 @@ class ConnectionConfig:
             the program.
         close_timeout_s: Seconds that sent messages have to arrive: `close()` waits for them, as do
             `wait_closed()` after `abort()` and the end of the event loop.
-        keepalive_s: Seconds of silence after which the peer is asked for a sign of life.
+        keepalive_s: Seconds of silence after which the peer is asked for a sign of life.  The
+            accepting side waits twice as long if `idle_timeout_s` leaves time for it, because the
+            question of the connecting side is a sign of life, too.
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.
         raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is

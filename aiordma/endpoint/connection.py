@@ -595,14 +595,18 @@ class Connection:
     def _greet(self) -> None:
         """Send the first message, which iWARP demands of the connecting side."""
         self._sender.control(FrameKind.CREDIT)
-        self._watch()
+        self._watch(late=False)
 
-    def _watch(self) -> None:
-        """Begin to notice silence; not before the first message may be sent."""
+    def _watch(self, *, late: bool = True) -> None:
+        """Begin to notice silence; not before the first message may be sent.
+
+        Args:
+            late: Whether the peer, which has connected, asks for signs of life first.
+        """
         if self._keepalive is None and self._outcome.cause is None:
             interval, limit = plan_of(self.config).silence
             name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
-            self._keepalive = Keepalive(self._link.loop, interval, limit, name)
+            self._keepalive = Keepalive(self._link.loop, interval, limit, name, late=late)
             self._keepalive.start(self)
             background.deliver_at_end(self._link.loop, self)
 

@@ -240,7 +240,8 @@ class RdmaTransport(transports._FlowControlMixin):
         config = self._config
         if silent and config.keepalive_s is not None:
             self._port.probe()
-        if config.idle_timeout_s is not None and now() - self._shown >= config.idle_timeout_s / 4:
+        # Not a quarter: a look may be late, and the next look in time.
+        if config.idle_timeout_s is not None and now() - self._shown >= config.idle_timeout_s / 5:
             self._shown = now()
             self._machine.show_life()
             self._out.control()

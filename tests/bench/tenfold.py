@@ -112,7 +112,7 @@ def tenfold_table(
             1,
             "the loop's time",
         ),
-        ("PINGs a second, all idle", 1 / default.keepalive_s, count, None, "the loop's time"),
+        ("PINGs a second, all idle", 1 / (2 * default.keepalive_s), count, None, "the loop's time"),
         ("connecting, both ends together", rate and 1 / rate, seconds, None, "patience"),
     ]
     rows: list[Row] = []

@@ -65,9 +65,11 @@ def later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiordma.streams.transport.now", lambda: Clock.last.time())
 
 
-def timed(clock: Any, interval: float | None, limit: float | None, setting: str) -> Keepalive:
+def timed(
+    clock: Any, interval: float | None, limit: float | None, setting: str, *, late: bool = False
+) -> Keepalive:
     """A keepalive whose timers, by the fixture above, are those of a clock."""
-    return Keepalive(clock, interval, limit, setting)
+    return Keepalive(clock, interval, limit, setting, late=late)
 
 
 class Side:
@@ -77,8 +79,10 @@ class Side:
     _on_interval: Any = Connection._on_interval
     _give_up: Any = Connection._give_up
 
-    def __init__(self, *, answers: bool, **settings: Any) -> None:
-        self.clock = Clock()
+    def __init__(
+        self, *, answers: bool, late: bool = False, clock: Clock | None = None, **settings: Any
+    ) -> None:
+        self.clock = Clock() if clock is None else clock
         self.config = ConnectionConfig(**settings)
         self.failures: list[tuple[float, BaseException]] = []
         self.pings: list[float] = []
@@ -88,7 +92,7 @@ class Side:
         self._link = SimpleNamespace(fail=self.fail)
         name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
         interval, limit = plan_of(self.config).silence
-        self.keepalive = timed(self.clock, interval, limit, name)
+        self.keepalive = timed(self.clock, interval, limit, name, late=late)
         self.keepalive.start(self)
 
     def fail(self, cause: BaseException) -> None:
@@ -99,6 +103,10 @@ class Side:
         self.pings.append(self.clock.now)
         if self.answers:
             self._state.alive, self._state.asking = True, False
+            self.heard()
+
+    def heard(self) -> None:
+        """A PING of this side is answered, so that the other side has heard it."""
 
 
 class Stream:
@@ -305,3 +313,166 @@ def test_a_close_that_does_not_get_on_is_given_up() -> None:
     ((when, cause),) = stream.failures
     assert 49 + 7 <= when <= 49 + 14
     assert "nothing has moved for 7 s" in str(cause)
+
+
+# Two sides
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.001, 3.0, 9.9])
+def test_the_connecting_side_asks_for_both(apart: float) -> None:
+    """A PONG tells one side, and a PING the other, that the peer lives."""
+    clock = Clock()
+    client = Side(answers=True, clock=clock)
+    clock.run_until(apart)
+    server = Side(answers=True, late=True, clock=clock)
+
+    def heard() -> None:
+        server._state.alive = True
+
+    client.heard = heard  # type: ignore[method-assign]
+    clock.run_until(3600)
+    assert client.failures == server.failures == []
+    assert len(server.pings) <= 1, "one at the beginning, when the client has not asked yet"
+    assert 3600 / 20 - 2 <= len(client.pings) <= 3600 / 20 + 2
+
+
+@pytest.mark.parametrize("answers", [True, False])
+@pytest.mark.parametrize(("keepalive", "idle"), [(10, 30), (10, 20), (10, 5), (1, 100)])
+def test_the_accepting_side_asks_when_its_peer_does_not(
+    keepalive: float, idle: float, answers: bool
+) -> None:
+    side = Side(answers=answers, late=True, keepalive_s=keepalive, idle_timeout_s=idle)
+    side.clock.run_until(10 * idle)
+    assert side.pings
+    assert side.pings[0] <= (2 * keepalive if 3 * keepalive <= idle else idle / 2)
+    assert bool(side.failures) != answers
+    for when, _ in side.failures:
+        assert idle <= when <= idle + keepalive
+
+
+# Many of a loop
+
+
+class Noted:
+    """A peer whose looks are noted."""
+
+    def __init__(self, clock: Clock, *, interval: float = 8.0) -> None:
+        self.clock = clock
+        self.looks: list[float] = []
+        self.keepalive = timed(clock, interval, None, "")
+        self.keepalive.start(self)
+
+    def _was_alive(self) -> bool:
+        return True
+
+    def _on_interval(self, *, silent: bool) -> None:
+        assert not silent
+        self.looks.append(self.clock.now)
+
+    def _give_up(self, cause: BaseException) -> None:
+        raise AssertionError(cause)
+
+
+def test_connections_of_a_loop_share_its_wake_ups() -> None:
+    clock = Clock()
+    peers = []
+    for number in range(50):
+        clock.run_until(number / 100)
+        peers.append(Noted(clock))
+    clock.run_until(80.5)
+    assert {when for peer in peers for when in peer.looks} == set(range(8, 81, 8)) | {
+        when + 1 for when in range(8, 80, 8)
+    }
+    assert all(len(peer.looks) in (9, 10) for peer in peers)
+
+
+def test_looks_are_spread_as_the_connections_began() -> None:
+    clock = Clock()
+    peers = []
+    for number in range(80):
+        clock.run_until(number / 10)
+        peers.append(Noted(clock))
+    clock.run_until(100)
+    times = [peer.looks[-1] for peer in peers]
+    assert max(times.count(when) for when in times) <= 11
+
+
+def test_a_turn_of_the_loop_takes_some_of_many() -> None:
+    """Each callback ends soon, and all are looked at."""
+    clock = Clock()
+    peers = [Noted(clock) for _ in range(1000)]
+    most, before = 0, 0
+    inner = clock.run_until
+
+    def looked() -> int:
+        return sum(len(peer.looks) for peer in peers)
+
+    while clock._timers and clock._timers[0][0] <= 8.0:
+        when, _, handle = heapq.heappop(clock._timers)
+        clock.now = max(clock.now, when)
+        if handle.callback is not None:
+            handle.callback()
+        most, before = max(most, looked() - before), looked()
+    assert before == 1000
+    assert most <= 100
+    inner(17)
+    assert all(len(peer.looks) == 2 for peer in peers)
+
+
+def test_a_connection_that_ends_in_the_look_at_another_is_not_looked_at() -> None:
+    clock = Clock()
+    first, second = Noted(clock), Noted(clock)
+
+    def end_both() -> bool:
+        first.keepalive.stop()
+        second.keepalive.stop()
+        return True
+
+    first._was_alive = second._was_alive = end_both  # type: ignore[method-assign]
+    clock.run_until(100)
+    assert len(first.looks) + len(second.looks) == 1
+    assert all(handle.callback is None for _, _, handle in clock._timers), "a timer is left"
+
+
+def test_a_look_that_fails_harms_no_other() -> None:
+    clock = Clock()
+    peers = [Noted(clock) for _ in range(3)]
+
+    def fail() -> bool:
+        raise ZeroDivisionError
+
+    peers[1]._was_alive = fail  # type: ignore[method-assign]
+    failed = 0
+    for _ in range(3):
+        try:
+            clock.run_until(9)
+        except ZeroDivisionError:
+            failed += 1
+    assert failed == 1
+    assert [len(peer.looks) for peer in peers] == [1, 0, 1]
+
+
+@given(
+    st.floats(0, 1000),
+    st.floats(0.1, 100),
+    st.floats(1, 10),
+    st.lists(st.floats(0, 0.05), min_size=40, max_size=40),
+)
+def test_a_loop_that_is_a_little_late_keeps_the_limits(
+    start: float, keepalive: float, more: float, late: list[float]
+) -> None:
+    clock = Clock()
+    clock.run_until(start)
+    idle = keepalive * more
+    side = Side(answers=False, clock=clock, keepalive_s=keepalive, idle_timeout_s=idle)
+    interval = min(keepalive, idle / 2)
+    for delay in late:
+        if not clock._timers or side.failures:
+            break
+        when, _, handle = heapq.heappop(clock._timers)
+        clock.now = max(clock.now, when) + delay * interval
+        if handle.callback is not None:
+            handle.callback()
+    ((when, _),) = side.failures
+    assert start + idle * 0.99 <= when <= start + idle + 1.25 * interval
+    assert start + interval * 0.99 <= side.pings[0] <= start + 1.25 * interval
