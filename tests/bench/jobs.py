@@ -29,15 +29,6 @@ FLOORS = ONE_SIDED.with_name("floors.so")
 #: Made of marks.c and instructions.c.
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
-#: Ordinary programs, and the number of each: words of plain_peer.py.
-PLAIN = (
-    ("one-way", 64),
-    ("callers", 1),
-    ("callers", 100),
-    ("callers", 1000),
-    ("echo", 64),
-    ("echo", 65_536),
-)
 #: Numbers of connections: words of idle_peer.py.
 IDLE = (1, 50)
 #: Whether large messages are compared with checksums: words of large_peer.py.
@@ -122,15 +113,6 @@ def perf(
     )
 
 
-def tcp(form: str, loop: str) -> Job:
-    """asyncio over TCP."""
-    program = "python:tests.bench.tcp_peer"
-    client, server = (
-        (program, role, form, loop, "{address}", "{port}") for role in ("client", "server")
-    )
-    return Job(f"TCP {form} {loop}", "numbers", client, server, "tcp")
-
-
 def pyverbs(name: str, module: str, rounds: int = ROUNDS) -> Job:
     """A script, which repeats on its own: it needs half a minute to start."""
     program = ("/usr/bin/python3", "-m", f"tests.bench.{module}")
@@ -176,7 +158,7 @@ def waits() -> list[Job]:
 
 
 def programs() -> list[Job]:
-    """The programs in C, pyverbs and TCP."""
+    """The programs in C, and pyverbs."""
     trips = ("-s", "64", "-n", str(TRIPS))
     pong = ("ibv_rc_pingpong", "-e", "-g", GID, *trips, "-p", "{port}")
     return [
@@ -191,7 +173,6 @@ def programs() -> list[Job]:
         Job("ibv_rc_pingpong -e", "pingpong", (*pong, "{address}"), pong, "tcp"),
         rstream(64, 1, TRIPS),
         rstream(65_536, 200, 1),
-        *(tcp(form, loop) for form in ("streams", "protocol") for loop in LOOPS),
         pyverbs("pyverbs", "pyverbs_peer"),
         pyverbs("pyverbs connect", "pyverbs_connect"),
     ]
@@ -224,29 +205,6 @@ def large() -> list[Job]:
             for role in ("client", "server")
         )
         found.append(Job(f"large {check}", "numbers", client, server, rounds=3))
-    return found
-
-
-def plain_name(form: str, number: int, loop: str, over: str = "rdma") -> str:
-    """What the job of an ordinary program is called; `over` is "rdma" or "tcp"."""
-    return f"plain {form} {number} {loop}" + (" TCP" if over == "tcp" else "")
-
-
-def plain() -> list[Job]:
-    """Ordinary programs, over aiordma and over TCP."""
-    found = []
-    for form, number in PLAIN:
-        for loop in LOOPS:
-            for over in "rdma", "tcp":
-                client, server = (
-                    (
-                        *("python:tests.bench.plain_peer", role, form, str(number), loop, over),
-                        *("{address}", "{port}"),
-                    )
-                    for role in ("client", "server")
-                )
-                name = plain_name(form, number, loop, over)
-                found.append(Job(name, "numbers", client, server, over))
     return found
 
 

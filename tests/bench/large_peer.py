@@ -18,7 +18,7 @@ import aiordma
 __all__ = ["SIZES", "main"]
 
 #: Bytes; none has room in a slot.
-SIZES = (32_768, 262_144, 1 << 20, 4 << 20)
+SIZES = (16_384, 65_536, 262_144, 1 << 20, 4 << 20)
 TRIPS, WARM_UP = 24, 4
 LIMIT_S = 3000
 

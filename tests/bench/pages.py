@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
-from tests.bench import growth_queues, growth_sharing, jobs, large_peer, sweeps, tables
-from tests.bench.goals import CONNECTS, MEMORY, MESSAGES, Outcome, Results, sample
+from tests.bench import growth_queues, growth_sharing, jobs, large_peer, plain, sweeps, tables
+from tests.bench.goals import CONNECTS, GOALS, MEMORY, MESSAGES, Goal, Outcome, Results, sample
 from tests.bench.growth_registration import SIZES, title
 from tests.bench.machine import Measured
 from tests.bench.tables import Row, markdown
@@ -50,9 +50,14 @@ def grown(results: Results, job: str, figure: str, side: str = "ours") -> float 
 # docs/benchmarks.md
 
 
-def goals(_: Measured, rows: Sequence[Outcome]) -> str:
-    """The goals."""
-    return markdown(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows])
+def goals(which: Sequence[Goal]) -> Maker:
+    """These rows with their goals."""
+
+    def make(_: Measured, rows: Sequence[Outcome]) -> str:
+        shown = [tables.goal_row(row) for row in rows if row.goal in which]
+        return markdown(tables.GOAL_HEAD, shown)
+
+    return make
 
 
 def figures(names: Sequence[str]) -> Maker:
@@ -89,21 +94,24 @@ def swept(curves: Sequence[sweeps.Sweep]) -> Maker:
 _PLAIN = {
     "one-way": "{} bytes, one way, a message",
     "callers": "{} callers, a call",
-    "echo": "{} bytes, there and back",
+    "echo": "{} bytes, half a round trip",
+    "lines": "a line of {} bytes, half a round trip",
+    "blocks": "{} bytes over streams, half a round trip",
+    "pieces": "{} bytes over streams, one way",
 }
 
 
-def plain(measured: Measured, _: Sequence[Outcome]) -> str:
+def beside_tcp(measured: Measured, _: Sequence[Outcome]) -> str:
     """Ordinary programs over aiordma and over TCP."""
     head = ["microseconds"]
     for loop in jobs.LOOPS:
         head += [f"aiordma, {loop}", f"TCP, {loop}", "ratio"]
     rows: list[Row] = []
-    for form, number in jobs.PLAIN:
+    for form, number in (*plain.BESIDE_TCP, *plain.STREAMS):
         cells = [_PLAIN[form].format(f"{number:,}").replace("1 callers", "1 caller")]
         for loop in jobs.LOOPS:
             ours, theirs = (
-                median(measured.results, jobs.plain_name(form, number, loop, over), "us")
+                median(measured.results, plain.name(form, number, loop, over), "us")
                 for over in ("rdma", "tcp")
             )
             cells += [text(ours), text(theirs), ratio(ours, theirs)]
@@ -304,11 +312,12 @@ def tenfold(measured: Measured, _: Sequence[Outcome]) -> str:
 
 PAGES: Mapping[str, Mapping[str, Maker]] = {
     "benchmarks.md": {
-        "goals": goals,
+        "ordinary": goals(plain.ROWS),
+        "plain": beside_tcp,
+        "goals": goals(GOALS),
         "latency": swept([sweeps.LATENCY]),
         "sizes": swept(sweeps.OVER_SIZE),
         "depths": swept(sweeps.OVER_DEPTH),
-        "plain": plain,
         "large": large,
         "aiordma": figures([job.name for job in jobs.ours()]),
         "others": figures([job.name for job in jobs.programs()]),

@@ -6,12 +6,13 @@ written once, for a connection that has `send`, `recv` and `async for`: over "rd
 streams with the length before each message.  Each message is read as `bytes`.
 
 - `one-way`, with 64 bytes a message: the client sends, the server reads, and answers after the
-  last message.  The figure is microseconds a message.
+  last message.  The figures are microseconds a message, and messages a second.
 - `callers`, with 1 to 1000 tasks on one connection: each task sends a request with a number, and
-  waits for the answer with this number.  The figure is microseconds a call.
-- `echo`, with 64 or 65,536 bytes: each message goes there and back.  The server sends a message of
-  64 bytes back as the README does, and reads a larger message before.  The figure is microseconds
-  for there and back.
+  waits for the answer with this number.  The figures are microseconds a call, and calls a second.
+- `echo`, with the bytes of a message: each message goes there and back.  The server is that of the
+  README, and the client reads the answer.  The figure is half a round trip in microseconds.
+- `timeout` is `echo` with `asyncio.timeout` around each `recv` of the client, and `untimed` is
+  `echo` with such a block that has nothing in it: the least that the block can cost.
 
 The client prints one JSON object.  There is no limit of time here, because its timer would be one
 more in the loop: the host has a limit.
@@ -40,16 +41,17 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 SMALL = 64
 #: Calls of all tasks together, by the number of tasks.
-CALLERS = {1: 400, 100: 2000, 1000: 3000}
-#: Messages that go there and back, by their bytes.
-ECHOES = {SMALL: 400, 65_536: 60}
+CALLERS = {1: 400, 100: 1000, 1000: 10_000}
 MESSAGES = 2000
 #: Messages, or calls, before the clock runs; and of an echo.
 WARM_UP, ECHO_WARM_UP = 100, 20
+#: Seconds that no answer takes.
+LIMIT_S = 3600.0
 END = b"end"
 NUMBER = struct.Struct("!Q")
 LENGTH = struct.Struct("!I")
 ANSWER = bytes(SMALL - NUMBER.size)
+Told = dict[str, float]
 
 
 class Messages(Protocol):
@@ -97,6 +99,15 @@ class Framed:
         await self._writer.wait_closed()
 
 
+Serve = Callable[[Messages], Awaitable[None]]
+Use = Callable[[Messages, int], Awaitable[Told]]
+
+
+def rated(seconds: float) -> Told:
+    """The figures of a message or a call that takes so long."""
+    return {"us": seconds * 1e6, "Mpps": 1e-6 / seconds}
+
+
 # Messages one way
 
 
@@ -107,8 +118,8 @@ async def collect(conn: Messages) -> None:
             await conn.send(END)
 
 
-async def deliver(conn: Messages, size: int) -> float:
-    """Send messages one after the other; microseconds a message, the answer included."""
+async def deliver(conn: Messages, size: int) -> Told:
+    """Send messages one after the other; the answer is part of the time."""
     data = bytes(size)
     took = 0.0
     for count in (WARM_UP, MESSAGES):
@@ -118,7 +129,7 @@ async def deliver(conn: Messages, size: int) -> float:
         await conn.send(END)
         bytes(await conn.recv())
         took = time.perf_counter() - begun
-    return took / MESSAGES * 1e6
+    return rated(took / MESSAGES)
 
 
 # Many callers
@@ -156,8 +167,8 @@ class Caller:
             self._waiting.pop(number).set_result(reply[NUMBER.size :])
 
 
-async def call_often(conn: Messages, tasks: int) -> float:
-    """Call from so many tasks; microseconds a call."""
+async def call_often(conn: Messages, tasks: int) -> Told:
+    """Call from so many tasks."""
     caller = Caller(conn)
     reader = asyncio.create_task(caller.read())
     request = bytes(SMALL - NUMBER.size)
@@ -176,7 +187,7 @@ async def call_often(conn: Messages, tasks: int) -> float:
         took = time.perf_counter() - begun
     reader.cancel()
     await asyncio.wait([reader])
-    return took / (calls * tasks) * 1e6
+    return rated(took / (calls * tasks))
 
 
 # There and back
@@ -188,32 +199,55 @@ async def echo(conn: Messages) -> None:
         await conn.send(message)
 
 
-async def read_and_echo(conn: Messages) -> None:
-    """Read each message, and send its bytes back."""
-    async for message in conn:
-        data = bytes(message)
-        await conn.send(data)
+def trips(size: int) -> int:
+    """How many messages of this size go there and back."""
+    return 400 if size <= 4096 else 60 if size <= 65_536 else 30 if size <= 262_144 else 12
 
 
-async def ask(conn: Messages, size: int) -> float:
-    """Send a message and read the answer, again and again; microseconds for both."""
-    data = bytes(size)
-    begun = 0.0
-    for number in range(-ECHO_WARM_UP, ECHOES[size]):
-        if not number:
-            begun = time.perf_counter()
+async def exchange(conn: Messages, data: bytes, count: int) -> None:
+    """Send a message and read the answer, again and again."""
+    for _ in range(count):
         await conn.send(data)
         bytes(await conn.recv())
-    return (time.perf_counter() - begun) / ECHOES[size] * 1e6
 
 
-Serve = Callable[[Messages], Awaitable[None]]
-Use = Callable[[Messages, int], Awaitable[float]]
+async def exchange_timed(conn: Messages, data: bytes, count: int) -> None:
+    """The same; each answer has its time."""
+    for _ in range(count):
+        await conn.send(data)
+        async with asyncio.timeout(LIMIT_S):
+            bytes(await conn.recv())
+
+
+async def exchange_untimed(conn: Messages, data: bytes, count: int) -> None:
+    """The same; the time is for nothing."""
+    for _ in range(count):
+        await conn.send(data)
+        async with asyncio.timeout(LIMIT_S):  # noqa: ASYNC100  it is the cost of the block
+            pass
+        bytes(await conn.recv())
+
+
+def ask(way: Callable[[Messages, bytes, int], Awaitable[None]]) -> Use:
+    """Exchange messages in this way; half a round trip."""
+
+    async def use(conn: Messages, size: int) -> Told:
+        data, count = bytes(size), trips(size)
+        await way(conn, data, ECHO_WARM_UP)
+        begun = time.perf_counter()
+        await way(conn, data, count)
+        return {"us": (time.perf_counter() - begun) / count / 2 * 1e6}
+
+    return use
+
+
 #: By name: the server's side and the client's.
-FORMS: dict[str, tuple[Callable[[int], Serve], Use]] = {
-    "one-way": (lambda _: collect, deliver),
-    "callers": (lambda _: answer, call_often),
-    "echo": (lambda size: echo if size == SMALL else read_and_echo, ask),
+FORMS: dict[str, tuple[Serve, Use]] = {
+    "one-way": (collect, deliver),
+    "callers": (answer, call_often),
+    "echo": (echo, ask(exchange)),
+    "timeout": (echo, ask(exchange_timed)),
+    "untimed": (echo, ask(exchange_untimed)),
 }
 
 
@@ -223,10 +257,10 @@ async def serve(talk: Serve, address: str, port: int) -> None:
         await talk(conn)
 
 
-async def use(talk: Use, number: int, address: str, port: int) -> float:
-    """Connect with aiordma, and measure."""
+async def use(talk: Use, number: int, address: str, port: int) -> None:
+    """Connect with aiordma, measure, and print."""
     async with aiordma.connect(address, port) as conn:
-        return await talk(conn, number)
+        print(json.dumps(await talk(conn, number)))
 
 
 async def serve_tcp(talk: Serve, address: str, port: int) -> None:
@@ -245,29 +279,24 @@ async def serve_tcp(talk: Serve, address: str, port: int) -> None:
         await done.wait()
 
 
-async def use_tcp(talk: Use, number: int, address: str, port: int) -> float:
-    """Connect with TCP, and measure."""
+async def use_tcp(talk: Use, number: int, address: str, port: int) -> None:
+    """Connect with TCP, measure, and print."""
     conn = Framed(*await asyncio.open_connection(address, port))
-    took = await talk(conn, number)
+    print(json.dumps(await talk(conn, number)))
     await conn.close()
-    return took
 
 
 def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
     role, form, number, loop, over, address, port = words
     server, client = FORMS[form]
-
-    async def end() -> None:
-        if role == "server":
-            by = serve if over == "rdma" else serve_tcp
-            await by(server(int(number)), address, int(port))
-        else:
-            connect = use if over == "rdma" else use_tcp
-            print(json.dumps({"us": await connect(client, int(number), address, int(port))}))
-
+    to = (address, int(port))
+    if role == "server":
+        end = (serve if over == "rdma" else serve_tcp)(server, *to)
+    else:
+        end = (use if over == "rdma" else use_tcp)(client, int(number), *to)
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
-        runner.run(end())
+        runner.run(end)
     return 0
 
 

@@ -60,7 +60,7 @@ def over(results: Results, curves: Sequence[Sweep], label: str, path: Path) -> N
 
 def ratios(rows: Sequence[Outcome], path: Path) -> None:
     """A bar for each ratio, how much better or worse than the other, and a mark at its goal."""
-    shown = [row for row in rows if row.goal.theirs is not None and row.value is not None]
+    shown = [row for row in rows if row.goal.theirs and row.goal.wanted and row.value is not None]
     shown.reverse()
     figure = Figure(figsize=(8, 0.32 * len(shown) + 1.2), layout="constrained")
     axes = figure.subplots()

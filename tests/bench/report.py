@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.bench import sweeps
 from tests.bench.goals import Outcome
+from tests.bench.jobs import Job
 from tests.bench.machine import ROOT, Measured
 from tests.bench.pages import PAGES
 
@@ -70,6 +71,18 @@ def document(measured: Measured, rows: Sequence[Outcome]) -> str:
         },
         indent=1,
     )
+
+
+def kept(every: Sequence[Job]) -> Measured:
+    """What the pages were written with, of the jobs that there still are."""
+    there = json.loads((DOCS / "benchmarks.json").read_text())
+    names = {job.name for job in every}
+    results = {
+        (row["program"], row["figure"]): row["rounds"]
+        for row in there["figures"]
+        if row["program"] in names
+    }
+    return Measured(results, there["failures"], there["versions"])
 
 
 def write(measured: Measured, rows: Sequence[Outcome], docs: Path = DOCS) -> None:

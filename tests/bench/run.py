@@ -3,8 +3,10 @@
     python -m tests.bench.run            measure everything, print the goals, write docs/benchmarks*
     python -m tests.bench.run --check    the guarded rows against tests/bench/recorded.json
     --record                             with either: write that file
-    --again                              the tables once more, out of the last run
-    --only TEXT                          jobs with this in their names; prints, writes nothing
+    --again                              the same once more, out of the last run of these jobs
+    --only TEXT...                       jobs with one of these in their names; writes nothing
+    --part                               with --only: writes the pages with these figures in place
+                                         of theirs in docs/benchmarks.json
 
 All of it runs on one emulated CPU whose clock counts instructions: see machine.py.  The status is 1
 if something could not be measured, or if a checked ratio is outside its band; a goal that is missed
@@ -22,12 +24,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench import check, goals, jobs, machine, sweeps, tables
+from tests.bench import check, goals, jobs, machine, plain, sweeps, tables
 from tests.bench.machine import FOLDER, Measured
 
 #: The check takes the middle of so many rounds.
 CHECK_ROUNDS = 3
 GROWTH_STALL_S = 1500.0
+#: Those of the ordinary programs are the first.
+ROWS = (*plain.ROWS, *goals.GOALS)
 
 
 def everything() -> list[jobs.Job]:
@@ -35,7 +39,7 @@ def everything() -> list[jobs.Job]:
     return [
         *jobs.ours(),
         *jobs.programs(),
-        *jobs.plain(),
+        *plain.jobs(),
         *jobs.floors(),
         *jobs.large(),
         *jobs.idle(),
@@ -52,27 +56,31 @@ def outcomes(measured: Measured, rows: Sequence[goals.Goal]) -> list[goals.Outco
 
 def guarded() -> tuple[list[goals.Goal], list[jobs.Job]]:
     """The rows of the check, and the jobs that they need."""
-    rows = [goal for goal in (*goals.GOALS, *goals.ORDINARY) if goal.guarded]
+    rows = [goal for goal in ROWS if goal.guarded]
     needed = {where[0] for goal in rows for where in (goal.ours, goal.theirs) if where is not None}
-    every = (*jobs.ours(), *jobs.programs(), *jobs.plain())
+    every = (*jobs.ours(), *jobs.programs(), *plain.jobs())
     return rows, [job for job in every if job.name in needed]
 
 
-def files(only: str) -> tuple[Path, Path]:
+def named(every: Sequence[jobs.Job], only: Sequence[str]) -> list[jobs.Job]:
+    """The jobs with one of these texts in their names; all of them without a text."""
+    return [job for job in every if not only or any(text in job.name for text in only)]
+
+
+def files(only: Sequence[str] = ()) -> tuple[Path, Path]:
     """Where the output of the jobs is kept, and that of the programs for growth."""
-    part = f"only-{re.sub(r'[^a-z0-9]+', '-', only.lower())}-" if only else ""
+    part = f"only-{re.sub(r'[^a-z0-9]+', '-', ' '.join(only).lower())}-" if only else ""
     return FOLDER / f"{part}bench.jsonl", FOLDER / f"{part}growth.jsonl"
 
 
-def grow(only: str) -> int:
+def grow(only: Sequence[str]) -> int:
     """Run the programs for growth, one boot each: 1,000 connections leave traces in the kernel."""
-    for job in jobs.growth():
-        if only in job.name:
-            machine.run([job], Measured(), files(only)[1], stall_s=GROWTH_STALL_S)
+    for job in named(jobs.growth(), only):
+        machine.run([job], Measured(), files(only)[1], stall_s=GROWTH_STALL_S)
     return 0
 
 
-def kept(only: str = "") -> Measured:
+def kept(only: Sequence[str] = ()) -> Measured:
     """What the last run has found."""
     measured = Measured()
     for raw, every in zip(files(only), (everything(), jobs.growth()), strict=True):
@@ -83,8 +91,8 @@ def kept(only: str = "") -> Measured:
     return measured
 
 
-def measure(only: str, rounds: int | None) -> Measured:
-    """Run all jobs whose name has this text in it.
+def measure(only: Sequence[str], rounds: int | None) -> Measured:
+    """Run all jobs with one of these texts in their names.
 
     The programs for growth run beside the others, in guests of their own: what a guest's clock
     counts does not depend on what else the machine does.  A process of their own has its own
@@ -92,8 +100,8 @@ def measure(only: str, rounds: int | None) -> Measured:
     """
     for raw in files(only):
         raw.unlink(missing_ok=True)
-    chosen = [job for job in everything() if only in job.name]
-    words = (sys.executable, "-m", "tests.bench.run", "--growth", "--only", only)
+    chosen = named(everything(), only)
+    words = (sys.executable, "-m", "tests.bench.run", "--growth", "--only", *only)
     with subprocess.Popen(words, cwd=machine.ROOT) as beside:
         try:
             if chosen:
@@ -111,10 +119,10 @@ def bench(*, rounds: int | None, again: bool, record: bool) -> int:
     """Measure, or read what was measured last; print; write the pages."""
     from tests.bench import report
 
-    measured = kept() if again else measure("", rounds)
+    measured = kept() if again else measure((), rounds)
     if not measured.results:
         return finish(measured)
-    rows = outcomes(measured, goals.GOALS)
+    rows = outcomes(measured, ROWS)
     print(tables.plain(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows]))
     report.write(measured, rows)
     if record:
@@ -124,14 +132,22 @@ def bench(*, rounds: int | None, again: bool, record: bool) -> int:
     return finish(measured)
 
 
-def some(only: str, rounds: int | None) -> int:
-    """Measure a part, print its figures, and write no page."""
-    measured = measure(only, rounds)
+def some(only: Sequence[str], rounds: int | None, *, again: bool, part: bool) -> int:
+    """Measure a part, and print its figures; write the pages with them if this is asked for."""
+    measured = kept(only) if again else measure(only, rounds)
     names = list(dict.fromkeys(job for job, _ in measured.results))
     print(tables.plain(tables.FIGURES_HEAD, tables.figure_rows(measured.results, names)))
-    every = (*goals.GOALS, *goals.ORDINARY)
-    rows = [row for row in outcomes(measured, every) if row.value is not None]
+    rows = [row for row in outcomes(measured, ROWS) if row.value is not None]
     print(tables.plain(tables.GOAL_HEAD, [tables.goal_row(row) for row in rows]))
+    if part and not measured.failures:
+        from tests.bench import report
+
+        whole = report.kept([*everything(), *jobs.growth()])
+        if other := check.differences(measured.versions, whole.versions):
+            measured.failures += [f"the page has other versions: {line}" for line in other]
+        else:
+            whole.results |= measured.results
+            report.write(whole, outcomes(whole, ROWS))
     return finish(measured)
 
 
@@ -183,8 +199,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="report the last run once more")
     parser.add_argument("--growth", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="only jobs with this text in their name"
+        "--only", nargs="*", metavar="TEXT", help="only jobs with one of these in their names"
     )
+    parser.add_argument("--part", action="store_true", help="write the pages with this part new")
     options = parser.parse_args(words)
     FOLDER.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -193,7 +210,7 @@ def main(words: Sequence[str] | None = None) -> int:
     elif options.growth:
         return grow(options.only)
     elif options.only:
-        status = some(options.only, options.rounds)
+        status = some(options.only, options.rounds, again=options.again, part=options.part)
     else:
         status = bench(rounds=options.rounds, again=options.again, record=options.record)
     print(f"took {(time.monotonic() - began) / 60:.1f} minutes")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from tests.bench import plain
 from tests.bench.jobs import Job, perf, perftest, rstream
 
-SIZES = (1, 8, 64, 512, 4096, 32_768, 262_144, 2 << 20, 8 << 20)
+#: Each is four times the one before: the sizes of the goals are among them.
+SIZES = tuple(4**n for n in range(12))
 DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 #: Of the messages of a sweep over the depth: a few packets, so that the program still shows.
 DEPTH_SIZE = 4096
@@ -55,24 +57,19 @@ class Sweep:
         ]
 
 
-def _few(size: int) -> int:
-    """Round trips of a latency."""
-    return 100 if size <= 4096 else 30 if size <= 262_144 else 6
-
-
-def _more(size: int) -> int:
+def _count(size: int) -> int:
     """Messages of a bandwidth, five at least for perftest; as many, up to 16, come before."""
-    return 3 * _few(size) if size <= 262_144 else 8 if size <= 2 << 20 else 5
+    return 300 if size <= 4096 else 90 if size <= 262_144 else 8 if size <= 1 << 20 else 5
 
 
 def _bandwidth(test: str) -> Sweep:
     program, *events = PROGRAMS[test]
 
     def theirs(size: int) -> Job:
-        return perftest(program, *events, "-s", str(size), "-n", str(_more(size)))
+        return perftest(program, *events, "-s", str(size), "-n", str(_count(size)))
 
     def ours(size: int) -> Job:
-        return perf(test, "bw", size, "native", "uvloop", count=_more(size))
+        return perf(test, "bw", size, "native", "uvloop", count=_count(size))
 
     return Sweep(test, "size", "MiB/s", " ".join(PROGRAMS[test]), SIZES, ours, theirs)
 
@@ -93,13 +90,12 @@ def _depth(test: str) -> Sweep:
 
 LATENCY = Sweep(
     "latency", "size", "us", "ib_send_lat -e", SIZES,
-    lambda size: perf("send", "lat", size, "connection", "uvloop", count=_few(size)),
-    lambda size: perftest("ib_send_lat", "-e", "-s", str(size), "-n", str(_few(size))),
+    lambda size: plain.program("echo", size), plain.latency,
 )  # fmt: skip
 STREAM = Sweep(
     "stream", "size", "MiB/s", "rstream", SIZES,
-    lambda size: perf("stream", "bw", size, "protocol", "uvloop", count=_more(size)),
-    lambda size: rstream(size, _more(size), 1),
+    lambda size: perf("stream", "bw", size, "protocol", "uvloop", count=_count(size)),
+    lambda size: rstream(size, _count(size), 1),
 )  # fmt: skip
 OVER_SIZE = (*(_bandwidth(test) for test in PROGRAMS), STREAM)
 OVER_DEPTH = tuple(_depth(test) for test in PROGRAMS)

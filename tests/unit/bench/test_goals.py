@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.bench import check, jobs, machine, run, tables
-from tests.bench.goals import GOALS, ORDINARY, Goal, Sample, judge
+from tests.bench import check, jobs, machine, plain, plain_peer, plain_streams, run, tables
+from tests.bench.goals import Goal, Sample, judge
 from tests.bench.machine import Measured, steps
 from tests.bench.parse import PARSERS
 from tests.bench.report import between
 
-ROWS = (*GOALS, *ORDINARY)
 LATENCY = Goal("lat", "C", ("a", "us"), ("c", "us"), 1.25, guarded=True)
 BANDWIDTH = Goal("bw", "C", ("a", "MiB/s"), ("c", "MiB/s"), 0.97, "higher", guarded=True)
 FIGURES = {
@@ -71,7 +70,7 @@ def test_a_row_without_a_goal_has_a_ratio_and_no_verdict() -> None:
 
 def test_every_goal_names_jobs_that_run() -> None:
     ran = {job.name for job in (*run.everything(), *jobs.growth())}
-    named = {where[0] for goal in ROWS for where in (goal.ours, goal.theirs) if where}
+    named = {where[0] for goal in run.ROWS for where in (goal.ours, goal.theirs) if where}
     assert named <= ran
 
 
@@ -87,7 +86,18 @@ def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
     names = [check.key(judge(goal, {})) for goal in rows]
     assert len(set(names)) == len(names) > 10
     assert {goal.ours[0] for goal in rows} <= {job.name for job in needed}
-    assert {goal for goal in ORDINARY if goal.guarded} <= set(rows)
+    assert rows[: len(plain.ROWS)] == list(plain.ROWS)
+
+
+def test_ordinary_programs_come_first_and_their_forms_exist() -> None:
+    assert run.ROWS[: len(plain.ROWS)] == plain.ROWS
+    forms: dict[str, Any] = {"plain_peer": plain_peer.FORMS, "plain_streams": plain_streams.FORMS}
+    ours = [job for job in plain.jobs() if job.name.startswith("plain ")]
+    for job in ours:
+        program, _, form, number, loop = job.client[:5]
+        assert form in forms[program.rpartition(".")[2]]
+        assert job.name.startswith(f"plain {form} {number} {loop}")
+    assert {goal.ours[0] for goal in plain.ROWS} <= {job.name for job in ours}
 
 
 def test_rounds_take_turns() -> None:

@@ -15,12 +15,13 @@ from tests.bench import (
     jobs,
     machine,
     pages,
+    plain,
     report,
     run,
     sweeps,
     tenfold,
 )
-from tests.bench.goals import GOALS, judge
+from tests.bench.goals import judge
 from tests.bench.machine import Measured
 from tests.bench.pages import PAGES
 
@@ -39,7 +40,7 @@ def table(maker: pages.Maker, **figures: float) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_has_its_markers_and_takes_what_was_not_measured(name: str) -> None:
-    rows = [judge(goal, {}) for goal in GOALS]
+    rows = [judge(goal, {}) for goal in run.ROWS]
     text = (report.DOCS / name).read_text()
     made = report.page(text, name, Measured(), rows)
     assert report.page(made, name, Measured(), rows) == made
@@ -63,8 +64,9 @@ def test_a_sweep_stands_beside_the_other_program() -> None:
     assert [row[0] for row in rows] == [str(depth) for depth in sweeps.DEPTHS]
 
 
-def test_sweeps_go_from_one_byte_to_eight_mebibytes_and_to_a_depth_of_256() -> None:
-    assert (sweeps.SIZES[0], sweeps.SIZES[-1]) == (1, 8 << 20)
+def test_sweeps_go_from_one_byte_to_four_mebibytes_and_to_a_depth_of_256() -> None:
+    assert (sweeps.SIZES[0], sweeps.SIZES[-1]) == (1, 4 << 20)
+    assert set(plain.ECHOES) <= set(sweeps.SIZES)
     assert (sweeps.DEPTHS[0], sweeps.DEPTHS[-1]) == (1, 256)
     words = [job.client for job in sweeps.OVER_DEPTH[1].jobs()]
     assert all("-t" in command for command in words)
@@ -82,7 +84,8 @@ def test_ordinary_programs_stand_beside_tcp_on_the_same_loop() -> None:
     figures = {"plain callers 1 asyncio|us": 300.0, "plain callers 1 asyncio TCP|us": 400.0}
     rows = table(PAGES["benchmarks.md"]["plain"], **figures)
     assert rows[1] == ["1 caller, a call", "-", "-", "-", "300", "400", "0.75"]
-    assert [row[0] for row in rows][-1] == "65,536 bytes, there and back"
+    assert "65,536 bytes, half a round trip" in [row[0] for row in rows]
+    assert len(rows) == len(plain.BESIDE_TCP) + len(plain.STREAMS)
 
 
 def test_messages_among_many() -> None:
@@ -159,10 +162,41 @@ def test_what_is_above_its_limit_is_marked() -> None:
 
 
 def test_a_part_of_a_run_keeps_its_output_apart() -> None:
-    whole, part = run.files(""), run.files("Growth sharing")
+    whole, part = run.files(), run.files(["Growth sharing"])
     assert not set(whole) & set(part)
-    assert not set(part) & set(run.files("growth queues"))
+    assert not set(part) & set(run.files(["growth queues"]))
+    assert not set(part) & set(run.files(["Growth", "queues"]))
     assert all(path.parent == whole[0].parent for path in part)
+
+
+def test_a_part_is_all_jobs_with_one_of_the_texts() -> None:
+    every = run.everything()
+    assert run.named(every, []) == every
+    part = [job.name for job in run.named(every, ["ibverbs", "plain echo 64 uvloop"])]
+    assert part == ["plain echo 64 uvloop", "plain echo 64 uvloop TCP", "ibverbs"]
+
+
+def test_a_part_takes_the_place_of_its_figures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old = measured(**{"plain echo 64 uvloop|us": 90.0, "ib_send_lat -e|us": 60.0, "gone|us": 1.0})
+    old.versions = {"python": "3"}
+    (tmp_path / "benchmarks.json").write_text(report.document(old, []))
+    written: list[Any] = []
+    monkeypatch.setattr(report, "DOCS", tmp_path)
+    monkeypatch.setattr(report, "write", lambda *words: written.append(words))
+    part = measured(**{"plain echo 64 uvloop|us": 80.0})
+    part.versions = {"python": "3"}
+    monkeypatch.setattr(run, "measure", lambda only, rounds: part)
+    assert run.some(["plain"], None, part=True, again=False) == 0
+    ((whole, rows),) = written
+    assert whole.results == {("plain echo 64 uvloop", "us"): [80], ("ib_send_lat -e", "us"): [60]}
+    assert rows[0].value == pytest.approx(80 / 60)
+    assert run.some(["plain"], None, part=False, again=False) == 0
+    part.versions = {"python": "4"}
+    assert run.some(["plain"], None, part=True, again=False) == 1
+    assert len(written) == 1
+    assert "python: 3 when recorded, 4 now" in part.failures[0]
 
 
 def test_the_program_in_c_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

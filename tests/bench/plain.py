@@ -1,0 +1,188 @@
+"""The ordinary programs: which of them run, and the rows of their table.
+
+They are written as a user writes them: default settings, documented calls, every message read.
+What a row stands beside is a program in C, the same program over TCP, or the same in another way.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tests.bench.goals import Goal
+from tests.bench.jobs import LOOPS, Job, perftest
+from tests.bench.plain_peer import trips
+
+#: Bytes of the echoes, and what half a round trip may take beside ib_send_lat -e.
+ECHOES = {64: 1.25, 4096: 1.2, 16_384: 1.35, 65_536: 1.25, 262_144: 1.15, 1 << 20: 1.05}
+SMALL, LARGE = 64, 65_536
+CALLERS = (1, 100, 1000)
+#: Forms of plain_peer.py that have a row over TCP, too; a form, and its number.
+BESIDE_TCP = (
+    ("one-way", SMALL),
+    *(("callers", number) for number in CALLERS),
+    ("echo", SMALL),
+    ("echo", LARGE),
+)
+#: Those of plain_streams.py.
+STREAMS = (("lines", SMALL), ("blocks", LARGE), ("pieces", LARGE))
+#: The other package for connections over TCP; what it does has a row on uvloop's loop.
+FASTNET = "aiofastnet"
+MAIN = LOOPS[0]
+IBVERBS = "ibverbs of PyPI, event-driven"
+
+
+def name(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> str:
+    """What a job is called; `over` is "rdma", "tcp" or `FASTNET`."""
+    words = {"rdma": "", "tcp": " TCP", FASTNET: f" {FASTNET}"}
+    return f"plain {form} {number} {loop}{words[over]}"
+
+
+def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job:
+    """One of the programs."""
+    streams = form in dict(STREAMS)
+    module = f"python:tests.bench.plain_{'streams' if streams else 'peer'}"
+    client, server = (
+        (module, role, form, str(number), loop, over, "{address}", "{port}")
+        for role in ("client", "server")
+    )
+    listens = "rdma" if over == "rdma" else "tcp"
+    return Job(name(form, number, loop, over), "numbers", client, server, listens)
+
+
+def latency_name(size: int) -> str:
+    """What the job of ib_send_lat is called; that of 64 bytes is one of `jobs.programs`."""
+    return "ib_send_lat -e" + (f" {size}" if size != SMALL else "")
+
+
+def latency(size: int) -> Job:
+    """ib_send_lat with as many messages as the echo of this size."""
+    words = ("-e", "-s", str(size), "-n", str(trips(size)))
+    return perftest("ib_send_lat", *words, name=latency_name(size))
+
+
+def listed() -> Job:
+    """ib_send_bw with sixteen messages a doorbell, as many as the library posts at most."""
+    words = ("ib_send_bw", "-e", "-l", "16", "-s", str(SMALL), "-n", "2000")
+    return perftest(*words, name=f"ib_send_bw -e -l 16 {SMALL}")
+
+
+def ibverbs() -> Job:
+    """A script with the package `ibverbs`; see ibverbs_peer.py."""
+    client, server = (
+        ("python:tests.bench.ibverbs_peer", role, "{address}", "{port}")
+        for role in ("client", "server")
+    )
+    return Job("ibverbs", "numbers", client, server, "tcp")
+
+
+def jobs() -> list[Job]:
+    """All of them, and the programs that stand beside them."""
+    sizes = [size for size in ECHOES if ("echo", size) not in BESIDE_TCP]
+    return [
+        *(
+            program(form, number, loop, over)
+            for form, number in (*BESIDE_TCP, *STREAMS)
+            for loop in LOOPS
+            for over in ("rdma", "tcp")
+        ),
+        *(program(form, number, over=FASTNET) for form, number in STREAMS[:2]),
+        *(program(form, SMALL) for form in ("timeout", "untimed")),
+        *(program("echo", size) for size in sizes),
+        *(latency(size) for size in ECHOES if size != SMALL),
+        listed(),
+        ibverbs(),
+    ]
+
+
+def title(size: int) -> str:
+    """A size in words."""
+    for unit, many in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= many:
+            return f"{size // many} {unit}"
+    return f"{size} B"
+
+
+def _row(
+    figure: str,
+    beside: str,
+    ours: str,
+    theirs: str,
+    limit: float = math.inf,
+    unit: str = "us",
+    better: str = "lower",
+) -> Goal:
+    return Goal(figure, beside, (ours, unit), (theirs, unit), limit, better, guarded=True)
+
+
+def _echoes() -> list[Goal]:
+    """The echo of the README: every size, both loops, and a limit of time."""
+    beside = "ib_send_lat -e"
+    small = name("echo", SMALL)
+    found = [
+        _row(
+            f"echo, {title(size)}, half round trip", beside, name("echo", size),
+            latency_name(size), limit,
+        )
+        for size, limit in ECHOES.items()
+    ]  # fmt: skip
+    asyncios = name("echo", SMALL, "asyncio")
+    timed, untimed = name("timeout", SMALL), name("untimed", SMALL)
+    without = "without it"
+    found[1:1] = [
+        _row("echo, 64 B, on asyncio's loop", beside, asyncios, latency_name(SMALL), 1.7),
+        _row("echo, 64 B, asyncio.timeout around each recv", without, timed, small, 1.08),
+        _row("echo, 64 B, asyncio.timeout around nothing", without, untimed, small),
+        _row("echo, 64 B, half round trip", IBVERBS, small, "ibverbs", 0.9),
+    ]
+    return found
+
+
+def _rates() -> list[Goal]:
+    """One way, and many callers."""
+    one_way = name("one-way", SMALL)
+    one, hundred, thousand = (name("callers", number) for number in CALLERS)
+    hundred_tcp = name("callers", CALLERS[1], over="tcp")
+    return [
+        _row(figure, beside, ours, theirs, limit, "Mpps", "higher")
+        for figure, beside, ours, theirs, limit in (
+            ("one way, 64 B", "ib_send_bw -e", one_way, "ib_send_bw -e 64", 1.0),
+            ("one way, 64 B", "ib_send_bw -e -l 16", one_way, "ib_send_bw -e -l 16 64", 0.6),
+            ("calls, 100 callers", "TCP", hundred, hundred_tcp, 1.5),
+            ("calls, 100 callers", "1 caller", hundred, one, 2.0),
+            ("calls, 1,000 callers", "100 callers", thousand, hundred, 0.95),
+        )
+    ]
+
+
+def _streams() -> list[Goal]:
+    """asyncio's streams."""
+    lines, blocks, pieces = STREAMS
+    bandwidth = "stream bandwidth, 64 KiB, write and drain"
+    tcp = name(*pieces, over="tcp")
+    return [
+        _row(
+            "line over streams, 64 B, half round trip",
+            "TCP",
+            name(*lines),
+            name(*lines, over="tcp"),
+            0.9,
+        ),
+        _row(
+            "line over streams, 64 B, half round trip",
+            FASTNET,
+            name(*lines),
+            name(*lines, over=FASTNET),
+            1.0,
+        ),
+        _row(
+            "block over streams, 64 KiB, half round trip",
+            FASTNET,
+            name(*blocks),
+            name(*blocks, over=FASTNET),
+        ),
+        _row(bandwidth, "rstream", name(*pieces), f"rstream {LARGE}", 1.1, "MiB/s", "higher"),
+        _row(bandwidth, "TCP", name(*pieces), tcp, 0.8, "MiB/s", "higher"),
+    ]
+
+
+ROWS: tuple[Goal, ...] = (*_echoes(), *_rates(), *_streams())
