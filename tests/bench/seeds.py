@@ -1,0 +1,121 @@
+"""Places on the way of ordinary programs where time can be lost, and how a loss is put in.
+
+A loss is a busy loop at the beginning of a function.  It is so long that the row's figure gets
+worse by a part of itself: the loop's length is this part of the figure, divided by how often the
+function is entered for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench import plain
+from tests.bench.goals import GOALS, Goal
+
+#: Nanoseconds of the counting clock for one turn of each loop: two instructions, and a `pass`.
+C_TURN, PYTHON_TURN = 4.0, 195.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A function that each message of a row passes.
+
+    Attributes:
+        function: Its name; a method's with the class before it.
+        path: Its file, in the package.
+        ours: The job of the row.
+        beside: The other column of the row.
+        entered: How often it is entered for one unit of the job's figure in microseconds.
+    """
+
+    function: str
+    path: str
+    ours: str
+    beside: str
+    entered: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """Where it is."""
+        return f"{self.path}: {self.function}"
+
+    def row(self) -> Goal:
+        """The row that has to show the loss."""
+        rows = [
+            goal
+            for goal in (*plain.ROWS, *GOALS)
+            if (goal.ours[0], goal.beside) == (self.ours, self.beside) and goal.guarded
+        ]
+        if len(rows) != 1:
+            msg = f"{len(rows)} guarded rows of {self.ours} beside {self.beside}"
+            raise ValueError(msg)
+        return rows[0]
+
+
+_LAT = "ib_send_lat -e"
+_READ = "aiordma read lat 64 connection uvloop"
+_PIECES = plain.name("pieces", 65_536)
+PLACES: tuple[Place, ...] = (
+    Place("state_send", "_core/message_state.c", plain.name("echo", 64), _LAT),
+    Place("take_frame", "_core/message.c", plain.name("echo", 64, "asyncio"), _LAT),
+    Place("readable_run", "_core/drain.c", plain.name("echo", 4096), _LAT),
+    Place("aio_message_send_from", "_core/message.c", plain.name("one-way", 64), "ib_send_bw -e"),
+    # A request and an answer.
+    Place("make_message", "_core/message_state.c", plain.name("callers", 100), "TCP", 2),
+    Place("state_write", "_core/stream_state.c", plain.name("lines", 64), "TCP"),
+    Place("transfer", "_core/operation.c", _READ, "ib_read_lat -e"),
+    Place("Connection.recv", "endpoint/connection.py", plain.name("echo", 64), plain.IBVERBS),
+    Place("Fetcher.announce", "endpoint/large.py", plain.name("echo", 65_536), _LAT),
+    Place("RdmaStreamWriter.drain", "streams/stream_reader.py", _PIECES, "TCP"),
+)  # fmt: skip
+
+
+def seeded(place: Place, source: str, loss_ns: float) -> str:
+    """The file with a loop that takes so long at the beginning of the function.
+
+    Raises:
+        ValueError: The file has no such function, or more than one.
+    """
+    in_c = Path(place.path).suffix == ".c"
+    at = (_in_c if in_c else _in_python)(place.function, source)
+    if len(at) != 1:
+        msg = f"{place.name}: found {len(at)} times"
+        raise ValueError(msg)
+    turns = max(round(loss_ns / (C_TURN if in_c else PYTHON_TURN)), 1)
+    lines = source.splitlines(keepends=True)
+    number, indent = at[0]
+    if in_c:
+        loop = (
+            f'{{ long n_ = {turns}; __asm__ volatile("1: dec %0; jnz 1b" : "+r"(n_) : : "cc"); }}'
+        )
+    else:
+        loop = f"for _ in range({turns}): pass"
+    lines.insert(number, f"{indent}{loop}\n")
+    return "".join(lines)
+
+
+def _in_c(function: str, source: str) -> list[tuple[int, str]]:
+    """How many lines there are before each body, and its indentation."""
+    pattern = re.compile(rf"^[a-z][\w \*]*\b{function}\([^;{{}}]*\)\n\{{\n", re.MULTILINE)
+    return [(source.count("\n", 0, found.end()), "    ") for found in pattern.finditer(source)]
+
+
+def _in_python(function: str, source: str) -> list[tuple[int, str]]:
+    """The same; the loop comes after the docstring."""
+    where: list[ast.AST] = [ast.parse(source)]
+    for name in function.split("."):
+        where = [
+            child
+            for node in where
+            for child in getattr(node, "body", [])
+            if getattr(child, "name", None) == name
+        ]
+    found = []
+    for node in where:
+        assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        first = node.body[ast.get_docstring(node) is not None]
+        found.append((first.lineno - 1, " " * first.col_offset))
+    return found
