@@ -3,7 +3,7 @@
 #   make demo [FILE=PATH]    the whole thing at work, on a real RDMA stack in a User-Mode Linux
 #   make test [STAGES="unit lint"] [PYTEST="-k name"]
 #   make bench [RECORD=1] [ROUNDS=5]    aiordma beside programs in C, in counted time; docs/benchmarks.md
-#   make bench-check [RECORD=1] [ROUNDS=3]    a few of its ratios against tests/bench/recorded.json
+#   make bench-check [RECORD=1] [ROUNDS=3]    the ordinary programs and a few more against tests/bench/recorded.json
 #   make profile [RECORD=1]  where every instruction of a message and of a connection goes
 #   make fuzz [SECONDS=600]  the C that reads the wire, guided by coverage (needs clang)
 #   make mutate [ONLY="name"] bugs that are put in one at a time, and the tests that must find them
