@@ -62,7 +62,7 @@ def latency(size: int) -> Job:
 
 def listed() -> Job:
     """ib_send_bw with sixteen messages a doorbell, as many as the library posts at most."""
-    words = ("ib_send_bw", "-e", "-l", "16", "-s", str(SMALL), "-n", "2000")
+    words = ("ib_send_bw", "-e", "-l", "16", "-s", str(SMALL), "-n", "10000")
     return perftest(*words, name=f"ib_send_bw -e -l 16 {SMALL}")
 
 
