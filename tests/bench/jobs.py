@@ -19,7 +19,7 @@ ROUNDS = 5
 WAITS = ("event", "adaptive", "spin")
 TRIPS, WARM_UP = 300, 100
 #: How many messages a bandwidth is taken over, by their size.
-COUNTS = {64: 2000, 65_536: 320, 1 << 20: 32}
+COUNTS = {64: 8000, 65_536: 320, 1 << 20: 32}
 LOOPS = ("uvloop", "asyncio")
 #: Made of one_sided.c by `machine.compile_programs`.
 ONE_SIDED = Path(__file__).resolve().parents[2] / "build" / "bench" / "one_sided"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from tests.bench.goals import Goal
-from tests.bench.jobs import LOOPS, Job, perftest
+from tests.bench.jobs import COUNTS, LOOPS, Job, perftest
 from tests.bench.plain_peer import trips
 
 #: Bytes of the echoes, and what half a round trip may take beside ib_send_lat -e.
@@ -62,7 +62,7 @@ def latency(size: int) -> Job:
 
 def listed() -> Job:
     """ib_send_bw with sixteen messages a doorbell, as many as the library posts at most."""
-    words = ("ib_send_bw", "-e", "-l", "16", "-s", str(SMALL), "-n", "10000")
+    words = ("ib_send_bw", "-e", "-l", "16", "-s", str(SMALL), "-n", str(COUNTS[SMALL]))
     return perftest(*words, name=f"ib_send_bw -e -l 16 {SMALL}")
 
 

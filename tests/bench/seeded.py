@@ -3,8 +3,9 @@
     python -m tests.bench.seeded [--loss 0.05] [TEXT...]    places with one of these in their names
 
 The loss is put into a copy of what is committed, a git worktree of its own, one place at a time.
-The row is measured there as the check does, and held against the same tree without a loss, with the
-row's band in recorded.json.  The status is 1 if a loss was not seen.
+The rows that the place concerns are measured there as the check does, and held against the same
+tree without a loss, with their bands in recorded.json.  A loss is seen if the check would fail for
+one of them; the status is 1 if one was not seen.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.bench import check, machine, run, tables
-from tests.bench.goals import Goal, Results, judge
+from tests.bench.goals import Goal, Results, judge, sample
 from tests.bench.machine import FOLDER, ROOT, Measured
 from tests.bench.seeds import PLACES, Place, seeded
 
@@ -70,40 +71,39 @@ def measure_here(raw: Path, names: Sequence[str]) -> int:
 
 def loss_ns(place: Place, results: Results, loss: float) -> float:
     """How long the loop has to take."""
-    return loss * taken_us(place, results) * 1000 / place.entered
-
-
-def taken_us(place: Place, results: Results) -> float:
-    """Microseconds of the row's program."""
-    alone = Goal("", "", (place.ours, "us"), None, 0)
-    value = judge(alone, results).value
-    if value is None:
-        msg = f"{place.ours} was not measured"
+    job = place.rows[0][0]
+    us = sample(results, (job, "us"))
+    if us is None:
+        msg = f"{job} was not measured"
         raise ValueError(msg)
-    return value
+    return loss * us.median * 1000 / place.entered
 
 
-def lose(tree: Path, place: Place, base: Results, loss: float) -> check.Compared:
+def lose(tree: Path, place: Place, base: Results, loss: float) -> list[check.Compared]:
     """Put the loss in, measure, and take it out again."""
     file = tree / "aiordma" / place.path
     before = file.read_text()
     file.write_text(seeded(place, before, loss_ns(place, base, loss)))
     try:
         build(tree)
-        there = measure(tree, [place.ours])
+        there = measure(tree, [job for job, _ in place.rows])
     finally:
         file.write_text(before)
-    return compared(place, base, there.results)
+    return compared(place.goals(), base, there.results)
 
 
-def compared(place: Place, base: Results, there: Results) -> check.Compared:
-    """The row with the loss beside the row without, as the check compares."""
-    row = place.row()
-    now, then = judge(row, {**base, **there}), judge(row, base)
-    key = check.key(now)
-    band = check.read().get("rows", {}).get(key, {}).get("band", check.BAND)
-    (found,) = check.compare([now], {"rows": {key: {"ratio": then.value, "band": band}}})
-    return found
+def compared(rows: Sequence[Goal], base: Results, there: Results) -> list[check.Compared]:
+    """The rows with the loss beside the rows without, as the check compares."""
+    now, then = ([judge(row, found) for row in rows] for found in ({**base, **there}, base))
+    bands = check.read().get("rows", {})
+    before = {
+        check.key(row): {
+            "ratio": row.value,
+            "band": bands.get(check.key(row), {}).get("band", check.BAND),
+        }
+        for row in then
+    }
+    return check.compare(now, {"rows": before})
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -120,18 +120,20 @@ def main(words: Sequence[str] | None = None) -> int:
     rows = []
     missed = 0
     with copy() as tree:
-        goals = [place.row() for place in places]
+        goals = [goal for place in places for goal in place.goals()]
         needed = {where[0] for goal in goals for where in (goal.ours, goal.theirs) if where}
         base = measure(tree, sorted(needed))
         if run.finish(base):
             return 1
         for place in places:
             found = lose(tree, place, base.results, options.loss)
-            seen = found.verdict == "SLOWER"
+            seen = any(row.verdict == "SLOWER" for row in found)
             missed += not seen
-            _, _, _, change, band, _ = tables.check_row(found)
-            rows.append((place.name, found.name, change, band, "seen" if seen else "NOT SEEN"))
-            print(*rows[-1], sep="  ", flush=True)
+            said = ["seen" if seen else "NOT SEEN", *[""] * len(found)]
+            for row, word in zip(found, said, strict=False):
+                _, _, _, change, band, _ = tables.check_row(row)
+                rows.append((place.name, row.name, change, band, word))
+                print(*rows[-1], sep="  ", flush=True)
     print(tables.plain(HEAD, rows))
     return 1 if missed else 0
 
