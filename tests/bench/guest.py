@@ -26,6 +26,7 @@ import time
 import traceback
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,8 @@ PACKAGES = (
 )
 FORKED = "python:"
 FIRST_PORT = 18_600
+#: Of Python; a part of the bench does not need all of them.
+LIBRARIES = ("aiofastnet", "cffi", "ibverbs", "uvloop")
 #: Where the outputs of a job are while it runs.
 SCRATCH = Path("/dev/shm")
 
@@ -158,7 +161,7 @@ def versions() -> dict[str, str]:
     return {
         "kernel": platform.release(),
         "python": f"{platform.python_version()} ({platform.python_compiler()})",
-        **{name: version(name) for name in ("cffi", "uvloop")},
+        **{name: version(name) for name in LIBRARIES if find_spec(name)},
         **dict(line.split(maxsplit=1) for line in listed.splitlines() if " " in line),
     }
 

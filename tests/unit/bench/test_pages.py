@@ -186,12 +186,13 @@ def test_a_part_takes_the_place_of_its_figures(
     monkeypatch.setattr(report, "DOCS", tmp_path)
     monkeypatch.setattr(report, "write", lambda *words: written.append(words))
     part = measured(**{"plain echo 64 uvloop|us": 80.0})
-    part.versions = {"python": "3"}
+    part.versions = {"python": "3", "new": "1"}
     monkeypatch.setattr(run, "measure", lambda only, rounds: part)
     assert run.some(["plain"], None, part=True, again=False) == 0
     ((whole, rows),) = written
     assert whole.results == {("plain echo 64 uvloop", "us"): [80], ("ib_send_lat -e", "us"): [60]}
     assert rows[0].value == pytest.approx(80 / 60)
+    assert whole.versions == {"python": "3", "new": "1"}
     assert run.some(["plain"], None, part=False, again=False) == 0
     part.versions = {"python": "4"}
     assert run.some(["plain"], None, part=True, again=False) == 1
