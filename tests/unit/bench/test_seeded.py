@@ -58,7 +58,7 @@ def test_a_loop_in_c_is_the_first_of_the_definition() -> None:
 
 
 def test_a_loop_in_python_comes_after_the_docstring() -> None:
-    loop = f"for _ in range({(4000 - seeds.PYTHON_LOOP) / seeds.PYTHON_TURN:.0f}): pass"
+    loop = f"for _ in bytes({(4000 - seeds.PYTHON_LOOP) / seeds.PYTHON_TURN:.0f}): pass"
     lines = seeds.seeded(Place("f", "f.py", ()), PYTHON, 4000).splitlines()
     assert lines[2] == f"    {loop}"
     lines = seeds.seeded(Place("A.f", "f.py", ()), PYTHON, 4000).splitlines()
