@@ -18,7 +18,7 @@ from tests.bench.goals import Outcome
 
 RECORDED = Path(__file__).with_name("recorded.json")
 #: Each side of the ratio, unless a row says otherwise: twice what two boots were seen to differ.
-BAND = 0.03
+BAND = 0.02
 
 
 def key(outcome: Outcome) -> str:

@@ -41,7 +41,7 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 }
 SMALL = 64
 #: Calls of all tasks together, by the number of tasks.
-CALLERS = {1: 400, 100: 4000, 1000: 20_000}
+CALLERS = {1: 400, 100: 4000, 1000: 10_000}
 MESSAGES = 2000
 #: Messages, or calls, before the clock runs; and of an echo.
 WARM_UP, ECHO_WARM_UP = 100, 20
