@@ -29,8 +29,8 @@ class Place:
         function: Its name; a method's with the class before it.
         path: Its file, in the package.
         rows: The rows, as job and what it stands beside; the loss is a part of the first one's
-            figure.  Where messages queue, a loss makes the batches longer, which hides a part of it:
-            such a row has the echo behind it.
+            figure.  Where messages queue, a loss makes the batches longer, which hides a part of
+            it: such a row has the echo behind it.
         entered: How often it is entered for one unit of the first job's figure in microseconds.
     """
 
