@@ -65,13 +65,13 @@ PLACES: tuple[Place, ...] = (
     Place("state_send", "_core/message_state.c", (_echo(),)),
     Place("take_frame", "_core/message.c", (_echo(64, "asyncio"),)),
     Place("readable_run", "_core/drain.c", (_echo(4096),)),
-    Place("aio_message_send_from", "_core/message.c", (_ONE_WAY, _echo())),
+    Place("put_from", "_core/message.c", (_ONE_WAY, _echo())),
     # A request and an answer.
-    Place("make_message", "_core/message_state.c", (_CALLS, _echo()), entered=2),
+    Place("aio_take_first", "_core/message_state.c", (_CALLS, _echo()), entered=2),
     Place("state_write", "_core/stream_state.c", (_LINES,)),
     Place("transfer", "_core/operation.c", (_READ,)),
     Place("Connection.recv", "endpoint/connection.py", (_echo(),)),
-    Place("Fetcher.announce", "endpoint/large.py", (_echo(65_536),)),
+    Place("Fetcher.announce", "endpoint/large.py", (_echo(1 << 20),)),
     Place("RdmaStreamWriter.drain", "streams/stream_reader.py", (_PIECES, _LINES)),
 )
 
