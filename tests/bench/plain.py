@@ -25,6 +25,10 @@ BESIDE_TCP = (
 )
 #: Those of plain_streams.py.
 STREAMS = (("lines", SMALL), ("blocks", LARGE), ("pieces", LARGE))
+#: READ and WRITE, of plain_one_sided.py.
+ONE_SIDED = ("one-sided", SMALL)
+#: Memory of a READ or WRITE, and what it may take beside C.
+MEMORY = {"bytearray": 1.4, "region": 1.25, "view": 1.25, "piece": math.inf}
 #: The other package for connections over TCP; what it does has a row on uvloop's loop.
 FASTNET = "aiofastnet"
 MAIN = LOOPS[0]
@@ -39,8 +43,8 @@ def name(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> str:
 
 def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job:
     """One of the programs."""
-    streams = form in dict(STREAMS)
-    module = f"python:tests.bench.plain_{'streams' if streams else 'peer'}"
+    files = {ONE_SIDED[0]: "one_sided"} | dict.fromkeys(dict(STREAMS), "streams")
+    module = f"python:tests.bench.plain_{files.get(form, 'peer')}"
     client, server = (
         (module, role, form, str(number), loop, over, "{address}", "{port}")
         for role in ("client", "server")
@@ -88,6 +92,7 @@ def jobs() -> list[Job]:
         *(program(form, number, over=FASTNET) for form, number in STREAMS[:2]),
         *(program(form, SMALL) for form in ("timeout", "untimed")),
         *(program("echo", size) for size in sizes),
+        program(*ONE_SIDED),
         *(latency(size) for size in ECHOES if size != SMALL),
         listed(),
         ibverbs(),
@@ -185,4 +190,17 @@ def _streams() -> list[Goal]:
     ]
 
 
-ROWS: tuple[Goal, ...] = (*_echoes(), *_rates(), *_streams())
+def _one_sided() -> list[Goal]:
+    """READ and WRITE with memory of each kind; an SGE that is made each time costs most of it."""
+    beside = {"READ": ("ib_read_lat -e", "us"), "WRITE": ("one_sided.c", "write, inline us")}
+    return [
+        Goal(
+            f"{transfer}, 64 B, {kind}", theirs[0],
+            (name(*ONE_SIDED), f"{transfer.lower()} {kind} us"), theirs, limit, guarded=True,
+        )
+        for kind, limit in MEMORY.items()
+        for transfer, theirs in beside.items()
+    ]  # fmt: skip
+
+
+ROWS: tuple[Goal, ...] = (*_echoes(), *_rates(), *_one_sided(), *_streams())

@@ -101,7 +101,7 @@ def seeded(place: Place, source: str, loss_ns: float) -> str:
 
 def _in_c(function: str, source: str) -> list[tuple[int, str]]:
     """How many lines there are before each body, and its indentation."""
-    pattern = re.compile(rf"^[a-z][\w \*]*\b{function}\([^;{{}}]*\)\n\{{\n", re.MULTILINE)
+    pattern = re.compile(rf"^[A-Za-z][\w \*]*\b{function}\([^;{{}}]*\)\n\{{\n", re.MULTILINE)
     return [(source.count("\n", 0, found.end()), "    ") for found in pattern.finditer(source)]
 
 

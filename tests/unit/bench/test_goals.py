@@ -11,7 +11,17 @@ from typing import Any
 
 import pytest
 
-from tests.bench import check, jobs, machine, plain, plain_peer, plain_streams, run, tables
+from tests.bench import (
+    check,
+    jobs,
+    machine,
+    plain,
+    plain_one_sided,
+    plain_peer,
+    plain_streams,
+    run,
+    tables,
+)
 from tests.bench.goals import Goal, Sample, judge
 from tests.bench.machine import Measured, steps
 from tests.bench.parse import PARSERS
@@ -91,7 +101,10 @@ def test_the_rows_that_are_checked_do_not_share_a_name() -> None:
 
 def test_ordinary_programs_come_first_and_their_forms_exist() -> None:
     assert run.ROWS[: len(plain.ROWS)] == plain.ROWS
-    forms: dict[str, Any] = {"plain_peer": plain_peer.FORMS, "plain_streams": plain_streams.FORMS}
+    forms: dict[str, Any] = {
+        file.__name__.rpartition(".")[2]: file.FORMS
+        for file in (plain_peer, plain_streams, plain_one_sided)
+    }
     ours = [job for job in plain.jobs() if job.name.startswith("plain ")]
     for job in ours:
         program, _, form, number, loop = job.client[:5]
