@@ -176,6 +176,8 @@ class MessageState:
     handler: Callable[[int], object] | None
     room: Callable[[], object]
     sge: type
+    region: type
+    lent: Final[Any]
     remote: type
     pd: object
     may_read: bool
@@ -299,15 +301,16 @@ class MessageState:
         region: Any,
         /,
     ) -> Operation | int | None: ...
-    def read(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
-    def write(self, remote: object, piece: object, offset: int, /) -> Operation | None: ...
+    def read(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
+    def write(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
+    def lend(self, region: object, /) -> None: ...
     def ended(self, number: int, error: BaseException | None, /) -> Any: ...
 
 @final
 class Registration:
     """Registered memory, and how many operations use it."""
 
-    def __new__(cls, addr: int, lkey: int, access: int, pd: object, region: object) -> Self: ...
+    def __new__(cls, addr: int, length: int, lkey: int, access: int, pd: object) -> Self: ...
     uses: Final[int]
     def shut(self) -> bool: ...
     def leave(self) -> bool: ...
@@ -318,10 +321,6 @@ class Operation(Wakeup):
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
     opcode: Final[int]
-
-@final
-class Piece:
-    """A piece of registered memory, checked; kept in an SGE."""
 
 class _Stream(Protocol):
     """A stream, as its state sees it."""

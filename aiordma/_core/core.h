@@ -13,6 +13,7 @@
  * - Drain, queues in `pending`: an event that is not acknowledged, which ibv_destroy_cq waits for.
  * - ibv_cq, aio_cq: the CompletionQueue has the QueueState, for good if the queue is not destroyed.
  * - CMEvents, channel: the EventChannel, which calls close() first.
+ * - Operation, bytes of the program's buffer: `view`.  Place in `bounce`: `region`, to its end.
  * - Message, bytes: the view in AioBytes.  Loan: the Message, which counts its loans.
  * - Parked, owner: none; the MessageState takes it away at its own end.
  * - aio_turn, loop: none; it is compared, inside of one call.
@@ -52,12 +53,12 @@ PyObject *aio_wakeup_next(PyObject *self);
 typedef struct {
     PyObject_HEAD
     uint64_t addr;
+    uint64_t length;
     uint32_t lkey;
     uint32_t access;
     uint32_t uses;
     char closing;
     PyObject *pd;
-    PyObject *region; /* a weak reference: the region has a reference to this */
 } Registration;
 
 /* operation.c: a READ, WRITE or atomic under way */
@@ -65,6 +66,9 @@ typedef struct {
     Wakeup wakeup;
     PyObject *region;           /* the local memory; NULL once it has ended */
     Registration *registration; /* of it, used until then */
+    Py_buffer view;             /* of a READ that is copied: where to */
+    char *place;                /* in `bounce`; NULL: the bytes are not copied */
+    uint32_t position;          /* of it, as `bounce_head` counts */
     uint32_t length;
     unsigned char opcode;
 } Operation;
@@ -88,7 +92,8 @@ typedef struct message_state {
     Parked *parked;
     PyObject *handler; /* called with the events that are for Python */
     PyObject *room;    /* called when an operation has ended and a task waits for room */
-    PyObject *sge;     /* two classes, of which operation.c reads the attributes */
+    PyObject *sge;     /* three classes, of which operation.c reads the attributes */
+    PyObject *region;
     PyObject *remote;
     PyObject *pd;
     PyObject *known; /* the last RemoteRegion that was used, which never changes, and its numbers */
@@ -97,6 +102,10 @@ typedef struct message_state {
     uint64_t known_rights;
     uint64_t known_rkey;
     PyObject **operations; /* by their numbers, NULL where there was none */
+    PyObject *lent;        /* the region of `bounce` */
+    Registration *bounce;  /* a ring, through which the bytes of other buffers are copied */
+    uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
+    uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
     char may_read;         /* initiator_depth is not 0 */
 } MessageState;
 
@@ -138,12 +147,6 @@ typedef struct {
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */
 } StreamState;
-
-/* The object of a weak reference, None if it is gone; a new reference, or NULL. */
-static inline PyObject *aio_alive(PyObject *weak)
-{
-    return PyObject_CallNoArgs(weak);
-}
 
 /*
  * Make an object and initialize it, for types that are of no use before: they have no tp_init, so
@@ -265,14 +268,14 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 /* The types, which module.c makes, each with its base; a base stands before. */
 #define AIO_TYPES(X) \
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
-    X(registration, NULL) X(piece, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(drain, NULL) \
     X(readable, NULL) X(owner, NULL) X(events, NULL)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(_let_go) \
-    X(_registration) X(_piece) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
+    X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
     X(data_received) X(_on_attention) X(_on_events) X(_on_raised)
 
 /* clang-format on */
@@ -313,6 +316,7 @@ PyObject *aio_operate(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_read(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_write(PyObject *self, PyObject *const *args, Py_ssize_t count);
 PyObject *aio_operation_ended(PyObject *self, PyObject *args);
+PyObject *aio_operations_lend(PyObject *self, PyObject *region);
 PyObject *aio_operations_allow(PyObject *self, PyObject *depth);
 PyObject *aio_operation_take_number(PyObject *self, PyObject *unused);
 PyObject *aio_operation_give_number(PyObject *self, PyObject *number);

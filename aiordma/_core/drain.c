@@ -917,7 +917,7 @@ static int all_done(Drain *drain)
 static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     Readable *self = (Readable *)object;
-    PyObject *drain = aio_alive(self->drain);
+    PyObject *drain = PyObject_CallNoArgs(self->drain);
     PyObject *slow, *result;
     int done = 0;
 

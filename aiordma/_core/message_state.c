@@ -70,9 +70,11 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->handler);
     Py_VISIT(self->room);
     Py_VISIT(self->sge);
+    Py_VISIT(self->region);
     Py_VISIT(self->remote);
     Py_VISIT(self->pd);
     Py_VISIT(self->known);
+    Py_VISIT(self->lent);
     for (uint32_t i = 0; self->operations && i < self->state.n_operations; i++)
         Py_VISIT(self->operations[i]);
     return 0;
@@ -95,9 +97,11 @@ static int state_clear(PyObject *object)
     Py_CLEAR(self->handler);
     Py_CLEAR(self->room);
     Py_CLEAR(self->sge);
+    Py_CLEAR(self->region);
     Py_CLEAR(self->remote);
     Py_CLEAR(self->pd);
     Py_CLEAR(self->known);
+    Py_CLEAR(self->lent);
     return 0;
 }
 
@@ -111,6 +115,7 @@ static void state_dealloc(PyObject *object)
     if (self->parked)
         self->parked->owner = NULL;
     replace((PyObject **)&self->parked, NULL);
+    replace((PyObject **)&self->bounce, NULL);
     state_clear(object);
     PyMem_Free(self->state.free);
     PyMem_Free(self->state.control_free);
@@ -844,9 +849,11 @@ static PyMethodDef state_methods[] = {
     {"operate", (PyCFunction)(void (*)(void))aio_operate, METH_FASTCALL,
      "Post a READ, WRITE or atomic; see operation.c."},
     {"read", (PyCFunction)(void (*)(void))aio_operation_read, METH_FASTCALL,
-     "READ into registered memory, if that is plain; see operation.c."},
+     "READ in one request, into registered memory or a small buffer; see operation.c."},
     {"write", (PyCFunction)(void (*)(void))aio_operation_write, METH_FASTCALL,
      "WRITE in the same way."},
+    {"lend", aio_operations_lend, METH_O,
+     "A region that bytes are copied through; see operation.c."},
     {"ended", aio_operation_ended, METH_VARARGS,
      "An operation has ended: its number, error or None."},
     {NULL, NULL, 0, NULL},
@@ -864,6 +871,8 @@ static PyMemberDef state_members[] = {
     {"room", T_OBJECT_EX, offsetof(MessageState, room), 0,
      "Called when an operation has ended while a task waits for room."},
     {"sge", T_OBJECT_EX, offsetof(MessageState, sge), 0, "The class of pieces of memory."},
+    {"region", T_OBJECT_EX, offsetof(MessageState, region), 0, "The class of registered memory."},
+    {"lent", T_OBJECT, offsetof(MessageState, lent), READONLY, "The region of `lend`, or None."},
     {"remote", T_OBJECT_EX, offsetof(MessageState, remote), 0, "The class of the peer's memory."},
     {"pd", T_OBJECT_EX, offsetof(MessageState, pd), 0, "The connection's protection domain."},
     {"may_read", T_BOOL, offsetof(MessageState, may_read), 0, "Whether READs are possible at all."},

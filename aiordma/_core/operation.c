@@ -13,10 +13,15 @@
  * An object is used again for its number unless the program still has it: an operation may end
  * before it is waited for.
  *
- * `transfer` posts a READ or WRITE of a piece of registered memory, in a single request.  It has
- * the rules of this frequent case; endpoint/one_sided.py has all rules, and the texts of the
- * errors.  A transfer that does not pass here is left to Python, which does it in another way or
- * refuses it.
+ * `transfer` posts a READ or WRITE in a single request: of registered memory, or of a buffer that
+ * is small enough to be copied.  It has the rules of these frequent cases; endpoint/one_sided.py
+ * has all rules, and the texts of the errors.  A transfer that does not pass here is left to
+ * Python, which does it in another way or refuses it.
+ *
+ * The bytes of other buffers are copied through `bounce`, registered memory that Python lends after
+ * its first transfer of this kind.  A WRITE copies before the post, so that the buffer is free at
+ * once; and it needs no room there if it goes inline.  A READ copies at its end, and its buffer
+ * stays exported until then, canceled or not: the adapter never has the buffer itself.
  */
 #include "core.h"
 
@@ -24,32 +29,29 @@
 
 static PyObject *registration_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"addr", "lkey", "access", "pd", "region", NULL};
-    unsigned long long addr;
+    static char *names[] = {"addr", "length", "lkey", "access", "pd", NULL};
+    unsigned long long addr, length;
     unsigned int lkey, access;
-    PyObject *pd, *region;
+    PyObject *pd;
     Registration *self;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KIIOO", names, &addr, &lkey, &access, &pd,
-                                     &region))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "KKIIO", names, &addr, &length, &lkey, &access,
+                                     &pd))
         return NULL;
     self = (Registration *)PyType_GenericAlloc(type, 0);
     if (!self)
         return NULL;
     self->addr = addr;
+    self->length = length;
     self->lkey = lkey;
     self->access = access;
     self->pd = Py_NewRef(pd);
-    self->region = PyWeakref_NewRef(region, NULL);
-    if (!self->region)
-        replace((PyObject **)&self, NULL);
     return (PyObject *)self;
 }
 
 static void registration_dealloc(PyObject *object)
 {
     Py_CLEAR(((Registration *)object)->pd);
-    Py_CLEAR(((Registration *)object)->region);
     aio_free(object);
 }
 
@@ -121,9 +123,14 @@ static int operation_clear(PyObject *object)
     return base(object);
 }
 
+/*
+ * The collector does not see the buffer of `view`: a memoryview that it finds gives up its bytes,
+ * although they are exported (see message_object.c).
+ */
 static void operation_dealloc(PyObject *object)
 {
     PyObject_GC_UnTrack(object);
+    PyBuffer_Release(&((Operation *)object)->view);
     operation_clear(object);
     aio_free(object);
 }
@@ -177,10 +184,25 @@ PyType_Spec aio_operation_spec = {
     .slots = operation_slots,
 };
 
-/* The object for a number, made or used again; borrowed, or NULL. */
+/* The operation that is under way with a number; borrowed, or NULL. */
+static Operation *under_way(const MessageState *self, uint32_t number)
+{
+    Operation *operation;
+
+    if (!self->operations || number >= self->state.n_operations)
+        return NULL;
+    operation = (Operation *)self->operations[number];
+    return operation && operation->region ? operation : NULL;
+}
+
+/*
+ * The object for a number, made or used again; borrowed, or NULL.  Up to Python 3.11 the collector
+ * may run a function of the program meanwhile, which takes the number itself: see aio_post.
+ */
 static Operation *fresh(MessageState *self, uint32_t number)
 {
     Operation *operation;
+    PyObject *made;
 
     if (!self->operations) {
         self->operations = PyMem_Calloc(self->state.n_operations, sizeof(PyObject *));
@@ -192,32 +214,80 @@ static Operation *fresh(MessageState *self, uint32_t number)
         aio_wakeup_forget(&operation->wakeup); /* an error that no task has waited for */
         return operation;
     }
-    operation = (Operation *)PyType_GenericAlloc(aio_operation_type, 0);
-    if (!operation)
+    made = PyType_GenericAlloc(aio_operation_type, 0);
+    if (!made)
         return NULL;
-    operation->wakeup.loop = Py_XNewRef(self->parked->wakeup.loop);
-    replace(&self->operations[number], (PyObject *)operation);
-    return operation;
+    ((Wakeup *)made)->loop = Py_XNewRef(self->parked->wakeup.loop);
+    if (under_way(self, number))
+        Py_DECREF(made);
+    else
+        replace(&self->operations[number], made);
+    return (Operation *)self->operations[number];
+}
+
+/* The first position in `bounce` with so many bytes in a row; whether they are free. */
+static int fits(const MessageState *self, uint32_t length, uint32_t *position)
+{
+    uint32_t size = (uint32_t)self->bounce->length, left = size - self->bounce_head % size;
+
+    *position = self->bounce_head + (length > left ? left : 0);
+    return *position + length - self->bounce_tail <= size;
+}
+
+/* Free what no operation has any more: not at the end of each, but when room is needed. */
+static void reclaim(MessageState *self)
+{
+    uint32_t first = self->bounce_head;
+
+    for (uint32_t i = 0; self->state.operating && i < self->state.n_operations; i++) {
+        const Operation *operation = under_way(self, i);
+
+        if (operation && operation->place && (int32_t)(operation->position - first) < 0)
+            first = operation->position;
+    }
+    if (first == self->bounce_head)
+        self->bounce_head = first = 0;
+    self->bounce_tail = first;
+}
+
+/* Name the bytes of a buffer in a request, copied if they have to be; whether there is room. */
+static int put(MessageState *self, struct aio_operation *request, const Py_buffer *view,
+               uint32_t *position)
+{
+    int reads = request->opcode == IBV_WR_RDMA_READ;
+
+    request->addr = (uint64_t)(uintptr_t)view->buf;
+    if (!reads && request->length <= self->state.inline_size)
+        return 1;
+    if (!self->state.operating)
+        reclaim(self); /* to the beginning, which is in the caches */
+    if (!fits(self, request->length, position)) {
+        reclaim(self);
+        if (!fits(self, request->length, position))
+            return 0;
+    }
+    request->addr = self->bounce->addr + *position % (uint32_t)self->bounce->length;
+    if (!reads)
+        memcpy((void *)(uintptr_t)request->addr, view->buf, request->length);
+    return 1;
 }
 
 /*
- * Post a request with this number; if the number is negative, with a free number.
+ * Post a request with this number; if the number is negative, with a free number.  The bytes are
+ * those of `view`, unless that is NULL.
  *
  * Returns the operation; None if no number is free, or if the rules in Python have to decide; or
  * the errno of the post.
  */
 static PyObject *aio_post(MessageState *self, long number, struct aio_operation *request,
-                          Registration *registration)
+                          PyObject *region, Registration *registration, const Py_buffer *view)
 {
     struct aio_message_state *m = &self->state;
-    int any = number < 0, elsewhere;
+    int any = number < 0, elsewhere = aio_is_elsewhere(self);
+    uint32_t position = 0;
     Operation *operation;
-    PyObject *region;
     int code;
 
-    if (!m->qp || m->over || registration->closing)
-        Py_RETURN_NONE;
-    elsewhere = aio_is_elsewhere(self);
     if (elsewhere < 0)
         return NULL;
     if (elsewhere)
@@ -232,29 +302,35 @@ static PyObject *aio_post(MessageState *self, long number, struct aio_operation 
         return NULL;
     }
     request->number = (uint32_t)number;
-    region = aio_alive(registration->region);
-    if (!region || region == Py_None)
-        return region;
     operation = fresh(self, request->number);
-    if (!operation || operation->region) {
-        if (operation)
-            PyErr_SetString(PyExc_RuntimeError, "the operation is under way");
-        Py_DECREF(region);
+    if (!operation)
+        return NULL;
+    /* No function of the program runs from here to the last line. */
+    if (!any && operation->region) {
+        PyErr_SetString(PyExc_RuntimeError, "the operation is under way");
         return NULL;
     }
+    if (!m->qp || m->over || registration->closing || operation->region ||
+        (view && !put(self, request, view, &position)))
+        Py_RETURN_NONE;
     code = aio_message_operate(m, request);
-    if (code) {
-        Py_DECREF(region);
+    if (code)
         return PyLong_FromLong(code);
-    }
     if (any)
         m->n_operations_free--;
-    operation->region = region;
-    replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
     registration->uses++;
+    operation->region = Py_NewRef(region);
     operation->opcode = (unsigned char)request->opcode;
     operation->length = request->length;
-    return Py_NewRef((PyObject *)operation);
+    operation->place = NULL;
+    if (view && request->addr != (uint64_t)(uintptr_t)view->buf) {
+        operation->place = (char *)(uintptr_t)request->addr;
+        operation->position = position;
+        self->bounce_head = position + ((request->length + 63) & ~UINT32_C(63));
+    }
+    Py_INCREF((PyObject *)operation);
+    replace((PyObject **)&operation->registration, Py_NewRef((PyObject *)registration));
+    return (PyObject *)operation;
 }
 
 /* operate(number, opcode, address, length, remote address, rkey, compare_add, swap, region) */
@@ -287,31 +363,28 @@ PyObject *aio_operate(PyObject *object, PyObject *const *args, Py_ssize_t count)
         result = NULL;
     } else {
         request.lkey = ((Registration *)registration)->lkey;
-        result = aio_post(self, number, &request, (Registration *)registration);
+        result = aio_post(self, number, &request, args[8], (Registration *)registration, NULL);
     }
     Py_DECREF(registration);
     return result;
 }
 
-/* The operation that is under way with a number; borrowed, or NULL. */
-static Operation *under_way(const MessageState *self, uint32_t number)
-{
-    Operation *operation;
-
-    if (!self->operations || number >= self->state.n_operations)
-        return NULL;
-    operation = (Operation *)self->operations[number];
-    return operation && operation->region ? operation : NULL;
-}
-
-/* The operation has ended: its region, which is still in use; the reference is the caller's. */
-static PyObject *leave(MessageState *self, Operation *operation, uint32_t number)
+/*
+ * The operation has ended: its region, which is still in use; the reference is the caller's, as is
+ * one to the operation.  The end of the export may run a function of the program, which may post.
+ */
+static PyObject *leave(MessageState *self, Operation *operation, uint32_t number, int good)
 {
     PyObject *region = operation->region;
+    Py_buffer view = operation->view;
 
-    operation->region = NULL;
+    Py_INCREF((PyObject *)operation);
+    if (good && view.obj)
+        memcpy(view.buf, operation->place, operation->length);
+    operation->view.obj = operation->region = NULL;
     self->state.operating--;
     self->state.operations_free[self->state.n_operations_free++] = (uint16_t)number;
+    PyBuffer_Release(&view);
     return region;
 }
 
@@ -355,10 +428,8 @@ static int succeed(MessageState *self, uint32_t number)
 
     if (!operation)
         return 0;
-    region = leave(self, operation, number);
-    /* The program may post again, and this number is free. */
-    Py_INCREF((PyObject *)operation);
     count_success(&self->state, operation);
+    region = leave(self, operation, number, 1);
     if (end_use(operation, region))
         PyErr_Fetch(&type, &value, &traceback);
     if (operation->wakeup.state == AIO_WAITING)
@@ -397,11 +468,11 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
     operation = under_way(self, number);
     if (!operation)
         Py_RETURN_NONE;
-    region = leave(self, operation, number);
     if (error == Py_None)
         count_success(&self->state, operation);
     else
         replace(&operation->wakeup.error, Py_NewRef(error));
+    region = leave(self, operation, number, error == Py_None);
     if (operation->wakeup.state != AIO_WAITING) {
         operation->wakeup.state = AIO_DONE;
     } else if (aio_wake_soon(&operation->wakeup) < 0) {
@@ -414,6 +485,7 @@ PyObject *aio_operation_ended(PyObject *object, PyObject *args)
         PyErr_Restore(type, value, traceback);
         replace(&region, NULL);
     }
+    Py_DECREF((PyObject *)operation);
     return region;
 }
 
@@ -448,34 +520,7 @@ void aio_free_operations(MessageState *self)
     PyMem_Free(operations);
 }
 
-/* READ and WRITE of a piece of registered memory */
-
-/* An SGE for C: kept in the SGE, which never changes, from its first use on. */
-typedef struct {
-    PyObject_HEAD
-    Registration *registration;
-    uint64_t start;
-    uint32_t length;
-} Piece;
-
-static void piece_dealloc(PyObject *object)
-{
-    Py_XDECREF((PyObject *)((Piece *)object)->registration);
-    aio_free(object);
-}
-
-static PyType_Slot piece_slots[] = {
-    {Py_tp_dealloc, piece_dealloc},
-    {Py_tp_doc, "A piece of registered memory, checked."},
-    {0, NULL},
-};
-
-PyType_Spec aio_piece_spec = {
-    .name = "aiordma._core.Piece",
-    .basicsize = sizeof(Piece),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .slots = piece_slots,
-};
+/* READ and WRITE in a single request */
 
 static int number_of(PyObject *object, PyObject *name, uint64_t *number)
 {
@@ -514,54 +559,83 @@ static int know(MessageState *self, PyObject *remote)
     return rc;
 }
 
-/* Make the Piece of an SGE; NULL, perhaps with an exception, if the SGE is left to Python. */
-static PyObject *make_piece(PyObject *sge)
+/*
+ * Post, if the memory of both sides allows it; NULL, perhaps with an exception, if not.  `args` are
+ * those of `transfer`, `view` is for aio_post.
+ */
+static PyObject *post(MessageState *self, PyObject *const *args, enum ibv_wr_opcode opcode,
+                      PyObject *region, Registration *registration, uint64_t start, uint64_t length,
+                      const Py_buffer *view)
 {
-    PyObject *region = PyObject_GetAttr(sge, aio_name.mr);
-    PyObject *found = region ? PyObject_GetAttr(region, aio_name._registration) : NULL,
-             *made = NULL;
-    uint64_t start, length;
+    int reads = opcode == IBV_WR_RDMA_READ;
+    uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
+    uint64_t skip = PyLong_AsUnsignedLongLong(args[2]);
+    struct aio_operation request = {
+        .opcode = opcode,
+        .addr = registration->addr + start,
+        .length = (uint32_t)length,
+        .lkey = registration->lkey,
+    };
 
-    if (found && Py_IS_TYPE(found, aio_registration_type) &&
-        !number_of(sge, aio_name.offset, &start) && !number_of(sge, aio_name.length, &length) &&
-        length && length <= AIO_LARGEST_REQUEST) {
-        made = PyType_GenericAlloc(aio_piece_type, 0);
-        if (made) {
-            ((Piece *)made)->registration = (Registration *)Py_NewRef(found);
-            ((Piece *)made)->start = start;
-            ((Piece *)made)->length = (uint32_t)length;
-            if (PyObject_GenericSetAttr(sge, aio_name._piece, made))
-                replace(&made, NULL);
-        }
+    if ((skip == (uint64_t)-1 && PyErr_Occurred()) || !length || length > AIO_LARGEST_REQUEST ||
+        registration->pd != self->pd || know(self, args[0]) || !(self->known_rights & right) ||
+        (reads && !(registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
+        length > self->known_length || skip > self->known_length - length)
+        return NULL;
+    request.remote_addr = self->known_addr + skip;
+    request.rkey = (uint32_t)self->known_rkey;
+    return aio_post(self, -1, &request, region, registration, view);
+}
+
+/* Post memory of a region: a piece of it, or all. */
+static PyObject *post_registered(MessageState *self, PyObject *const *args,
+                                 enum ibv_wr_opcode opcode)
+{
+    int piece = Py_IS_TYPE(args[1], (PyTypeObject *)self->sge);
+    PyObject *region = piece ? PyObject_GetAttr(args[1], aio_name.mr) : Py_NewRef(args[1]);
+    PyObject *found = region ? PyObject_GetAttr(region, aio_name._registration) : NULL;
+    PyObject *result = NULL;
+    uint64_t start = 0, length = 0;
+
+    if (found && Py_IS_TYPE(found, aio_registration_type)) {
+        length = ((Registration *)found)->length;
+        if (!piece || (!number_of(args[1], aio_name.offset, &start) &&
+                       !number_of(args[1], aio_name.length, &length)))
+            result = post(self, args, opcode, region, (Registration *)found, start, length, NULL);
     }
     Py_XDECREF(region);
     Py_XDECREF(found);
-    return made;
+    return result;
 }
 
-/* Post, if piece and remote memory allow it; NULL, perhaps with an exception, if not. */
-static PyObject *post(MessageState *self, const Piece *piece, PyObject *offset,
-                      enum ibv_wr_opcode opcode)
+/*
+ * Post the bytes of a buffer.
+ *
+ * They are exported by a memoryview of their own, so that the program can release its memoryview,
+ * and so that an exporter gets back the struct that it has filled.  Bytes and a bytearray need no
+ * such care.
+ */
+static PyObject *post_copied(MessageState *self, PyObject *const *args, enum ibv_wr_opcode opcode)
 {
-    Registration *registration = piece->registration;
     int reads = opcode == IBV_WR_RDMA_READ;
-    uint32_t right = reads ? IBV_ACCESS_REMOTE_READ : IBV_ACCESS_REMOTE_WRITE;
-    uint64_t skip = PyLong_AsUnsignedLongLong(offset);
-    struct aio_operation request = {
-        .opcode = opcode,
-        .addr = registration->addr + piece->start,
-        .length = piece->length,
-        .lkey = registration->lkey,
-        .remote_addr = self->known_addr + skip,
-        .rkey = (uint32_t)self->known_rkey,
-    };
+    int flags = (reads ? PyBUF_WRITABLE : 0) | PyBUF_C_CONTIGUOUS | PyBUF_FORMAT;
+    PyObject *exporter = PyBytes_CheckExact(args[1]) || PyByteArray_CheckExact(args[1])
+                             ? Py_NewRef(args[1])
+                             : PyMemoryView_FromObject(args[1]);
+    PyObject *result = NULL;
+    Py_buffer view;
+    int code = exporter ? PyObject_GetBuffer(exporter, &view, flags) : -1;
 
-    if (registration->pd != self->pd || !(self->known_rights & right) ||
-        (reads && !(self->may_read && registration->access & IBV_ACCESS_LOCAL_WRITE)) ||
-        piece->length > self->known_length || skip > self->known_length - piece->length ||
-        (skip == (uint64_t)-1 && PyErr_Occurred()))
+    Py_XDECREF(exporter);
+    if (code)
         return NULL;
-    return aio_post(self, -1, &request, registration);
+    if (!view.format || !strchr(view.format, 'O')) /* no array of references to objects */
+        result = post(self, args, opcode, self->lent, self->bounce, 0, (uint64_t)view.len, &view);
+    if (reads && result && Py_IS_TYPE(result, aio_operation_type))
+        ((Operation *)result)->view = view;
+    else
+        PyBuffer_Release(&view);
+    return result;
 }
 
 /*
@@ -574,6 +648,7 @@ static PyObject *for_python(void)
         if (!PyErr_ExceptionMatches(PyExc_TypeError) &&
             !PyErr_ExceptionMatches(PyExc_AttributeError) &&
             !PyErr_ExceptionMatches(PyExc_ValueError) &&
+            !PyErr_ExceptionMatches(PyExc_BufferError) &&
             !PyErr_ExceptionMatches(PyExc_OverflowError))
             return NULL;
         PyErr_Clear();
@@ -582,32 +657,27 @@ static PyObject *for_python(void)
 }
 
 /*
- * read(remote, piece, offset), write(...): the operation, or None if Python has to do it.
+ * read(remote, memory, offset), write(...): the operation, or None if Python has to do it.
  *
  * Python posts a request that the adapter's library refuses once more, and names the error.
  */
 static PyObject *transfer(MessageState *self, PyObject *const *args, Py_ssize_t count,
                           enum ibv_wr_opcode opcode)
 {
-    PyObject *piece, *result;
+    PyObject *result = NULL;
 
     if (count != 3) {
         PyErr_SetString(PyExc_TypeError, "a transfer takes 3 arguments");
         return NULL;
     }
     if (!self->state.attended || (opcode == IBV_WR_RDMA_READ && !self->may_read) ||
-        !Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) || !PyLong_CheckExact(args[2]) ||
-        know(self, args[0]))
-        return for_python();
-    piece = PyObject_GetAttr(args[1], aio_name._piece);
-    if (piece == Py_None) {
-        Py_DECREF(piece);
-        piece = make_piece(args[1]);
-    }
-    result = piece && Py_IS_TYPE(piece, aio_piece_type)
-                 ? post(self, (Piece *)piece, args[2], opcode)
-                 : NULL;
-    Py_XDECREF(piece);
+        !PyLong_CheckExact(args[2]))
+        Py_RETURN_NONE;
+    if (Py_IS_TYPE(args[1], (PyTypeObject *)self->sge) ||
+        Py_IS_TYPE(args[1], (PyTypeObject *)self->region))
+        result = post_registered(self, args, opcode);
+    else if (self->bounce)
+        result = post_copied(self, args, opcode);
     if (result && Py_IS_TYPE(result, aio_operation_type))
         return result;
     Py_XDECREF(result);
@@ -685,5 +755,25 @@ PyObject *aio_operations_forget_done(PyObject *object, PyObject *Py_UNUSED(unuse
     struct aio_message_state *m = &((MessageState *)object)->state;
 
     m->done_head = m->done_tail;
+    Py_RETURN_NONE;
+}
+
+/* lend(region): copy through this memory from now on, until it is closed; once. */
+PyObject *aio_operations_lend(PyObject *object, PyObject *region)
+{
+    MessageState *self = (MessageState *)object;
+    PyObject *found = PyObject_GetAttr(region, aio_name._registration);
+    uint64_t length;
+
+    if (!found)
+        return NULL;
+    length = Py_IS_TYPE(found, aio_registration_type) ? ((Registration *)found)->length : 0;
+    if (self->bounce || length < 64 || length > AIO_LARGEST_REQUEST || length & (length - 1)) {
+        PyErr_SetString(PyExc_ValueError, "memory is lent once, and has a power of two of bytes");
+        Py_DECREF(found);
+        return NULL;
+    }
+    self->bounce = (Registration *)found;
+    self->lent = Py_NewRef(region);
     Py_RETURN_NONE;
 }

@@ -116,7 +116,8 @@ class Connection:
         self._link = link  # not yet started
         self._receiver = Receiver(link)
         self._state = link.state
-        self._state.sge, self._state.remote, self._state.pd = SGE, RemoteRegion, link.pd
+        self._state.sge, self._state.region = SGE, MemoryRegion
+        self._state.remote, self._state.pd = RemoteRegion, link.pd
         self._state.largest = config.max_message_size
         self._sender = Sender(link, config)
         self._outcome = outcome = Outcome()

@@ -372,6 +372,7 @@ class Link(AdapterSide):
         super().poison_after_fork()
         self.state.close()
         self.state.blocked = True
+        self.state.forget_done()  # the child may not have the memory of these operations
         self.state.python = True  # recv() asks Python first, which refuses
 
     def _give_back(self) -> Sequence[Closing]:

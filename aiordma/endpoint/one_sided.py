@@ -8,7 +8,8 @@ Theory of operation
     (`register`) is used as it is.  Of other memory up to 64 KiB are copied through a buffer of the
     pool, because a copy is cheaper than a registration; more is registered for the operation.
 
-    C checks and posts the frequent case, registered memory in one request, before Python is asked
+    C checks and posts the frequent cases in one request before Python is asked: registered memory,
+    and buffers that are copied, once they have a buffer of the pool to go through
     (`_core/operation.c`).  The transfers that C does not take come here, to be done or refused.
 
     Long transfers are posted in pieces of 1 MiB, a few at a time, so that they do not hold up the
@@ -318,6 +319,9 @@ class OneSided:
             if size or imm is not None:
                 async with self._registered(local, reads=reads) as (region, start):
                     await self._post(opcode, region, start, size, where, remote.rkey, imm)
+                state = self._link.state
+                if size <= _COPY and state.lent is None and self._link.buffers.pool.lend(region):
+                    state.lend(region)
             return size
         except BaseException:
             _release(local)

@@ -99,6 +99,14 @@ class BufferPool:
             self._spare = max(-missing, 0)
         return fits
 
+    def lend(self, region: MemoryRegion) -> bool:
+        """Lend the region that was given back last until `close`; False if it was not kept."""
+        shelf = self._free.get(region.length)
+        if not shelf or shelf[-1] is not region:
+            return False
+        self._out[shelf.pop()] = None  # and it counts as kept
+        return True
+
     def drop(self, region: MemoryRegion) -> None:
         """Deregister a region instead of taking it back."""
         self._out.pop(region, None)

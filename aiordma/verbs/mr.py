@@ -165,7 +165,7 @@ class MemoryRegion(Resource):
                 self.pd, self.access = pd, access
                 self.addr, self.length = addr, length
                 self.lkey, self.rkey = int(handle.lkey), int(handle.rkey)
-                self._registration = Registration(addr, self.lkey, rights, pd, self)
+                self._registration = Registration(addr, length, self.lkey, rights, pd)
                 super().__init__(handle, (pd,))
             finally:
                 pd._let_go()

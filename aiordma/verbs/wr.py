@@ -60,8 +60,6 @@ class SGE:
     mr: MemoryRegion
     offset: int = 0
     length: int | None = None
-    # The C object of this piece, made at its first READ or WRITE (_core/operation.c).
-    _piece: object = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:

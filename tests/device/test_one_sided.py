@@ -89,6 +89,120 @@ async def test_buffers_of_every_kind(pair: Pair) -> None:
         assert mapped[:8] == bytes(8)
 
 
+async def lent(conn: aiordma.Connection, remote: RemoteRegion) -> None:
+    """Have C copy the bytes of small buffers: Python copies those of the first."""
+    assert state_of(conn).lent is None
+    await conn.read(remote, bytearray(1))
+    assert state_of(conn).lent is not None
+
+
+async def test_small_buffers_are_copied_in_c(pair: Pair) -> None:
+    """As many tasks as find room there, and some more."""
+    client, _ = pair
+    dice = random.Random(44)
+    theirs = bytearray(dice.randbytes(1 << 20))
+    async with exposed(pair, theirs, read=True, write=True) as remote:
+        await lent(client, remote)
+        sizes = [1, 63, 64, 112, 113, 128, 4096, 65_536]
+        sizes += [dice.randint(1, 9000) for _ in range(60)]
+
+        async def there_and_back(part: int, size: int) -> None:
+            start = part * 15_000
+            data, into = dice.randbytes(size), bytearray(size)
+            assert await client.write(remote, data, offset=start) == size
+            assert await client.read(remote, into, offset=start) == size
+            assert into == data
+            assert theirs[start : start + size] == data
+            into.append(0)
+
+        for size in sizes[:8]:
+            await there_and_back(0, size)
+        into = [bytearray(size) for size in sizes]
+        before = bytes(theirs)
+        await asyncio.gather(*(client.read(remote, each) for each in into))
+        assert all(each == before[: len(each)] for each in into)
+        async with asyncio.TaskGroup() as group:
+            for part, size in enumerate(sizes[8:]):
+                group.create_task(there_and_back(part, size))
+    assert not state_of(client).operating
+    await are_alive(pair)
+
+
+async def test_a_bytearray_is_exported_while_it_is_read_into(pair: Pair) -> None:
+    client, _ = pair
+    async with exposed(pair, b"0123456789", read=True) as remote:
+        await lent(client, remote)
+        into = bytearray(10)
+        reading = asyncio.create_task(client.read(remote, into))
+        await asyncio.sleep(0)
+        with pytest.raises(BufferError):
+            into.append(0)
+        assert await reading == 10
+        into.append(0)
+        with pytest.raises(ValueError, match="not inside"):
+            await client.read(remote, into)
+        into.pop()
+        canceled = asyncio.create_task(client.read(remote, into))
+        await asyncio.sleep(0)
+        canceled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await canceled
+        await client.read(remote, bytearray(1))  # behind the other
+        into.append(0)
+
+
+@pytest.mark.parametrize("how", ["close", "abort", "the peer"])
+async def test_a_connection_that_ends_lets_go_of_the_buffers(address: str, how: str) -> None:
+    async with paired(address) as pair:
+        client, server = pair
+        async with exposed(pair, bytes(range(256)) * 16, read=True) as remote:
+            await lent(client, remote)
+            buffers = [bytearray(4096) for _ in range(40)]
+            tasks = [asyncio.create_task(client.read(remote, into)) for into in buffers]
+            await asyncio.sleep(0)
+            if how == "close":
+                await client.close()
+            elif how == "abort":
+                client.abort()
+            else:
+                server.abort()
+            await asyncio.wait(tasks)
+            for task, into in zip(tasks, buffers, strict=True):
+                into.append(0)
+                error = task.exception()
+                if error is None:
+                    assert into == bytes(range(256)) * 16 + b"\0"
+                else:
+                    assert isinstance(
+                        error, (aiordma.ConnectionLostError, aiordma.ResourceClosedError)
+                    )
+                    assert not any(into)
+    memory = state_of(client).lent
+    await memory.wait_closed()
+
+
+async def test_a_region_is_read_into_and_written_as_it_is(pair: Pair) -> None:
+    """As a whole, by a piece of it, and by its view, which is copied."""
+    client, _ = pair
+    theirs = bytearray(b"0123456789abcdef")
+    async with exposed(pair, theirs, read=True, write=True) as remote:
+        await lent(client, remote)
+        mine = await client.register(16)
+        assert await client.read(remote, mine) == 16
+        assert bytes(mine.view) == theirs
+        assert await client.write(remote, SGE(mine, 4, 4), offset=0) == 4
+        assert await client.write(remote, mine.view[8:10], offset=14) == 2
+        assert await client.read(remote, mine.view[:2], offset=14) == 2
+        assert theirs == b"4567456789abcd89"
+        assert bytes(mine.view[:4]) == b"8923"
+        with pytest.raises(ValueError, match="not inside"):
+            await client.read(remote, mine, offset=1)
+        mine.close()
+        with pytest.raises(aiordma.ResourceClosedError):
+            await client.read(remote, mine)
+    await are_alive(pair)
+
+
 async def test_a_write_with_an_immediate_arrives_as_an_empty_message(pair: Pair) -> None:
     client, server = pair
     theirs = bytearray(100_000)

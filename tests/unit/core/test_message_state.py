@@ -255,7 +255,7 @@ def test_at_the_end_what_comes_back_unused_is_counted() -> None:
 
 class _Region:
     def __init__(self) -> None:
-        self._registration = Registration(4096, 1, 7, None, self)
+        self._registration = Registration(4096, 64, 1, 7, None)
 
 
 def test_the_adapter_is_not_idle_while_an_operation_is_under_way() -> None:

@@ -32,8 +32,9 @@ from aiordma._core import (
 from aiordma._ffi import ffi, lib
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.wire import FrameKind
+from aiordma.memory import RemoteRegion
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.enums import Opcode
+from aiordma.verbs.enums import Access, Opcode
 
 from ..endpoint.fabric import new_state
 from .completing import Completing, QueuePair, completion
@@ -50,8 +51,8 @@ class Thing:
 class Region:
     """Memory with a registration."""
 
-    def __init__(self) -> None:
-        self._registration = self.registration = Registration(0, 1, 7, None, self)
+    def __init__(self, length: int = 64) -> None:
+        self._registration = self.registration = Registration(0, length, 1, 7, None)
 
 
 class Refused(CompletionQueue):
@@ -105,9 +106,9 @@ RECEIVER = SimpleNamespace(
 
 def test_a_registration_keeps_the_domain_that_it_is_compared_with() -> None:
     """Another domain at the same address would pass for it."""
-    pd, region = Thing(), Thing()
+    pd = Thing()
     alive = weakref.ref(pd)
-    registration = Registration(addr=0, lkey=1, access=0, pd=pd, region=region)
+    registration = Registration(addr=0, length=64, lkey=1, access=0, pd=pd)
     del pd
     assert alive() is not None
     del registration
@@ -218,6 +219,24 @@ def test_an_operation_completes_once() -> None:
     assert state.bytes_read == 1
 
 
+def test_a_state_that_goes_lets_go_of_the_buffers_of_its_operations() -> None:
+    config = ConnectionConfig(one_sided_depth=4)
+    state = new_state(config, SimpleNamespace(is_running=lambda: True), config.receives, 4)
+    qp = QueuePair(lambda wr: None)
+    state.bind(qp.address, 0, 0, 0, _NOWHERE, _NOWHERE, (0, 0, 0), 0)
+    state.allow_operations(4)
+    state.sge, state.region, state.remote, state.pd = Thing, Region, RemoteRegion, None
+    state.may_read = state.attended = True
+    region, into = Region(4096), bytearray(8)
+    state.lend(region)
+    assert state.read(RemoteRegion(0, 64, 7, Access.REMOTE_READ), into, 0) is not None
+    with pytest.raises(BufferError):
+        into.append(0)
+    del state
+    into.append(0)
+    assert region.registration.uses == 1, "the adapter may still write there"
+
+
 @contextlib.contextmanager
 def collected(kind: type[Any]) -> Iterator[None]:
     """An object of `kind` is garbage, which the collector finds at an early allocation."""
@@ -319,6 +338,10 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     state.allow_operations(4)
     assert isinstance(state, MessageState)
     state.receiver = cast("Any", RECEIVER)
+    state.sge, state.region, state.remote, state.pd = Thing, Region, RemoteRegion, None
+    state.lend(Region(4096))
+    state.attended = True
+    remote = RemoteRegion(0, 64, 7, Access.REMOTE_WRITE)
     cleared(state, state.parked)
     attempt(
         lambda: state(255),
@@ -327,6 +350,8 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
         lambda: state.operate(0, 0, 0, 1, 0, 0, 0, 0, None),
         lambda: state.ended(0, None),
         lambda: state.read(None, None, 0),
+        lambda: state.write(remote, b"data", 0),
+        lambda: state.write(remote, Region(), 0),
         lambda: state.parked.cancel(),
         state.take,
     )

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from aiordma._core import EVENT_OPERATED, SUB_OPERATE, SUB_SHIFT
+from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.one_sided import OneSided
 from aiordma.endpoint.outcome import Outcome
 from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
+from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.pool import BufferPool
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
 from tests.inside.endpoint import attend
@@ -33,9 +36,18 @@ REMOTE = RemoteRegion(1 << 40, 4 * MIB, 77, BOTH)
 
 
 class Adapter:
-    """Takes what is posted, or refuses it with `code`."""
+    """Takes what is posted, or refuses it with `code`.
+
+    Attributes:
+        memory: Local memory of what is under way, by its number, if the adapter `touches` it.
+        written: What each WRITE had in its memory when it was posted.
+    """
+
+    touches = False
 
     def __init__(self) -> None:
+        self.memory: dict[int, Any] = {}
+        self.written: list[bytes] = []
         self.posted: list[tuple[int, ...]] = []
         self.numbers: list[int] = []  # under way
         self.code = 0
@@ -59,14 +71,19 @@ class Adapter:
             if opcode == Opcode.RDMA_WRITE_WITH_IMM:
                 compare_add = ntohl(wr.imm_data)
         self.posted.append((opcode, *sge, to.remote_addr, to.rkey, compare_add, swap))
-        self.numbers.append((wr.wr_id >> SUB_SHIFT) - SUB_OPERATE)
+        number = (wr.wr_id >> SUB_SHIFT) - SUB_OPERATE
+        self.numbers.append(number)
+        if self.touches:
+            self.memory[number] = ffi.buffer(ffi.cast("char *", sge[0]), sge[1])
+            if opcode == Opcode.RDMA_WRITE:
+                self.written.append(bytes(self.memory[number]))
         return 0
 
 
 class End:
     """As much of a connection as `Connection.read` and `write` use."""
 
-    def __init__(self, pd: Any, depth: int = 4, read_depth: int = 8) -> None:
+    def __init__(self, pd: Any, depth: int = 4, read_depth: int = 8, inline: int = 0) -> None:
         config = ConnectionConfig(one_sided_depth=depth)
         self.link = link = FakeLink(config)
         link.pd = pd
@@ -76,13 +93,16 @@ class End:
         rules = SimpleNamespace(read_depth=read_depth)
         link.context = context
         link.qp = SimpleNamespace(_rules=rules, _gone=self.gone)
+        self.budget = ByteBudget(1 << 30)
+        self.account = Account(self.budget, "peer")
+        link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account)
         self._state = self.state = state = link.state
         self.adapter = Adapter()
         nowhere = (0, 0, 0, 0)
-        state.bind(self.adapter.qp.address, 0, 0, 0, nowhere, nowhere, (0, 0, 0), 0)
+        state.bind(self.adapter.qp.address, 0, 0, inline, nowhere, nowhere, (0, 0, 0), 0)
         keeper: Any = self
         state.receiver = keeper
-        state.sge, state.remote, state.pd = SGE, RemoteRegion, pd
+        state.sge, state.region, state.remote, state.pd = SGE, MemoryRegion, RemoteRegion, pd
         self._completing = Completing(state)
         self.outcome = Outcome()
         self.one_sided = self._one_sided = OneSided(link, config, self.outcome)
@@ -140,6 +160,7 @@ class Place:
         self.end = End(self.pd, **settings)
 
     async def close(self) -> None:
+        self.end.link.pool.close()
         self.region.close()
         await self.region.wait_closed()
         self.pd.close()
