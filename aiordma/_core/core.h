@@ -15,7 +15,7 @@
  * - CMEvents, channel: the EventChannel, which calls close() first.
  * - Operation, bytes of the program's buffer: `view`.  Place in `bounce`: `region`, to its end.
  * - Message, bytes: the view in AioBytes.  Loan: the Message, which counts its loans.
- * - Parked, owner: none; the MessageState takes it away at its own end.
+ * - Parked, owner: none; the MessageState or StreamState takes it away at its own end.
  * - aio_turn, loop: none; it is compared, inside of one call.
  *
  * tests/unit/core/test_references.py closes each owner first, and calls objects that the cycle
@@ -73,13 +73,18 @@ typedef struct {
     unsigned char opcode;
 } Operation;
 
-/* wakeup.c: the Wakeup of a task that waits for a message */
-struct message_state;
-
+/*
+ * wakeup.c: the Wakeup of a task that waits for a message, or for bytes of a stream.
+ *
+ * `take` makes the object with which the wait ends.  It returns None if there is none yet, False if
+ * Python has to make it, NULL with an exception; `again`: the task has waited.
+ */
 typedef struct {
     Wakeup wakeup;
-    struct message_state *owner; /* NULL once that is gone */
-    char taking;                 /* the wait ends with the message */
+    PyObject *owner; /* NULL once that is gone */
+    PyObject *(*take)(PyObject *owner, int again);
+    void (*gave_up)(PyObject *owner); /* the wait was broken off; or NULL */
+    char taking;                      /* the wait ends with the object */
 } Parked;
 
 /* message_state.c: a connection's messages and operations */
@@ -140,12 +145,15 @@ typedef struct {
     struct aio_stream_state state;
     PyObject *memory;   /* keeps the rings alive: a kept `write` may have nothing else */
     PyObject *handler;  /* the stream, called with the rare events; None when it is over */
-    Wakeup *wakeup;     /* of the task that waits for bytes */
+    Parked *parked;     /* of the task that waits for bytes */
     PyObject *protocol; /* whose data_received is called, or None */
     PyObject *run;      /* Context.run, of the context in which data_received is called */
     PyObject *rest; /* called with data that C cannot send whole, and how many bytes it has sent */
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */
+    PyObject *separator;  /* which ends the bytes that the task wants, or NULL */
+    size_t most;          /* bytes that it wants, without the separator, at most */
+    size_t least;         /* and at least */
 } StreamState;
 
 /*
@@ -299,6 +307,10 @@ int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an excep
 /* message_object.c: its bytes; give a new one a bytes object, which is stolen, as its bytes */
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
+
+/* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
+Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
+PyObject *aio_take_message(PyObject *owner, int again);
 
 /*
  * message_state.c, for Parked: take the oldest message, None or NULL; send the credits that are due

@@ -41,10 +41,9 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     if (!m->reads_done || make_dones(&m->dones, exchanges) ||
         make_dones(&m->dones_pending, exchanges))
         return -1;
-    self->parked = (Parked *)PyObject_CallFunctionObjArgs((PyObject *)aio_parked_type, loop, NULL);
+    self->parked = aio_park(loop, object, aio_take_message);
     if (!self->parked)
         return -1;
-    self->parked->owner = self;
     self->thread = PyThread_get_thread_ident();
     m->data_slots = send_depth;
     m->arrival_mask = arrivals - 1;

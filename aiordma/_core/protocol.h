@@ -432,6 +432,7 @@ size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t siz
 int aio_stream_announce(struct aio_stream_state *s);
 int aio_stream_consume(struct aio_stream_state *s, uint32_t n);
 uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size);
+uint32_t aio_stream_find(const struct aio_stream_state *s, const char *separator, uint32_t size);
 int aio_stream_fill(struct aio_stream_state *s, uint32_t count);
 int aio_stream_used(struct aio_stream_state *s, uint32_t slot);
 uint32_t aio_stream_reach(const struct aio_stream_state *s, uint32_t sub);

@@ -291,6 +291,30 @@ uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size)
     return n;
 }
 
+/* How many of the readable bytes end with the first separator among them; 0 if there is none. */
+uint32_t aio_stream_find(const struct aio_stream_state *s, const char *separator, uint32_t size)
+{
+    uint32_t end = s->readable >= size ? s->readable - size + 1 : 0; /* it begins before */
+
+    for (uint32_t at = 0; at < end; at++) {
+        uint32_t place = (s->offset + at) % s->ring_size, same = 1;
+        uint32_t together = s->ring_size - place < end - at ? s->ring_size - place : end - at;
+        const uint8_t *found = memchr(s->ring + place, (unsigned char)*separator, together);
+
+        if (!found) {
+            at += together - 1;
+            continue;
+        }
+        at += (uint32_t)(found - (s->ring + place));
+        while (same < size &&
+               s->ring[(s->offset + at + same) % s->ring_size] == (uint8_t)separator[same])
+            same++;
+        if (same == size)
+            return at + size;
+    }
+    return 0;
+}
+
 /* Post `count` receives, for the slots in s->used where words need memory. */
 static int aio_stream_receives(struct aio_stream_state *s, uint32_t count)
 {

@@ -71,7 +71,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->memory);
     Py_VISIT(self->handler);
-    Py_VISIT((PyObject *)self->wakeup);
+    Py_VISIT((PyObject *)self->parked);
     Py_VISIT(self->protocol);
     Py_VISIT(self->run);
     Py_VISIT(self->rest);
@@ -85,7 +85,10 @@ static int state_clear(PyObject *object)
     StreamState *self = (StreamState *)object;
 
     Py_CLEAR(self->handler);
-    replace((PyObject **)&self->wakeup, NULL);
+    if (self->parked)
+        self->parked->owner = NULL;
+    replace((PyObject **)&self->parked, NULL);
+    Py_CLEAR(self->separator);
     Py_CLEAR(self->protocol);
     Py_CLEAR(self->run);
     Py_CLEAR(self->rest);
@@ -214,8 +217,8 @@ int aio_stream_events(StreamState *self, uint32_t events)
     PyObject *data, *done, *push, *protocol, *run;
     int rc;
 
-    if (events == AIO_STREAM_DATA && s->waiter && self->wakeup)
-        return aio_wake(self->wakeup) < 0 ? -1 : 0;
+    if (events == AIO_STREAM_DATA && s->waiter && self->parked)
+        return aio_wake(&self->parked->wakeup) < 0 ? -1 : 0;
     if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
         PyObject *bits = PyLong_FromUnsignedLong(events);
 
@@ -247,27 +250,128 @@ static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
-static PyObject *state_ask(PyObject *object, PyObject *number)
+/* A task waits no more. */
+static void stop_waiting(StreamState *self)
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
+    self->state.waiter = 0;
+    self->state.want = 1;
+}
+
+/* For Parked: the bytes that were asked for, once they are there. */
+static PyObject *take(PyObject *owner, int again)
+{
+    StreamState *self = (StreamState *)owner;
+    struct aio_stream_state *s = &self->state;
+    size_t n = 0, want = self->least;
+
+    stop_waiting(self);
+    if (self->separator) {
+        uint32_t size = (uint32_t)PyBytes_Size(self->separator);
+
+        n = aio_stream_find(s, PyBytes_AsString(self->separator), size);
+        if (n ? n - size > self->most : s->readable > self->most)
+            Py_RETURN_FALSE;
+        want = (size_t)s->readable + 1;
+    } else if (s->readable >= want) {
+        n = s->readable < self->most ? s->readable : self->most;
+    }
+    if (n && !s->stopped)
+        return cut(self, (uint32_t)n);
+    if (again || want > s->ring_size / 2 || s->stopped || !s->receiving || !s->plain ||
+        2 * s->waiting_count >= s->credits)
+        Py_RETURN_FALSE;
+    s->want = (uint32_t)want;
+    s->waiter = 1;
+    Py_RETURN_NONE;
+}
+
+/* The wait was broken off: bytes that have come go to the protocol. */
+static void gave_up(PyObject *owner)
+{
+    PyObject *type, *value, *traceback;
+
+    PyErr_Fetch(&type, &value, &traceback);
+    stop_waiting((StreamState *)owner);
+    if (tell((StreamState *)owner, aio_name._on_attention, NULL))
+        PyErr_WriteUnraisable(owner);
+    PyErr_Restore(type, value, traceback);
+}
+
+/* park(loop): make the Parked of the stream. */
+static PyObject *state_park(PyObject *object, PyObject *loop)
+{
+    StreamState *self = (StreamState *)object;
+
+    if (!self->parked) {
+        self->parked = aio_park(loop, object, take);
+        if (!self->parked)
+            return NULL;
+        self->parked->gave_up = gave_up;
+    }
+    return Py_NewRef((PyObject *)self->parked);
+}
+
+/* A number of bytes, or the largest if it is too large; -1 with an exception. */
+static Py_ssize_t size_of(PyObject *number)
+{
     Py_ssize_t n = PyLong_AsSsize_t(number);
 
-    if (n == -1 && PyErr_Occurred())
+    if (n == -1 && PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_OverflowError)) {
         PyErr_Clear();
-    if (n <= 0 || (size_t)n > s->ring_size / 2 || s->stopped || s->waiter || !s->receiving ||
-        !s->plain || s->readable >= (size_t)n || 2 * s->waiting_count >= s->credits)
-        Py_RETURN_FALSE;
-    s->want = (uint32_t)n;
-    s->waiter = 1;
-    Py_RETURN_TRUE;
+        return PY_SSIZE_T_MAX;
+    }
+    return n;
+}
+
+/*
+ * take(least, most): `most` bytes at most, as soon as `least` are there.
+ * take(separator, most): all up to the separator, which begins behind `most` bytes at most.
+ */
+static PyObject *state_take(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    StreamState *self = (StreamState *)object;
+    Py_ssize_t least, most;
+    int searched;
+
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "take(least or separator, most)");
+        return NULL;
+    }
+    searched = PyBytes_CheckExact(args[0]);
+    least = searched ? PyBytes_Size(args[0]) : size_of(args[0]);
+    most = size_of(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (least <= 0 || most <= 0) {
+        PyErr_SetString(PyExc_ValueError, searched ? "Separator should be at least one-byte string"
+                                                   : "take() of no bytes");
+        return NULL;
+    }
+    self->most = (size_t)most;
+    self->least = (size_t)least;
+    replace(&self->separator, searched ? Py_NewRef(args[0]) : NULL);
+    return Py_NewRef(object);
+}
+
+/* `await state.take(...)` ends with the bytes, or with None if Python has to read them. */
+static PyObject *state_await(PyObject *object)
+{
+    StreamState *self = (StreamState *)object;
+    PyObject *awaited;
+
+    if (!self->parked) {
+        PyErr_SetString(PyExc_RuntimeError, "the stream has no loop");
+        return NULL;
+    }
+    awaited = aio_wakeup_await((PyObject *)self->parked);
+    if (awaited)
+        self->parked->taking = 1;
+    return awaited;
 }
 
 static PyObject *state_done(PyObject *object, PyObject *Py_UNUSED(unused))
 {
-    struct aio_stream_state *s = &((StreamState *)object)->state;
-
-    s->waiter = 0;
-    s->want = 1;
+    stop_waiting((StreamState *)object);
     Py_RETURN_NONE;
 }
 
@@ -418,7 +522,9 @@ static PyMethodDef state_methods[] = {
     {"cut", state_cut, METH_O, "The next so many bytes, or None if fewer are there."},
     {"read", state_read, METH_VARARGS,
      "Copy at most so many bytes that are there into a buffer; how many."},
-    {"ask", state_ask, METH_O, "Whether to wait for so many bytes is all that is to be done."},
+    {"take", (PyCFunction)(void (*)(void))state_take, METH_FASTCALL,
+     "To await: bytes, so many at least and at most, or up to a separator; None: Python reads."},
+    {"park", state_park, METH_O, "The Wakeup of the task that waits for bytes, in this loop."},
     {"done", state_done, METH_NOARGS, "The wait is over."},
     {"bind", state_bind, METH_VARARGS,
      "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey."},
@@ -435,7 +541,6 @@ static PyMethodDef state_methods[] = {
 static PyMemberDef state_members[] = {
     {"handler", T_OBJECT, offsetof(StreamState, handler), 0,
      "The stream, which is told of what is not plain; None when it is over."},
-    {"wakeup", T_OBJECT, offsetof(StreamState, wakeup), 0, "Of the task that waits for bytes."},
     {"protocol", T_OBJECT, offsetof(StreamState, protocol), 0,
      "Its data_received is looked up and called with what has come; None if it is not to be."},
     {"run", T_OBJECT, offsetof(StreamState, run), 0, "Of the context in which it is called."},
@@ -509,6 +614,7 @@ static PyType_Slot state_slots[] = {
     {Py_tp_traverse, state_traverse},
     {Py_tp_clear, state_clear},
     {Py_tp_call, state_call}, /* with its events */
+    {Py_am_await, state_await},
     {Py_tp_methods, state_methods},
     {Py_tp_members, state_members},
     {Py_tp_getset, state_getset},

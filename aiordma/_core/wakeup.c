@@ -17,7 +17,8 @@
  * An Operation (operation.c) ends once, perhaps before a task waits: then it is DONE, and to wait
  * for it takes no time.
  *
- * Parked is a Wakeup whose wait ends with the next message of a MessageState.
+ * Parked is a Wakeup whose wait ends with the next message of a MessageState, or with bytes of a
+ * StreamState.
  */
 #include "core.h"
 
@@ -133,6 +134,26 @@ static PySendResult wakeup_send(PyObject *object, PyObject *Py_UNUSED(value), Py
     return PYGEN_RETURN;
 }
 
+/* The wait is broken off. */
+static void give_up(Wakeup *self)
+{
+    aio_wakeup_forget(self);
+    if (Py_IS_TYPE((PyObject *)self, aio_parked_type)) {
+        Parked *parked = (Parked *)self;
+
+        if (parked->taking && parked->owner && parked->gave_up)
+            parked->gave_up(parked->owner);
+        parked->taking = 0;
+    }
+}
+
+/* The coroutine that waits is closed. */
+static PyObject *wakeup_close(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    give_up((Wakeup *)object);
+    Py_RETURN_NONE;
+}
+
 /* An exception is thrown into the task while it waits, as Task.cancel does by way of the loop. */
 static PyObject *wakeup_throw(PyObject *object, PyObject *args)
 {
@@ -140,7 +161,7 @@ static PyObject *wakeup_throw(PyObject *object, PyObject *args)
 
     if (!PyArg_UnpackTuple(args, "throw", 1, 3, &type, &value, &traceback))
         return NULL;
-    aio_wakeup_forget((Wakeup *)object);
+    give_up((Wakeup *)object);
     if (PyExceptionInstance_Check(type))
         PyErr_SetObject((PyObject *)Py_TYPE(type), type);
     else
@@ -286,6 +307,7 @@ static PyMethodDef wakeup_methods[] = {
     {"cancel", (PyCFunction)(void (*)(void))wakeup_cancel, METH_VARARGS | METH_KEYWORDS, NULL},
     {"result", wakeup_result, METH_NOARGS, NULL},
     {"throw", wakeup_throw, METH_VARARGS, NULL},
+    {"close", wakeup_close, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -326,11 +348,21 @@ PyType_Spec aio_wakeup_spec = {
 
 /* Parked */
 
-/*
- * The next message; None if there is none; False if Python has to receive; NULL with an exception.
- */
-static PyObject *take(MessageState *self, int again)
+Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int))
 {
+    PyObject *object = PyObject_CallFunctionObjArgs((PyObject *)aio_parked_type, loop, NULL);
+
+    if (object) {
+        ((Parked *)object)->owner = owner;
+        ((Parked *)object)->take = take;
+    }
+    return (Parked *)object;
+}
+
+/* Of Parked: the next message. */
+PyObject *aio_take_message(PyObject *owner, int again)
+{
+    MessageState *self = (MessageState *)owner;
     struct aio_message_state *m = &self->state;
     PyObject *message;
     int elsewhere;
@@ -370,9 +402,11 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
 {
     Parked *self = (Parked *)object;
     int again = self->wakeup.state != AIO_IDLE;
-    MessageState *owner;
+    PyObject *owner;
 
     if (!self->taking || !self->owner || (again && self->wakeup.error)) {
+        if (self->wakeup.error && self->taking && self->owner && self->gave_up)
+            self->gave_up(self->owner);
         *result = aio_wakeup_next(object);
         if (*result)
             return PYGEN_NEXT;
@@ -384,10 +418,9 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
     }
     if (again)
         aio_wakeup_forget(&self->wakeup);
-    owner = (MessageState *)Py_NewRef(
-        (PyObject *)self->owner); /* `take` may run the collector, which may find the state */
-    *result = take(owner, again);
-    Py_DECREF((PyObject *)owner);
+    owner = Py_NewRef(self->owner); /* `take` may run the collector, which may find the state */
+    *result = self->take(owner, again);
+    Py_DECREF(owner);
     if (*result == Py_None && !again) {
         Py_DECREF(*result);
         *result = aio_wakeup_next(object);
@@ -408,11 +441,10 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
  */
 static PyObject *parked_next(PyObject *object)
 {
-    const MessageState *owner = ((Parked *)object)->owner;
     PyObject *result = NULL, *stop = NULL;
 
-    /* Before a message is taken, which would be lost if there were no memory for the exception. */
-    if (owner && owner->state.head != owner->state.tail) {
+    /* Before anything is taken, which would be lost if there were no memory for the exception. */
+    if (((Parked *)object)->taking && ((Parked *)object)->owner) {
         stop = PyObject_CallNoArgs(PyExc_StopIteration);
         if (!stop)
             return NULL;

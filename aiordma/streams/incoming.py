@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from aiordma._core import StreamState, Wakeup
+from aiordma._core import StreamState
 from aiordma.rsocket.machine import Machine
 
 __all__ = ["Incoming"]
@@ -80,7 +80,7 @@ class Incoming:
         self._protocol: Any = None
         self._buffered = False
         self.paused = False
-        self.wakeup = self.state.wakeup = Wakeup(port.loop)
+        self.wakeup = self.state.park(port.loop)
         self.eof_given = False
         self._end_is_next = self._end_is_due = False
 

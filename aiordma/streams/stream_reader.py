@@ -7,6 +7,7 @@ import ssl as ssl_module
 from collections.abc import Callable
 from typing import Any
 
+from aiordma._core import StreamState
 from aiordma.loop import fork
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
@@ -31,6 +32,7 @@ class RdmaStreamReader(asyncio.StreamReader):
     _buffer: bytearray
     _eof: bool
     _exception: Exception | None
+    _limit: int
     _maybe_resume_transport: Callable[[], None]
     _paused: bool
     _transport: asyncio.Transport
@@ -52,15 +54,57 @@ class RdmaStreamReader(asyncio.StreamReader):
             self._after_end = exc
         else:
             super().set_exception(exc)
+            self._wake()
 
     def exception(self) -> Exception | None:
         """The exception that has ended the connection, or None."""
         return self._exception or self._after_end
 
+    def feed_data(self, data: Any) -> None:
+        """As `asyncio.StreamReader.feed_data`.
+
+        Args:
+            data: Bytes, behind all that have arrived.
+        """
+        self._collect()
+        super().feed_data(data)
+        self._wake()
+
+    def feed_eof(self) -> None:
+        """As `asyncio.StreamReader.feed_eof`."""
+        self._collect()
+        super().feed_eof()
+        self._wake()
+
+    def _collect(self) -> None:
+        """Take the bytes that lie in the ring: they came before."""
+        source = self._source()
+        if source is not None and source.state.readable:
+            self._buffer += source.some(_EVERYTHING)
+
+    def _wake(self) -> None:
+        source = self._source()
+        if source is not None and source.state.waiter:
+            source.wake()
+
     def _source(self) -> Incoming | None:
         """The receiving half to read without the protocol; None of a transport of another kind."""
         transport = self._transport
         return transport._in if isinstance(transport, RdmaTransport) else None
+
+    def _state(self) -> StreamState | None:
+        """The state to await bytes from, in the frequent case: none wait here."""
+        transport = self._transport
+        if (
+            isinstance(transport, RdmaTransport)
+            and not self._buffer
+            and self._exception is None
+            and not self._eof
+            and self._waiter is None
+            and not (state := transport._in.state).waiter
+        ):
+            return state
+        return None
 
     async def _wait(self, source: Incoming, name: str, length: int) -> None:
         if self._waiter is not None or source.waiting:
@@ -69,6 +113,8 @@ class RdmaStreamReader(asyncio.StreamReader):
             self._paused = False
             self._transport.resume_reading()
         await source.wait(length)
+        if self._exception is not None:
+            raise self._exception
 
     def _refuse(self, name: str) -> None:
         msg = f"{name}() called while another coroutine is already waiting for incoming data"
@@ -77,13 +123,14 @@ class RdmaStreamReader(asyncio.StreamReader):
     async def _wait_for_data(self, func_name: str) -> None:
         """The wait of the methods of the base class."""
         source = self._source()
-        if source is not None:
-            if source.waiting:
-                self._refuse(func_name)
-            if there := source.some(_EVERYTHING):
-                self._buffer += there
-                return
-        await super()._wait_for_data(func_name)  # type: ignore[misc]
+        if source is None:
+            await super()._wait_for_data(func_name)  # type: ignore[misc]
+            return
+        before = len(self._buffer)
+        self._collect()
+        while len(self._buffer) == before and not self._eof:
+            await self._wait(source, func_name, 1)
+            self._collect()
 
     async def read(self, n: int = -1) -> bytes:
         """As `asyncio.StreamReader.read`.
@@ -97,18 +144,47 @@ class RdmaStreamReader(asyncio.StreamReader):
 
         Cancellation: ends the wait; no bytes are lost.
         """
-        source = self._source()
-        if source is None or n <= 0:
-            return await super().read(n)
-        while not self._buffer:
-            if self._exception is not None:
-                raise self._exception
-            if there := source.some(n):
+        if n > 0 and (state := self._state()) is not None:
+            there = await state.take(1, n)
+            if there is not None:
                 return there
-            if self._eof:
-                return b""
-            await self._wait(source, "read", 1)
         return await super().read(n)
+
+    async def readline(self) -> bytes:
+        """As `asyncio.StreamReader.readline`.
+
+        Raises:
+            ValueError: The line is longer than the limit.
+            RuntimeError: Another coroutine is reading.
+            ConnectionLostError: The connection broke.
+
+        Cancellation: ends the wait; no bytes are lost.
+        """
+        if (state := self._state()) is not None:
+            line = await state.take(b"\n", self._limit)
+            if line is not None:
+                return line
+        return await super().readline()
+
+    async def readuntil(self, separator: Any = b"\n") -> bytes:
+        """As `asyncio.StreamReader.readuntil`.
+
+        Args:
+            separator: Bytes; since Python 3.13 a tuple of them, too.
+
+        Raises:
+            asyncio.IncompleteReadError: The stream ended before; `partial` has the bytes that came.
+            asyncio.LimitOverrunError: The bytes before the separator exceed the limit.
+            RuntimeError: Another coroutine is reading.
+            ConnectionLostError: The connection broke.
+
+        Cancellation: ends the wait; no bytes are lost.
+        """
+        if type(separator) is bytes and (state := self._state()) is not None:
+            there = await state.take(separator, self._limit)
+            if there is not None:
+                return there
+        return await super().readuntil(separator)
 
     async def readexactly(self, n: int) -> bytes:
         """As `asyncio.StreamReader.readexactly`.
@@ -123,37 +199,17 @@ class RdmaStreamReader(asyncio.StreamReader):
 
         Cancellation: ends the wait; no bytes are lost.
         """
-        source = self._source()
-        if source is not None and not self._buffer:  # the frequent case
-            there = source.state.cut(n)
-            if there is None and self._waiter is None and source.state.ask(n):
-                try:
-                    await source.wakeup
-                except BaseException:
-                    source.canceled()
-                    raise
-                source.state.done()
-                there = source.state.cut(n)
+        if n > 0 and (state := self._state()) is not None:
+            there = await state.take(n, n)
             if there is not None:
                 return there
-        return await self._readexactly(source, n)
-
-    async def _readexactly(self, source: Incoming | None, n: int) -> bytes:
-        buffer = self._buffer
-        waited = False
-        while source is not None and len(buffer) < n:
-            if self._exception is not None:
-                raise self._exception
-            if not buffer and (there := source.state.cut(n)) is not None:
-                return there
-            if waited or buffer or n > source.half:
-                buffer += source.some(n - len(buffer))
-                if len(buffer) == n:
-                    break
-            if self._eof:
+        # A task that waits for many bytes is not resumed for each message of them.
+        source, buffer = self._source(), self._buffer
+        while source is not None and self._exception is None and len(buffer) < n:
+            buffer += source.some(n - len(buffer))
+            if self._eof or len(buffer) == n:
                 break
             await self._wait(source, "readexactly", n - len(buffer))
-            waited = True
         return await super().readexactly(n)
 
     async def readinto(self, buffer: Any) -> int:

@@ -357,12 +357,12 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     )
 
     port = stream()
-    cleared(port)
+    cleared(port, port.park(cast("Any", loop)))
     attempt(
         lambda: port(255),
+        lambda: next(port.take(1, 4).__await__()),
         lambda: port.write(b"data"),
         lambda: port.write(None),
-        lambda: port.ask(4),
         lambda: port.cut(4),
     )
 
