@@ -11,7 +11,7 @@ async def main(host: str = "10.80.0.1", port: str = "18515") -> None:
     async with aiordma.connect(host, int(port)) as conn:
         for text in ("hello", "over", "RDMA"):
             await conn.send(text.encode())
-            print(bytes(await conn.recv()).decode())
+            print((await conn.recv()).decode())
 
 
 try:
