@@ -284,7 +284,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 #define AIO_NAMES(X) \
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(_let_go) \
     X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
-    X(data_received) X(_on_attention) X(_on_events) X(_on_raised)
+    X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value)
 
 /* clang-format on */
 

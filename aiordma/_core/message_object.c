@@ -194,6 +194,7 @@ static uint64_t offset_of(const Message *self, const struct aio_message_state *m
 static int look(Message *self)
 {
     const MessageState *state = (MessageState *)self->keeper;
+    AioBytes bytes = {0};
     PyObject *slots;
     uint64_t offset;
     int rc;
@@ -202,20 +203,25 @@ static int look(Message *self)
         return -1;
     if (self->bytes.view)
         return 0;
+    offset = offset_of(self, &state->state);
     slots = state->receiver ? PyObject_GetAttr(state->receiver, aio_name.slots)
                             : PyErr_Format(PyExc_SystemError, "a message without a receiver");
-    rc = slots ? aio_hold(&self->bytes, slots) : -1;
+    rc = slots ? aio_hold(&bytes, slots) : -1;
     Py_XDECREF(slots);
-    if (rc)
-        return -1;
-    offset = offset_of(self, &state->state);
-    if (offset + (uint64_t)self->length > (uint64_t)self->bytes.length) {
-        aio_let_loose(&self->bytes);
+    if (!rc && offset + (uint64_t)self->length > (uint64_t)bytes.length) {
         PyErr_SetString(PyExc_SystemError, "a message outside of the slots");
-        return -1;
+        rc = -1;
     }
-    self->bytes.start += offset;
-    self->bytes.length = self->length;
+    /* Up to Python 3.11 the collector may have run a function that releases or reads it. */
+    if (!rc)
+        rc = refuse_released(self);
+    if (rc || self->bytes.view) {
+        aio_let_loose(&bytes);
+        return rc;
+    }
+    bytes.start += offset;
+    bytes.length = self->length;
+    self->bytes = bytes;
     return 0;
 }
 

@@ -454,7 +454,7 @@ static PyObject *parked_next(PyObject *object)
         Py_XDECREF(stop);
         return result;
     case PYGEN_RETURN:
-        if (stop && !PyObject_SetAttrString(stop, "value", result))
+        if (stop && !PyObject_SetAttr(stop, aio_name.value, result))
             PyErr_SetObject(PyExc_StopIteration, stop);
         else if (!stop)
             PyErr_SetObject(PyExc_StopIteration, result);

@@ -198,7 +198,7 @@ class Sender:
 
     async def flush_all(self) -> None:
         """As `flush`, with the frames without data that still wait for a slot."""
-        while self._state.has_pending and not self._state.dead:
+        while self._state.has_pending and not (self._state.dead or self._link.closed):
             await self.flush()
         await self.flush()
 

@@ -232,6 +232,8 @@ class Incoming:
         """Whether the task that waits has to be woken."""
         state = self.state
         readable = 0 if state.stopped else state.readable
+        if not state.receiving:  # no more will come, and the end waits until these are taken
+            return bool(readable)
         return bool(
             readable and (readable >= state.want or 2 * state.waiting_count >= state.credits)
         )

@@ -26,7 +26,7 @@ from tests.inside.endpoint import exposer_of
 
 pytestmark = [pytest.mark.device, pytest.mark.virtual_time]
 
-CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096)
+CONFIG = ConnectionConfig(recv_depth=4, send_depth=4, slot_size=4096, rendezvous_threshold=0)
 
 
 async def served(listener: aiordma.Listener, client: Connection) -> None:

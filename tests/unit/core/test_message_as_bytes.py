@@ -12,7 +12,7 @@ import pytest
 
 from aiordma._core import Message, MessageState
 from aiordma._ffi import ffi
-from tests.inside.core import detach
+from tests.inside.core import detach, exports_of, is_released
 
 from .completing import QueuePair
 from .test_message_state import NOWHERE, One, arrival
@@ -46,6 +46,10 @@ class Received:
         message = self.state.take()
         assert message is not None
         self.message: Message = message
+
+
+class Thing:
+    """An object that the collector visits, of which no free list has one."""
 
 
 def own() -> Message:
@@ -222,7 +226,35 @@ def test_it_is_released_by_a_function_that_the_collector_runs(use: int) -> None:
         made: list[Any] = [None] * 4
         with collected(Releaser), contextlib.suppress(ValueError):
             for index in range(ahead):
-                made[index] = [index]
+                made[index] = Thing()
             result = USES[use](message)
         assert not isinstance(result, bytes) or result in (DATA, DATA[1:], DATA[::2])
         gc.collect()
+
+
+@pytest.mark.parametrize("after", range(1, 13))
+@pytest.mark.parametrize("how", ["release", "read"])
+def test_a_view_is_made_while_the_collector_runs_a_function(how: str, after: int) -> None:
+    """Which releases the message, or reads it: its slot, and its connection, may have gone then."""
+    received = Received()
+    message = received.message
+    received.state.close()
+    del received
+
+    class Actor:
+        itself: Any = None
+
+        def __del__(self, message: Message = message) -> None:
+            with contextlib.suppress(BufferError):
+                bytes(message) if how == "read" else message.release()
+
+    view: memoryview | None = None
+    with collected(Actor, after), contextlib.suppress(ValueError):
+        view = memoryview(message)
+    if view is not None:
+        assert not is_released(message)
+        assert view == DATA
+        assert exports_of(message) == 1
+        view.release()
+    gc.collect()
+    assert exports_of(message) == 0

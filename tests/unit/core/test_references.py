@@ -238,14 +238,14 @@ def test_a_state_that_goes_lets_go_of_the_buffers_of_its_operations() -> None:
 
 
 @contextlib.contextmanager
-def collected(kind: type[Any]) -> Iterator[None]:
-    """An object of `kind` is garbage, which the collector finds at an early allocation."""
+def collected(kind: type[Any], after: int = 2) -> Iterator[None]:
+    """An object of `kind` is garbage, which the collector finds `after` a few allocations."""
     gc.collect()
     cycle = kind()  # of the youngest generation, which is collected first
     cycle.itself = cycle
     del cycle
     before = gc.get_threshold()
-    gc.set_threshold(2)
+    gc.set_threshold(after)
     try:
         yield
     finally:

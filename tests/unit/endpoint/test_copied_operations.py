@@ -9,6 +9,7 @@ import errno
 import gc
 import mmap
 import random
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -140,7 +141,7 @@ def test_c_takes_what_python_takes_and_refuses_what_it_refuses(run: Run, c: Lib)
         released, memoryview(bytearray(64))[::2], square, square.T, square[:, 1],
         numpy.zeros(3, dtype=[("a", "<u2"), ("b", ">f8")]),
         numpy.zeros(4, dtype=">u4"), numpy.zeros(4, dtype="f2"), numpy.zeros(()),
-        (ctypes.c_char * 8)(), ctypes.c_int(5), array.array("u", "text"),
+        (ctypes.c_char * 8)(), ctypes.c_int(5), array.array("d", [1.5]),
         memoryview(bytearray(64)).cast("B", [4, 4, 4]), bytearray(ROOM), bytearray(ROOM + 1),
         bytearray(MIB + 1), Message(memoryview(bytearray(5))), SGE, bytearray, REMOTE,
     ]  # fmt: skip
@@ -404,9 +405,12 @@ def test_a_function_that_the_end_of_the_export_runs_may_post(run: Run, c: Lib) -
     run(main())
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="the collector runs between the steps of Python alone"
+)
 @pytest.mark.parametrize("ahead", range(6))
 def test_a_function_that_the_collector_runs_may_post(run: Run, c: Lib, ahead: int) -> None:
-    """Up to Python 3.11 that is where an operation is made: its number has gone by then."""
+    """Where an operation is made: its number has gone by then."""
 
     async def main() -> None:
         place = await copying(depth=1)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from aiordma._ffi import load_error
+from aiordma.rsocket.wire import Control, Kind, pack_word
 from aiordma.streams.stream_reader import RdmaStreamReader
 from aiordma.streams.transport import RdmaTransport
 
@@ -159,6 +160,37 @@ def test_the_end_of_the_stream(scene: Scene, separator: bytes) -> None:
     assert caught.value.partial == b"rest"
     assert scene.reader.at_eof()
     assert scene.read(scene.reader.readline()) == b""
+
+
+@pytest.mark.parametrize("arrived", [b"rest", b"0123456789012345rest"])
+@pytest.mark.parametrize("method", ["readline", "readuntil", "readexactly", "read"])
+def test_the_peer_ends_in_the_middle_of_what_is_awaited(
+    scene: Scene, method: str, arrived: bytes
+) -> None:
+    """By the peer's word, not by `feed_eof`, with bytes in the ring that do not suffice."""
+    reader = scene.reader
+    calls = {
+        "readline": lambda: reader.readline(),
+        "readuntil": lambda: reader.readuntil(b"\n"),
+        "readexactly": lambda: reader.readexactly(30),
+        "read": lambda: reader.read(),
+    }
+    task = scene.start(calls[method]())
+    scene.stream.send(arrived)
+    scene.turn()
+    scene.turn()
+    scene.stream.machine.on_word(pack_word(Kind.CTRL, Control.SHUTDOWN))
+    for _ in range(8):
+        scene.turn()
+    assert task.done()
+    if method in {"readuntil", "readexactly"}:
+        with pytest.raises(asyncio.IncompleteReadError) as caught:
+            scene.result(task)
+        assert caught.value.partial == arrived
+    else:
+        assert scene.result(task) == arrived
+    assert scene.read(reader.readline()) == b""
+    assert reader.at_eof()
 
 
 def test_iteration(scene: Scene) -> None:
