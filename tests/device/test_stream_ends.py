@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import aiordma
 from aiordma import StreamConfig
 from tests.device.streaming import Note, noted
 
@@ -158,3 +159,35 @@ async def test_h06_each_callback_has_a_turn(address: str) -> None:
                 await both.server.ended()
                 assert judged.calls == wanted
                 await asyncio.gather(*judged.tasks)
+
+
+@pytest.mark.parametrize("end", ["write_eof", "close"])
+@pytest.mark.parametrize("method", ["readline", "readuntil", "readexactly"])
+async def test_a_peer_ends_in_the_middle_of_what_a_reader_awaits(
+    address: str, end: str, method: str
+) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"go\n"
+        writer.write(b"one\nrest")
+        await writer.drain()
+        assert await reader.readline() == b"waiting\n"
+        getattr(writer, end)()
+        await reader.read()
+        writer.close()
+
+    async with asyncio.timeout(20), await aiordma.start_server(serve, address, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await aiordma.open_connection(address, port)
+        writer.write(b"go\n")
+        assert await reader.readline() == b"one\n"
+        awaited = reader.readexactly(10) if method == "readexactly" else getattr(reader, method)()
+        task = asyncio.ensure_future(awaited)
+        await asyncio.sleep(0)  # it waits, with the rest in the ring or on its way
+        writer.write(b"waiting\n")
+        if method == "readline":
+            assert await task == b"rest"
+        else:
+            with pytest.raises(asyncio.IncompleteReadError) as caught:
+                await task
+            assert caught.value.partial == b"rest"
+        writer.close()
