@@ -89,7 +89,8 @@ MANAGED = (
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 #: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
-_SAFETY_S, _IDLE_SAFETY_S = 1.0, 8.0
+#: Two polls fit into the time that a listener gives a handshake.
+_SAFETY_S, _IDLE_SAFETY_S = 1.0, 4.0
 #: Seconds until a late event has come: a poll can find a completion before its event.
 _GRACE_S = 0.02
 
