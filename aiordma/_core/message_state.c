@@ -319,8 +319,8 @@ static PyObject *sent(MessageState *self, int code)
  * send(data): 0, -1 if Python has to do it, or an errno.  `send_buffer` is for a caller that has
  * checked that this is the connection's loop.
  *
- * A bytearray and a Message take this way as bytes do.  Other objects do not: a buffer may hold
- * pointers, as an array of objects does, and Python refuses those.
+ * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
+ * they have a buffer, and a contiguous one.
  */
 static PyObject *state_send(PyObject *object, PyObject *data)
 {

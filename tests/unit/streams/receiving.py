@@ -30,11 +30,11 @@ class Stream:
 
     Attributes:
         form: How the protocol gets its bytes.
-        raised: What the protocol raised, as the transport is told of it.
+        raised: Exceptions of the protocol, of which the transport is notified.
         ended: What came out of the drain, to the loop.
         soon: How often another turn was asked for.
         told: How often Python had to deliver.
-        report: What hears of an exception of the protocol.
+        report: Called with an exception of the protocol.
     """
 
     def __init__(self, form: str, loop: asyncio.AbstractEventLoop) -> None:

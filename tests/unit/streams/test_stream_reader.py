@@ -74,7 +74,7 @@ class Scene:
         return self.loop.run_until_complete(end())
 
     def read(self, coroutine: Any) -> bytes:
-        """Read what is there."""
+        """The result of a read that does not have to wait."""
         return self.result(self.start(coroutine))
 
     def close(self) -> None:
