@@ -168,8 +168,10 @@ class MessageState:
         arrivals: int,
         controls: int,
         exchanges: int,
+        answers: int,
         reads: int,
         raw: bool,
+        grows: bool,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
     def __await__(self) -> Generator[Any, None, Any]: ...
@@ -187,6 +189,8 @@ class MessageState:
     dead: bool
     discarding: bool
     asking: bool
+    grows: Final[bool]
+    grown: bool
     python: bool
     blocked: bool
     flushing: bool
@@ -228,8 +232,9 @@ class MessageState:
     n_unposted: Final[int]
     large: Final[int]
     has_pending: Final[int]
-    control: Final[int]
+    control: int
     due: Final[int]
+    half: Final[int]
     n_back: Final[int]
     chain: Final[int]
     n_operations: Final[int]
@@ -255,7 +260,14 @@ class MessageState:
     ) -> None: ...
     def close(self) -> None: ...
     def fit(
-        self, receives: bool, step: int, keys: list[int], leaving: bool, full: bool, /
+        self,
+        receives: bool,
+        more_addr: int,
+        step: int,
+        keys: list[int],
+        leaving: bool,
+        full: bool,
+        /,
     ) -> None: ...
     def size(self, window: int, /) -> None: ...
     def send(self, data: object, /) -> int: ...

@@ -282,7 +282,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
-    X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(_let_go) \
+    X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(more_slots) X(_let_go) \
     X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
     X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value)
 

@@ -72,13 +72,13 @@ static void forget_marks(struct aio_message_state *m)
 }
 
 /*
- * Whether a CREDIT frame is due: half of the window is owed.  If half is a single credit, as at the
- * beginning of a pool's window, that would be a frame for each message: so the frame waits until
- * the peer has no credit left.
+ * Whether a CREDIT frame is due: half of the window is owed, or the window has grown.  If half is a
+ * single credit, as at the beginning of a window that grows, that would be a frame for each
+ * message: so the frame waits until the peer has no credit left.
  */
 static int credit_is_due(struct aio_message_state *m)
 {
-    if (m->raw || ungranted(m) < m->due || (m->due <= 1 && m->unused > 0))
+    if (m->raw || ungranted(m) < (m->grown ? 1 : m->due) || (m->due <= 1 && m->unused > 0))
         return 0;
     forget_marks(m);
     return m->n_marks < AIO_CREDIT_FRAMES;
@@ -95,6 +95,7 @@ static uint32_t grant_credits(struct aio_message_state *m, int alone)
         credits = 0xFFFF;
     if (alone && m->n_marks < AIO_CREDIT_FRAMES)
         m->marks[m->n_marks++] = m->granted;
+    m->grown = 0;
     m->granted += credits;
     m->unused += credits;
     return (uint32_t)credits;
@@ -297,7 +298,7 @@ static int give_slot(struct aio_message_state *m, uint32_t slot, uint32_t togeth
 
 /*
  * The slot of a data message is free.  -1 if Python has to post it: the slot may have to leave, or
- * a pool's window to change, which may grow when the peer has no credit left.  Else 0 or an errno.
+ * the window to change, which may grow when the peer has no credit left.  Else 0 or an errno.
  */
 int aio_message_back(struct aio_message_state *m, uint32_t slot)
 {
@@ -650,7 +651,8 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
             violate(m, AIO_WRONG_CREDIT, 0, 0);
             return;
         }
-        m->unused--;
+        if (!--m->unused && m->grows && !m->recv.full)
+            m->base.events |= AIO_EVENT_FRAMES; /* Python gets more slots */
         if (!is_in_order(m, &arrival, argument))
             return;
         m->missing = arrival.more ? argument - arrival.length : 0;
@@ -765,11 +767,14 @@ static int take_completion(struct aio_state *state, const struct ibv_wc *wc)
 
 /* Making. */
 
-/* Fit what follows from the data messages for which there are receive slots. */
+/*
+ * Fit what follows from the data messages for which there are receive slots.  The messages that a
+ * program may keep, and the credits that make a CREDIT frame due, are a window together.
+ */
 void aio_message_size(struct aio_message_state *m, int64_t window)
 {
-    m->half = (uint32_t)(window / 2);
-    m->due = window > 1 ? (window + 1) / 2 : 1;
+    m->half = window > 1 ? (uint32_t)(window + 1) / 2 : 0;
+    m->due = window > 1 ? window / 2 : 1;
     m->chain = window < 16 ? 1 : window > 8 * AIO_CHAIN ? AIO_CHAIN : (uint32_t)(window / 8);
 }
 

@@ -184,28 +184,32 @@ static int refuse_released(const Message *self)
     return -1;
 }
 
-/* Where the bytes of a message begin that is in a slot, from the first slot on. */
-static uint64_t offset_of(const Message *self, const struct aio_message_state *m)
+/* Bytes of a slot before those of its message. */
+static uint32_t head_size(const struct aio_message_state *m)
 {
-    return (uint64_t)self->slot * m->recv.stride + (m->raw ? 0 : AIO_FRAME_SIZE);
+    return m->raw ? 0 : AIO_FRAME_SIZE;
 }
 
 /* Make the view of the message's bytes, unless there is one. 0, or -1. */
 static int look(Message *self)
 {
     const MessageState *state = (MessageState *)self->keeper;
+    const struct aio_message_state *m;
     AioBytes bytes = {0};
     PyObject *slots;
     uint64_t offset;
-    int rc;
+    int rc, later;
 
     if (refuse_released(self))
         return -1;
     if (self->bytes.view)
         return 0;
-    offset = offset_of(self, &state->state);
-    slots = state->receiver ? PyObject_GetAttr(state->receiver, aio_name.slots)
-                            : PyErr_Format(PyExc_SystemError, "a message without a receiver");
+    m = &state->state;
+    later = self->slot >= m->recv.base;
+    offset = (uint64_t)(self->slot - (later ? m->recv.base : 0)) * m->recv.stride + head_size(m);
+    slots = state->receiver
+                ? PyObject_GetAttr(state->receiver, later ? aio_name.more_slots : aio_name.slots)
+                : PyErr_Format(PyExc_SystemError, "a message without a receiver");
     rc = slots ? aio_hold(&bytes, slots) : -1;
     Py_XDECREF(slots);
     if (!rc && offset + (uint64_t)self->length > (uint64_t)bytes.length) {
@@ -234,7 +238,8 @@ const char *aio_message_bytes(Message *self)
     const MessageState *state = (MessageState *)self->keeper;
 
     if (!self->bytes.view && self->in_slot && state && state->memory && !self->over)
-        return (const char *)(uintptr_t)(state->state.recv.addr + offset_of(self, &state->state));
+        return (const char *)(uintptr_t)aio_slot_addr(&state->state.recv, self->slot) +
+               head_size(&state->state);
     return look(self) ? NULL : self->bytes.start;
 }
 

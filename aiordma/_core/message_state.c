@@ -18,19 +18,20 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
 {
     MessageState *self = (MessageState *)object;
     struct aio_message_state *m = &self->state;
-    static char *names[] = {"loop",     "sends",     "receives", "send_depth", "arrivals",
-                            "controls", "exchanges", "reads",    "raw",        NULL};
-    unsigned int sends, receives, send_depth, arrivals, controls, exchanges;
+    static char *names[] = {"loop",     "sends",    "receives",  "send_depth",
+                            "arrivals", "controls", "exchanges", "answers",
+                            "reads",    "raw",      "grows",     NULL};
+    unsigned int sends, receives, send_depth, arrivals, controls, exchanges, answers;
     PyObject *loop;
-    int raw;
+    int raw, grows;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIIIIIIIp", names, &loop, &sends, &receives,
-                                     &send_depth, &arrivals, &controls, &exchanges, &m->most_reads,
-                                     &raw))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OIIIIIIIIpp", names, &loop, &sends, &receives,
+                                     &send_depth, &arrivals, &controls, &exchanges, &answers,
+                                     &m->most_reads, &raw, &grows))
         return -1;
     if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) ||
-        controls + exchanges > receives || send_depth + controls >= AIO_SUB_READ ||
-        exchanges > 0xFFFF) {
+        controls + answers > receives || answers > exchanges ||
+        send_depth + controls >= AIO_SUB_READ || exchanges > 0xFFFF) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
         return -1;
     }
@@ -47,7 +48,8 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     self->thread = PyThread_get_thread_ident();
     m->data_slots = send_depth;
     m->arrival_mask = arrivals - 1;
-    m->control = (int64_t)controls + exchanges;
+    m->control = (int64_t)controls + answers;
+    m->grows = (uint8_t)grows;
     m->raw = (uint8_t)raw;
     aio_message_init(m, sends, receives, controls);
     return 0;
@@ -602,10 +604,12 @@ static PyObject *state_fit(PyObject *object, PyObject *args)
     struct aio_message_state *m = &((MessageState *)object)->state;
     struct aio_slots *slots;
     int receives, leaving, full;
+    unsigned long long more_addr;
     unsigned int step;
     PyObject *keys;
 
-    if (!PyArg_ParseTuple(args, "pIO!pp", &receives, &step, &PyList_Type, &keys, &leaving, &full))
+    if (!PyArg_ParseTuple(args, "pKIO!pp", &receives, &more_addr, &step, &PyList_Type, &keys,
+                          &leaving, &full))
         return NULL;
     slots = receives ? &m->recv : &m->send;
     if (!m->freed) {
@@ -615,6 +619,7 @@ static PyObject *state_fit(PyObject *object, PyObject *args)
     }
     if (fit(slots, keys))
         return NULL;
+    slots->more_addr = more_addr;
     slots->step = step;
     slots->leaving = (uint8_t)leaving;
     slots->full = (uint8_t)full;
@@ -882,6 +887,8 @@ static PyMemberDef state_members[] = {
     FIELD(discarding, T_BOOL, 0),
     FIELD(flush_at, T_ULONGLONG, 0),
     FIELD(asking, T_BOOL, 0),
+    FIELD(grows, T_BOOL, READONLY),
+    FIELD(grown, T_BOOL, 0),
     FIELD(said, T_UBYTE, READONLY),
     FIELD(peer_reason, T_ULONGLONG, READONLY),
     FIELD(error, T_INT, READONLY),
@@ -905,8 +912,9 @@ static PyMemberDef state_members[] = {
     FIELD(posted, T_LONGLONG, 0),
     FIELD(unused, T_LONGLONG, 0),
     FIELD(granted, T_LONGLONG, 0),
-    FIELD(control, T_LONGLONG, READONLY),
+    FIELD(control, T_LONGLONG, 0),
     FIELD(due, T_LONGLONG, READONLY),
+    FIELD(half, T_UINT, READONLY),
     FIELD(receives, T_LONGLONG, 0),
     FIELD(n_back, T_UINT, READONLY),
     FIELD(chain, T_UINT, READONLY),

@@ -162,16 +162,18 @@ struct aio_slots {
     uint32_t stride;
     uint32_t key; /* of the first `base` slots, which stay */
     uint32_t base;
-    uint32_t step;   /* the others come and go, in registrations of so many */
-    uint32_t *keys;  /* of their registrations */
-    uint8_t more;    /* there are such slots */
-    uint8_t leaving; /* some slots leave the connection as soon as they are free */
-    uint8_t full;    /* no further slot can come */
+    uint64_t more_addr; /* of the others, which come and go, */
+    uint32_t step;      /* in registrations of so many */
+    uint32_t *keys;     /* of their registrations */
+    uint8_t more;       /* there are such slots */
+    uint8_t leaving;    /* some slots leave the connection as soon as they are free */
+    uint8_t full;       /* no further slot can come */
 };
 
 static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)
 {
-    return slots->addr + (uint64_t)slot * slots->stride;
+    return slot < slots->base ? slots->addr + (uint64_t)slot * slots->stride
+                              : slots->more_addr + (uint64_t)(slot - slots->base) * slots->stride;
 }
 
 /*
@@ -192,6 +194,8 @@ struct aio_message_state {
     uint8_t discarding; /* slots of arrivals are given back at once */
     uint8_t python;     /* Python receives: there is more to it than the next message */
     uint8_t alive;      /* a sign of life of the peer since Python has cleared it */
+    uint8_t grows;      /* the window grows as soon as the peer has used up its credits */
+    uint8_t grown;      /* it has, and the peer does not have the credits yet */
     uint8_t asking;     /* a PING is not answered */
 
     /* Slots. */

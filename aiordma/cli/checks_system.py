@@ -14,6 +14,7 @@ from aiordma._ffi import load_error
 from aiordma.cli.finding import Finding, fail, ok, warn
 from aiordma.cli.version import aiordma_version
 from aiordma.endpoint.config import DEFAULTS, plan_of
+from aiordma.memory.memlock import may_lock
 
 __all__ = [
     "compiled_module",
@@ -31,8 +32,6 @@ _INSTALL = (
     "ibverbs-providers; Fedora/RHEL: dnf install libibverbs librdmacm"
 )
 _OLDEST_RDMA_CORE = 39
-_CAP_IPC_LOCK = 14
-_WHOLE_UID_MAP = ["0", "0", "4294967295"]
 _FEW_CONNECTIONS = 32
 _RAISE_MEMLOCK = (
     "raise it: `ulimit -l unlimited`, memlock in /etc/security/limits.d, LimitMEMLOCK=infinity "
@@ -124,19 +123,6 @@ def _size(number: int) -> str:
         return "unlimited"
     large = number >= 1 << 20
     return f"{number / (1 << 20):.4g} MiB" if large else f"{number / 1024:.4g} KiB"
-
-
-def may_lock() -> bool:
-    """Whether the limit does not hold: the kernel asks for the capability outside containers."""
-    try:
-        status = (PROC / "status").read_text()
-        uid_map = (PROC / "uid_map").read_text().split()
-        effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    except OSError:
-        return False
-    if effective is None or uid_map != _WHOLE_UID_MAP:
-        return False
-    return bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
 def fork_variables() -> Finding:

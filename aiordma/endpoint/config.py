@@ -23,6 +23,7 @@ __all__ = [
     "CONTROL_SLOTS",
     "ConnectionConfig",
     "DEFAULTS",
+    "MIN_ANSWERS",
     "MIN_SENDS",
     "MIN_WINDOW",
     "Plan",
@@ -35,9 +36,13 @@ __all__ = [
 # DONE frames there are as many again as the rendezvous window.
 CONTROL_SLOTS = 6
 CONTROL_SIZE = 64  # bytes of a slot for messages without data: a header
-# Guaranteed to a connection of a pool: data messages that the peer may send ahead, send slots.
-MIN_WINDOW = 2
-MIN_SENDS = 2
+# At the beginning: data messages that the peer may send ahead, large messages that may be under way
+# to the peer, which answers each, and send slots.
+MIN_WINDOW = 3
+MIN_ANSWERS = 1
+MIN_SENDS = 1
+#: Bytes of slots that a connection has from the beginning, rather than in steps.
+SMALL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,17 +54,20 @@ class ConnectionConfig:
             are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
             the program does not take in time leave the peer's sends waiting.
         slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through a
-            registered slot.
+            registered slot.  A connection begins with 11 slots, and gets more as its traffic asks
+            for them; if all take 64 KiB or less, or with `raw`, it has all from the beginning.
         rendezvous_threshold: Bytes up to which a longer message is copied through several slots, if
             they are free on both sides; 0 for none.  The receiver fetches other messages from the
             sender's memory.
-        recv_depth: Data messages that the peer may send ahead, 2 to 16,000.
+        recv_depth: Data messages that the peer may send ahead, 2 to 16,000; three in any case, and
+            so many if there is memory (docs/adr/growing-slots.md).
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
         shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
             and `slot_size` share, for both directions, as well as completion queues; see
-            docs/sharing.md.  Each is guaranteed 10 slots and its rendezvous window, and gets up to
-            `recv_depth` and `send_depth` of them while there are some; a connection for which the
-            guarantee is not left is refused.  None: each has all of its slots for itself.
+            docs/sharing.md.  Each is guaranteed 11 slots, and gets up to `recv_depth` and
+            `send_depth` of them while there are some; a connection for which the guarantee is not
+            left is refused.  None: the slots of a loop's connections may pin an eighth of the
+            memory that the process may pin.
         shared_queues: Whether connections of this loop and device complete in common queues, which
             costs less (docs/growth.md), or each in one of its own; those with `shared_slots` do the
             former in any case.
@@ -117,7 +125,7 @@ class ConnectionConfig:
     """
 
     raw: bool = False
-    slot_size: int = 16 * 1024
+    slot_size: int = 5888
     rendezvous_threshold: int = 256 * 1024
     recv_depth: int = 64
     send_depth: int = 64
@@ -212,8 +220,8 @@ class ConnectionConfig:
 
     @property
     def guaranteed(self) -> int:
-        """Slots that a connection of a pool has at any time."""
-        return MIN_WINDOW + self.control_depth + min(MIN_SENDS, self.send_depth)
+        """Slots that a connection with fewer than it may get has at any time."""
+        return min(MIN_WINDOW, self.recv_depth) + CONTROL_SLOTS + MIN_ANSWERS + MIN_SENDS
 
     @property
     def eager_size(self) -> int:
@@ -222,7 +230,7 @@ class ConnectionConfig:
 
     @property
     def control_depth(self) -> int:
-        """Receives kept for messages without credit."""
+        """Receives kept for messages without credit, at most."""
         return 0 if self.raw else CONTROL_SLOTS + self.rendezvous_window
 
 
@@ -236,11 +244,13 @@ class Plan:
     Attributes:
         config: The configuration.
         policy: Bounds that the queue pairs apply.
-        shapes: Slots that a connection has for itself: how many of which size, for receives, sends
-            and messages without data.
+        grows: Whether a connection begins with few slots, and gets more in steps.
+        answers: Large messages to the peer whose answers have a receive from the beginning.
+        shapes: The first slots: how many of which size, for receives, sends and messages without
+            data.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
-            RLIMIT_MEMLOCK; if the connection shares slots, those of its guaranteed slots.
-        quick: Whether the slots are the connection's own, and registered without a thread.
+            RLIMIT_MEMLOCK.
+        quick: Whether the first slots are registered without a thread.
         completions: Room in the completion queue.
         arrivals: Places for messages that have arrived, a power of two.
         silence: Seconds between two looks whether the peer is there, and seconds of silence after
@@ -248,8 +258,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_attributes", "_hellos", "_parameters", "arrivals", "completions", "config", "pinned",
-        "policy", "quick", "shapes", "silence",
+        "_attributes", "_hellos", "_parameters", "answers", "arrivals", "completions", "config",
+        "grows", "pinned", "policy", "quick", "shapes", "silence",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -263,14 +273,20 @@ class Plan:
             max_dest_rd_atomic=config.responder_resources,
             max_rd_atomic=config.initiator_depth,
         )
-        shapes = [(config.receives, config.slot_size), (config.send_depth, config.slot_size)]
+        receives, sends, self.answers = config.receives, config.send_depth, 0
+        if not config.raw:
+            self.answers = config.rendezvous_window
+        slots = (receives + sends) * config.slot_size
+        self.grows = config.shared_slots is not None or (not config.raw and slots > SMALL_BYTES)
+        if self.grows:
+            self.answers = MIN_ANSWERS
+            receives, sends = config.guaranteed - MIN_SENDS, MIN_SENDS
+        shapes = [(receives, config.slot_size), (sends, config.slot_size)]
         if not config.raw:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
         self.shapes = tuple(shapes)
         slots = sum(count * size for count, size in shapes)
-        self.quick = config.shared_slots is None and slots <= INLINE_BYTES
-        if config.shared_slots is not None:
-            slots = config.guaranteed * config.slot_size + CONTROL_SLOTS * CONTROL_SIZE
+        self.quick = slots <= INLINE_BYTES
         self.pinned = -(-slots // PAGESIZE) * PAGESIZE
         self.completions = config.sends + config.receives
         self.arrivals = 1 << (config.receives - 1).bit_length()

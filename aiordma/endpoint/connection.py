@@ -114,7 +114,7 @@ class Connection:
         self.config = config
         self.private_data = b""
         self._link = link  # not yet started
-        self._receiver = Receiver(link)
+        self._receiver = Receiver(link, config)
         self._state = link.state
         self._state.sge, self._state.region = SGE, MemoryRegion
         self._state.remote, self._state.pd = RemoteRegion, link.pd
@@ -193,10 +193,10 @@ class Connection:
             code = self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
-            elif code and payload.nbytes > self._state.eager_size:
-                await self._large.exposer.send(payload, imm)
-            elif code:
+            elif code and payload.nbytes <= self._state.eager_size:
                 await self._sender.data(payload, imm)
+            elif code and not self._sender.in_fragments(payload, imm):
+                await self._large.exposer.send(payload, imm)
         except TimeoutError as exc:
             payload.release()
             seconds = self.config.stall_timeout_s
@@ -669,12 +669,15 @@ class Connection:
         if (fetcher := self._large.fetcher) is not None:
             for number in self._link.take_reads():
                 fetcher.on_read(number)
+        if state.grows:
+            window.grow()
         for slot in state.take_freed():
             window.back(slot)
         while (large := state.next_large(self.config.receives)) is not None:
             length, imm, body, slot = large
             try:
                 if self._outcome.cause is None:
+                    window.fit_fragments(length)
                     self._large.announce(length, body, imm)
             finally:
                 code = state.back_now(slot)

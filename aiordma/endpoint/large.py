@@ -48,7 +48,7 @@ from aiordma._core import copy as copy_bytes
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome
-from aiordma.endpoint.receiving import Large, Receiver
+from aiordma.endpoint.receiving import Large, Receiver, Window
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
 from aiordma.errors import (
@@ -109,16 +109,22 @@ class Exposer:
     Attributes:
         limit: Bytes of the largest message that the peer takes.
         sums: Whether the peer has asked for checksums.
-        window: Exposures that the peer admits at a time.
+        places: Exposures that may be open at a time.
+        window: Those of them that are free.
     """
 
     __slots__ = (
-        "_config", "_drainers", "_exposures", "_link", "_next", "_outcome", "_sender", "limit",
-        "sums", "window",
+        "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_outcome", "_receives",
+        "_sender", "limit", "places", "sums", "window",
     )  # fmt: skip
 
     def __init__(
-        self, link: Link, sender: Sender, outcome: Outcome, config: ConnectionConfig
+        self,
+        link: Link,
+        sender: Sender,
+        outcome: Outcome,
+        config: ConnectionConfig,
+        receives: Window,
     ) -> None:
         self._link = link
         self._sender = sender
@@ -130,6 +136,8 @@ class Exposer:
         self.limit = config.slot_size if config.raw else 0
         self.sums = False
         self.window = Credits(config.rendezvous_window)
+        self._receives = receives
+        self._most = self.places = 0
 
     def __len__(self) -> int:
         """Exposures that are open."""
@@ -168,6 +176,8 @@ class Exposer:
 
     async def _exposed(self, payload: memoryview, imm: int | None) -> None:
         if not self.window.try_acquire():
+            if self.places < self._most:
+                self._widen()
             await self.window.acquire()
         copied = payload.nbytes <= _COPIED
         try:
@@ -227,9 +237,17 @@ class Exposer:
         """Take the peer's numbers; before the first send."""
         self.limit = hello.max_message_kib * 1024
         self.sums = hello.asks_checksums
-        window = min(self._config.rendezvous_window, hello.rendezvous_window)
-        if window != self.window.free:
-            self.window = Credits(window)
+        self._most = min(self._config.rendezvous_window, hello.rendezvous_window)
+        self.places = min(self._most, self._receives.answers)
+        if self.places != self.window.free:
+            self.window = Credits(self.places)
+
+    def _widen(self) -> None:
+        """Have more exposures at a time, as far as there are receives for their answers."""
+        places = min(self._most, self._receives.expect(self._most, self._widen))
+        if places > self.places:
+            more, self.places = places - self.places, places
+            self.window.release(more)
 
     async def drained(self) -> None:
         """Wait until no exposure is open."""
@@ -597,7 +615,7 @@ class LargeMessages:
         self._config = config
         self._reads = 0  # READs that the peer serves at a time
         self.checked = False
-        self.exposer = Exposer(link, sender, outcome, config)
+        self.exposer = Exposer(link, sender, outcome, config, receiver.window)
         self.fetcher: Fetcher | None = None
 
     @property

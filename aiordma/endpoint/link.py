@@ -156,8 +156,10 @@ class Link(AdapterSide):
             arrivals=plan.arrivals,
             controls=0 if config.raw else CONTROL_SLOTS,
             exchanges=0 if config.raw else config.rendezvous_window,
+            answers=plan.answers,
             reads=config.initiator_depth,
             raw=config.raw,
+            grows=plan.grows and config.shared_slots is None,
         )
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
@@ -298,10 +300,12 @@ class Link(AdapterSide):
             self.check(self.state.post_receives(key, list(chain)), "ibv_post_recv")
 
     def fit(self) -> None:
-        """Set the keys of a pool's slots in the state, after slots have come or left."""
+        """Set the keys of slots that come and go in the state, after some have."""
         for receives, arena in ((True, self.slots.recv), (False, self.slots.send)):
             if isinstance(arena, ElasticArena):
-                self.state.fit(receives, arena.step, arena.keys, arena.some_leave, arena.full)
+                self.state.fit(
+                    receives, arena.more_addr, arena.step, arena.keys, arena.some_leave, arena.full
+                )
 
     # Memory of the program, and the peer's rights to it
 

@@ -18,9 +18,10 @@ Theory of operation
     in line behind it, and as many are resumed at once as there are messages for.
 
     Credits, and the frames that carry them to the peer, are the protocol's (`_core/message.c`).
-    `Window` is the policy of a connection that shares slots with others: the window grows when the
-    peer has used up its credits, and shrinks when connections of the pool wait for slots and this
-    connection has more than its share.
+    `Window` is the policy: the window begins small, grows when the peer has used up its credits,
+    and shrinks when other connections wait for slots and this connection has more than its share.
+    A connection with slots of its own grows at once, so that the peer can send `recv_depth`
+    messages ahead; the member of a pool grows when its program has released a message.
 
     A slot may leave, instead of being posted again, only if the adapter still has a receive for
     each credit without it.  That is always the case for the slot of a data message: with the
@@ -35,7 +36,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from aiordma._core import Message, MessageState
-from aiordma.endpoint.config import MIN_WINDOW
+from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
@@ -46,10 +47,11 @@ __all__ = ["Large", "Receiver", "Window"]
 class Window:
     """The receive slots of one connection."""
 
-    __slots__ = ("_link", "_recv", "_state")
+    __slots__ = ("_config", "_link", "_recv", "_state")
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
+        self._config = config
         self._recv = link.slots.recv
         self._state: MessageState = link.state
 
@@ -74,7 +76,7 @@ class Window:
         """
         arena, state = self._recv, self._state
         if not state.unused:
-            self._grow()
+            self.grow()
         elif (spare := arena.spare) and self.size - spare >= max(MIN_WINDOW, 2 * state.held):
             # Then all slots are posted, or hold messages, and `shrink` finds none that is free.
             self._post(state.take_unposted())
@@ -88,18 +90,57 @@ class Window:
             self._state.posted += len(slots)
             self._link.check(self._state.credit())
 
-    def _grow(self) -> None:
-        if self._state.unused:
-            return
-        arena = self._recv
+    def grow(self) -> None:
+        """Get more slots, if the peer has used up its credits."""
+        if not self._state.unused and self.size < self._config.recv_depth:
+            self._step(self.grow)
+
+    def fit_fragments(self, size: int) -> None:
+        """Get slots for messages of so many bytes, of which the peer has had to announce one."""
+        if self._state.grows and size <= self._config.rendezvous_threshold:
+            frames = -(-size // self._config.eager_size)
+            while self.size < min(2 * frames, self._config.recv_depth) and self._step(self.grow):
+                pass
+
+    def expect(self, answers: int, again: Callable[[], None]) -> int:
+        """Get receives for answers to large messages.
+
+        Args:
+            answers: Number of them.
+            again: Called when another call may get more.
+
+        Returns:
+            For how many answers there are receives.
+        """
+        lacking = answers - self.answers
+        if lacking > 0:
+            self._step(again, lacking)
+        return self.answers
+
+    @property
+    def answers(self) -> int:
+        """Answers to large messages for which there are receives."""
+        return self._state.control - CONTROL_SLOTS
+
+    def _step(self, again: Callable[[], None], answers: int = 0) -> int:
+        """Post some more slots, up to `answers` of them for such; return how many."""
+        arena, state = self._recv, self._state
         before = arena.count
-        slots = list(arena.grow(self._grow))
+        slots = list(arena.grow(again))
         if arena.count != before:
+            # Beyond the window there are only receives for answers.
+            answers = max(answers, self.size - self._config.recv_depth)
+            state.control += min(answers, len(slots))
+            state.grown = True
             self._fit()
         self._post(slots)
+        return len(slots)
 
     def _fit(self) -> None:
         """Set the new number of slots, and their keys, in the state."""
+        self._recv.enough = min(
+            self._config.receives, self._config.recv_depth + self._state.control
+        )
         self._state.size(self.size)
         self._link.fit()
 
@@ -126,10 +167,11 @@ class Fetches(Protocol):
 class _Kept:
     """The rest of a receiver, for messages that the program has kept: the memory of the slots."""
 
-    __slots__ = ("slots",)
+    __slots__ = ("more_slots", "slots")
 
-    def __init__(self, slots: memoryview) -> None:
+    def __init__(self, slots: memoryview, more_slots: memoryview) -> None:
         self.slots = slots
+        self.more_slots = more_slots
 
     def slot_back(self, slot: int, exported: Message | None, kept: bool) -> None:
         """Leave the slot: it is not used any more."""
@@ -145,7 +187,7 @@ class Receiver:
         window: Receive slots.
         large: Large messages that were announced and not taken, in order.
         fetcher: Fetches large messages; None before the first.
-        slots: All bytes of the slots, of which a message has its own.
+        slots: All bytes of the first slots, of which a message has its own.
     """
 
     __slots__ = (
@@ -153,7 +195,7 @@ class Receiver:
         "large", "slots", "window",
     )  # fmt: skip
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._state: MessageState = link.state
         self._waiters = WaitLine[int]()
@@ -164,8 +206,13 @@ class Receiver:
         self._lingering: list[tuple[Message, int, bool]] = []
         self.large: deque[Large] = EMPTY
         self.fetcher: Fetches | None = None
-        self.window = Window(link)
+        self.window = Window(link, config)
         self._state.receiver = self
+
+    @property
+    def more_slots(self) -> memoryview:
+        """All bytes of the slots that have come since."""
+        return self._link.slots.recv.more
 
     # From the adapter
 
@@ -293,7 +340,7 @@ class Receiver:
         # None: the collector has run a function that took it, or aborted the connection.
         if message is None or not message._in_slot:
             return message
-        if state.held < self.window.size // 2:
+        if state.held < state.half:
             message._kept = True
             state.held += 1
             return message
@@ -379,7 +426,7 @@ class Receiver:
 
         A message that the program has kept refers to the memory of the slots, and not to this.
         """
-        self._state.receiver = _Kept(self.slots)
+        self._state.receiver = _Kept(self.slots, self.more_slots)
         self.fetcher = None
 
     def _wake_all(self) -> None:

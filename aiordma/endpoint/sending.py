@@ -109,8 +109,9 @@ class Sender:
         """A slot, with a credit, that no task waits for."""
         slot = self._reserved()
         if slot is None:
-            # Completed sends wake no loop: some may be in the queue.
-            self._link.completions.sweep()
+            if not (self._state.grows and not self._state.n_free and self._more()):
+                # Completed sends wake no loop: some may be in the queue.
+                self._link.completions.sweep()
             slot = self._reserved()
             if slot is None and not self._state.n_free and self._more():
                 slot = self._reserved()
@@ -132,7 +133,7 @@ class Sender:
         self.attend()
 
     def _more(self) -> bool:
-        """Get more slots from the pool; whether a slot is free."""
+        """Get more slots; whether a slot is free."""
         arena = self._link.slots.send
         before = arena.count
         for slot in arena.grow(self.room):
@@ -171,6 +172,25 @@ class Sender:
         self._link.check(state.send_from(slot, FrameKind.DATA, payload, payload.nbytes, imm))
         state.messages_sent += 1
         state.bytes_sent += payload.nbytes
+
+    def in_fragments(self, payload: memoryview, imm: int | None) -> bool:
+        """Send a message in fragments, if more slots are all that it lacks; whether it was sent."""
+        state = self._state
+        frames = -(-payload.nbytes // state.eager_size)
+        if (
+            not state.grows
+            or state.blocked
+            or payload.nbytes > state.fragmented_size
+            or state.credits < frames
+        ):
+            return False
+        while (free := state.n_free) < frames:
+            if not self._more() or state.n_free == free:
+                return False
+        code = state.send_buffer(payload, imm)
+        if code > 0:
+            self._link.check(code)
+        return code >= 0
 
     async def rendezvous(self, head: bytes, imm: int | None, length: int) -> None:
         """Announce a large message."""

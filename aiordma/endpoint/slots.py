@@ -1,18 +1,25 @@
-"""Slots: the memory of a connection's messages and their queues; its own, or out of a pool.
+"""Slots: the memory of a connection's messages, and their queues.
 
 Theory of operation
-    By default a connection has receives for `recv_depth` messages and slots for `send_depth`, and
-    the connections of a loop and device complete in common queues (`link.shared_queues`).  A
-    thousand connections, mostly silent, then pin memory for all that each could have under way.
+    A connection begins with few slots: receives for three messages ahead, for messages without data
+    and for one answer to a large message, and one slot to send from.  It gets more in steps, up to
+    `recv_depth` and `send_depth`: for receives when its peer has used up its credits, to send from
+    when all are under way.  A thousand connections, mostly silent, then pin little, and a
+    connection is made quickly.  A raw connection, whose peer knows no credits, has all of its slots
+    from the beginning, and so has a connection whose slots take little memory.
 
-    With `shared_slots` they share a budget of slots (memory.budget), too.  Each begins with the few
-    that it is guaranteed, gets more while its peer uses up credits, and frees some for others.
+    Steps count in a budget (memory.budget).  With `shared_slots` that is a number of slots, for
+    both directions, the first of each connection included; otherwise the bytes that the steps of
+    a loop's connections may pin.
 
-    They share neither memory nor a protection domain.  A receive that was granted to a connection
-    is posted to the queue pair of that connection.  So no peer can use up the receives of another,
-    and no key opens the memory of another connection.  A shared receive queue gives neither: a peer
-    that sends beyond its credits takes the receives that were promised to others, and on Soft-RoCE
-    a queue pair that dies inside a message keeps a receive for ever.
+    Connections share neither memory nor a protection domain.  A receive that was granted to a
+    connection is posted to the queue pair of that connection.  So no peer can use up the receives
+    of another, and no key opens the memory of another connection.  A shared receive queue gives
+    neither: a peer that sends beyond its credits takes the receives that were promised to others,
+    and on Soft-RoCE a queue pair that dies inside a message keeps a receive for ever.
+
+    By default the connections of a loop and device complete in common queues
+    (`link.shared_queues`).
 """
 
 from __future__ import annotations
@@ -20,14 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiordma.endpoint.config import (
-    CONTROL_SIZE,
-    CONTROL_SLOTS,
-    MIN_SENDS,
-    MIN_WINDOW,
-    ConnectionConfig,
-    Plan,
-)
+from aiordma.endpoint.config import ConnectionConfig, Plan
 from aiordma.link.adapter_side import Closing
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
@@ -36,6 +36,7 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.elastic import ElasticArena, Keeper
+from aiordma.memory.memlock import step_bytes
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -44,7 +45,10 @@ from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Slots"]
 
-_STEPS = 16  # in which the slots grow from the guaranteed number to the highest
+#: Slots of a step; 16 of the default size fill whole pages.
+_STEP = 16
+#: A member of a pool takes smaller steps, for the others: from its first slots to all so many.
+_POOL_STEPS = 16
 
 
 class _Leaving:
@@ -76,9 +80,12 @@ class Slots:
         completions: How all requests complete.
     """
 
-    __slots__ = ("_loop", "_own_cq", "_share", "_undo", "completions", "control", "recv", "send")
+    __slots__ = (
+        "_first", "_loop", "_own_cq", "_share", "_undo", "completions", "control", "recv", "send",
+    )  # fmt: skip
 
-    _loop: asyncio.AbstractEventLoop  # of a member of a pool
+    _first: MemoryRegion
+    _loop: asyncio.AbstractEventLoop  # of a member of a budget
     recv: Arena
     send: Arena
     completions: Completions
@@ -101,10 +108,9 @@ class Slots:
         """
         slots = cls()
         try:
-            if plan.config.shared_slots is not None:
-                await slots._join(pd, plan.config, plan.config.shared_slots)
-            else:
-                await slots._register(pd, plan)
+            await slots._register(pd, plan)
+            if plan.grows:
+                slots._grow(pd, plan.config)
             slots._complete(channel, plan)
         except BaseException:
             slots.abandon()
@@ -112,7 +118,7 @@ class Slots:
         return slots
 
     async def _register(self, pd: ProtectionDomain, plan: Plan) -> None:
-        """Make slots of the connection's own, in one registration; in a thread if it takes long."""
+        """Make the first slots, in one registration; in a thread if it takes long."""
         if plan.quick:
             made = arenas(pd, *plan.shapes)
         else:
@@ -120,26 +126,28 @@ class Slots:
                 lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
             )
         self._undo.append(made[0].close)
+        self._first = made[0].mr
         self.recv, self.send = made[:2]
         if not plan.config.raw:
             self.control = made[2]
 
-    async def _join(self, pd: ProtectionDomain, config: ConnectionConfig, total: int) -> None:
-        """Become a member of the pool, with the guaranteed slots."""
-        receives = MIN_WINDOW + config.control_depth
-        sends = min(MIN_SENDS, config.send_depth)
-        key = ("slots", id(pd.context), total, config.slot_size)
-        budget, release = registry.acquire(key, lambda: SlotBudget(total))
+    def _grow(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
+        """Join a budget, out of which further slots come."""
+        total, first, unit, step = config.shared_slots, 0, config.slot_size, _STEP
+        if total is not None:
+            first, unit = self.recv.count + self.send.count, 1
+            step = max(4, (config.receives - self.recv.count) // _POOL_STEPS)
+        key = ("slots", id(pd.context), total, config.slot_size) if total else "steps"
+        budget, release = registry.acquire(key, lambda: SlotBudget(total or step_bytes()))
         self._undo.append(release)
         self._loop = asyncio.get_running_loop()
-        share = self._share = budget.join(receives + sends)
-        share.take(receives + sends)
-        self.recv = await _elastic(pd, config.receives, receives, config.slot_size, share)
+        share = self._share = budget.join(first)
+        share.take(first)
+        step = max(1, min(step, INLINE_BYTES // config.slot_size))
+        self.recv = ElasticArena(pd, self.recv, config.receives, step, share, unit)
         self._undo.append(self.recv.close)
-        self.send = await _elastic(pd, config.send_depth, sends, config.slot_size, share)
+        self.send = ElasticArena(pd, self.send, config.send_depth, step, share, unit)
         self._undo.append(self.send.close)
-        (self.control,) = arenas(pd, (CONTROL_SLOTS, CONTROL_SIZE))
-        self._undo.append(self.control.close)
 
     def _complete(self, channel: CompletionChannel, plan: Plan) -> None:
         config = plan.config
@@ -158,10 +166,7 @@ class Slots:
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        if self._share is None:
-            return self.recv.regions
-        assert self.control is not None
-        return [*self.recv.regions, *self.send.regions, *self.control.regions]
+        return [self._first, *self.recv.steps, *self.send.steps]
 
     def pin_with(self, keeper: Keeper) -> None:
         """Have `keeper` keep the memory of later slots as long as the queue pair may use it."""
@@ -185,7 +190,9 @@ class Slots:
         if self._own_cq is not None:
             parts.append(self._own_cq)
         self._free()
-        if self._share is not None:
+        if self._share is not None and not self._share.used:
+            self._share.leave()
+        elif self._share is not None:
             # Not before the queue pair is gone: until then the memory is pinned.
             leaving, loop = _Leaving(self._share), self._loop
 
@@ -196,14 +203,3 @@ class Slots:
             qp._gone.add_done_callback(leave)
             parts.append(leaving)
         return parts
-
-
-async def _elastic(
-    pd: ProtectionDomain, most: int, base: int, slot_size: int, share: Share
-) -> ElasticArena:
-    chunk = min(max(4, (most - base) // _STEPS), max(1, INLINE_BYTES // slot_size))
-    if base * slot_size <= INLINE_BYTES:
-        return ElasticArena(pd, most, base, chunk, slot_size, share)
-    return await call_blocking(
-        lambda: ElasticArena(pd, most, base, chunk, slot_size, share), undo=ElasticArena.close
-    )

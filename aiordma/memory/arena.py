@@ -25,14 +25,16 @@ class Arena:
 
     #: Whether all slots lie in one registration.
     whole = True
+    #: Bytes of slots that have come.
+    more = memoryview(b"")
 
-    __slots__ = ("addr", "count", "lkey", "mr", "slot_size", "view")
+    __slots__ = ("addr", "count", "enough", "lkey", "mr", "slot_size", "view")
 
     def __init__(
         self, mr: MemoryRegion, view: memoryview, addr: int, count: int, slot_size: int
     ) -> None:
         self.mr = mr
-        self.count = count
+        self.count = self.enough = count
         self.slot_size = slot_size
         self.view = view
         self.addr = addr
@@ -42,12 +44,12 @@ class Arena:
         """Local key of a slot's memory."""
         return self.lkey
 
-    @property
-    def regions(self) -> list[MemoryRegion]:
-        """All memory that is registered now."""
-        return [self.mr]
-
     # `ElasticArena` overrides these; here the slots neither come nor go.
+
+    @property
+    def steps(self) -> list[MemoryRegion]:
+        """Memory of slots that have come."""
+        return []
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
         """Return further slots; `again` is called when another call may return more."""

@@ -36,6 +36,7 @@ from collections import OrderedDict, deque
 from typing import Self
 
 from aiordma.loop import fork
+from aiordma.memory.memlock import memory_to_pin
 
 __all__ = [
     "AHEAD",
@@ -102,17 +103,14 @@ class ByteBudget:
     """Bytes for large messages that are being fetched, or were fetched and not yet taken.
 
     Args:
-        total: Bytes.
+        total: Bytes; None for those of a process without a setting.
         parent: The budget in which the bytes of this budget count, too.
-
-    Attributes:
-        total: Bytes.
     """
 
-    __slots__ = ("_held", "_line", "_own", "_parents", "total")
+    __slots__ = ("_held", "_line", "_own", "_parents", "_total")
 
-    def __init__(self, total: int, parent: Self | None = None) -> None:
-        self.total = total
+    def __init__(self, total: int | None, parent: Self | None = None) -> None:
+        self._total = total
         self._held = [0] * _PARTS
         self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # `_held` of each source
         self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
@@ -120,6 +118,14 @@ class ByteBudget:
         # common parent have one line.
         self._line: OrderedDict[str, deque[_Waiter]]
         self._line = OrderedDict() if parent is None else parent._line
+
+    @property
+    def total(self) -> int:
+        """Bytes that there are."""
+        if self._total is None:
+            # At the first use: by then the program has given up its privileges.
+            self._total = min(_PROCESS_BYTES, memory_to_pin() // 4)
+        return self._total
 
     @property
     def _chain(self) -> tuple[ByteBudget, ...]:
@@ -192,7 +198,7 @@ class ByteBudget:
     def resize(self, total: int) -> None:
         """Change the number of bytes; shares that are held stay."""
         with _lock:
-            self.total = total
+            self._total = total
             woken = self._serve()
         _wake(woken)
 
@@ -361,7 +367,7 @@ class Account:
             self._budget.give(held, self._source)
 
 
-PROCESS_BUDGET = ByteBudget(_PROCESS_BYTES)
+PROCESS_BUDGET = ByteBudget(None)
 
 
 def set_large_message_budget(size: int) -> None:
@@ -373,7 +379,8 @@ def set_large_message_budget(size: int) -> None:
     in turn.  A single message is always fetched, up to `ConnectionConfig.max_message_size`.
 
     Args:
-        size: Bytes; 256 MiB by default.  A listener has a budget of its own besides.
+        size: Bytes; by default 256 MiB, or a quarter of the memory that the process may pin, if
+            that is less.  A listener has a budget of its own besides.
 
     Raises:
         TypeError: `size` is no int.

@@ -1,14 +1,16 @@
-"""ElasticArena: slots that are registered as they are needed, out of a pool's budget.
+"""ElasticArena: slots that are registered as they are needed, within a budget.
 
 Theory of operation
-    The addresses of all slots are reserved from the start, which costs nothing.  A slot has memory,
-    and is registered, only while its chunk is in service.  The first chunk is the base and stays.
-    Further chunks come with `grow`, if the budget allows, and go with `shrink`: such a chunk is
-    *leaving*, its slots go to `hand_in` as they become free, and with the last slot the chunk is
-    deregistered and its pages go back to the system.
+    The first slots are the base, an arena that stays.  Further slots come in chunks with `grow`, if
+    the budget allows, and go with `shrink`: such a chunk is *leaving*, its slots go to `hand_in` as
+    they become free, and with the last slot the chunk is deregistered and its pages go back to the
+    system.
 
-    Each connection registers its own memory in its own protection domain.  A pool shares the number
-    of slots, not the memory.
+    The addresses of the slots behind the base are reserved with the first chunk, which costs
+    nothing.  A slot has memory, and is registered, only while its chunk is in service.
+
+    Each connection registers its own memory in its own protection domain.  A budget is shared, and
+    memory is not.
 """
 
 from __future__ import annotations
@@ -50,67 +52,71 @@ class _Chunk:
 
 
 class ElasticArena(Arena):
-    """Up to `most` slots of `slot_size` bytes, of which `count` are in service.
+    """Up to `most` slots, of which `count` are in service; its base is an arena of its own.
 
     Args:
         pd: Protection domain.
-        most: Slots at most.
         base: Slots that are always there; the caller has taken them out of `share`.
+        most: Slots at most.
         chunk: Slots that come and go together.
-        slot_size: Bytes of a slot.
-        share: The connection's share of the pool, where its slots are counted.
-
-    Raises:
-        OSError: ENOMEM mostly means that RLIMIT_MEMLOCK is too low.
+        share: The connection's share of a budget, where the slots are counted.
+        unit: Units of the budget that a slot takes.
 
     Attributes:
         count: Slots in service, those that are leaving not among them.
-        view: All bytes; only those of slots in service are registered.
+        enough: Slots for the window; more of them, up to `most`, are for answers alone.
+        more: All bytes of the slots behind the base; only those in service are registered.
+        more_addr: Address of the first of these slots; 0 before any was in service.
         keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
     """
 
     whole = False
 
-    __slots__ = ("_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "keeper")
+    __slots__ = (
+        "_base", "_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "_unit",
+        "keeper", "more", "more_addr",
+    )  # fmt: skip
 
     def __init__(
-        self, pd: ProtectionDomain, most: int, base: int, chunk: int, slot_size: int, share: Share
+        self, pd: ProtectionDomain, base: Arena, most: int, chunk: int, share: Share, unit: int = 1
     ) -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, most * slot_size, flags=flags)
+        super().__init__(base.mr, base.view, base.addr, base.count, base.slot_size)
         self._pd = pd
+        self._base = base.count
         self._share = share
-        # Chunk n has the slots steps[n]; the base is chunk 0.
-        self._steps = [range(base)]
-        self._steps += [range(n, min(n + chunk, most)) for n in range(base, most, chunk)]
+        self._unit = unit
+        self._steps = [range(n, min(n + chunk, most)) for n in range(base.count, most, chunk)]
         self._closed = False
-        self.slot_size = slot_size
-        self.view = memoryview(self._memory)
-        self.keeper: Keeper | None = None
+        self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
-        self._enter(0)
-        self.mr = self._chunks[0].mr
-        self.addr = self.mr.addr
-        self.lkey = self.mr.lkey  # of the base only; see `key`
-        self.count = base
+        self.keeper: Keeper | None = None
+        self.more = memoryview(b"")
+        self.more_addr = 0
+        self.enough = most
 
     def _enter(self, number: int) -> _Chunk:
+        if self._memory is None:
+            size = (self._steps[-1].stop - self._base) * self.slot_size
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+            self._memory = mmap.mmap(-1, size, flags=flags)
+            self.more = memoryview(self._memory)
         slots = self._steps[number]
-        piece = self.view[slots.start * self.slot_size : slots.stop * self.slot_size]
-        chunk = _Chunk(slots, MemoryRegion(self._pd, piece, Access.LOCAL_WRITE))
+        start, stop = ((slot - self._base) * self.slot_size for slot in (slots.start, slots.stop))
+        chunk = _Chunk(slots, MemoryRegion(self._pd, self.more[start:stop], Access.LOCAL_WRITE))
         self._chunks[number] = chunk
+        self.more_addr = chunk.mr.addr - start
         return chunk
 
     @property
     def keys(self) -> list[int]:
         """Local keys of all chunks but the base, in order; 0 for a chunk that is not there."""
-        chunks = map(self._chunks.get, range(1, len(self._steps)))
+        chunks = map(self._chunks.get, range(len(self._steps)))
         return [0 if chunk is None else chunk.mr.lkey for chunk in chunks]
 
     @property
     def step(self) -> int:
         """Slots of a chunk but the base; the last may have fewer."""
-        return len(self._steps[1]) if len(self._steps) > 1 else 1
+        return len(self._steps[0]) if self._steps else 1
 
     @property
     def some_leave(self) -> bool:
@@ -119,8 +125,8 @@ class ElasticArena(Arena):
 
     @property
     def full(self) -> bool:
-        """Whether all slots are in service."""
-        return self.count == self._steps[-1].stop
+        """Whether there are enough slots in service."""
+        return self.count >= self.enough
 
     @property
     def crowded(self) -> Any:
@@ -128,16 +134,15 @@ class ElasticArena(Arena):
         return self._share.crowded
 
     def _number(self, slot: int) -> int:
-        base = self._steps[0].stop
-        return 0 if slot < base else 1 + (slot - base) // len(self._steps[1])
+        return (slot - self._base) // self.step
 
     def key(self, slot: int) -> int:
         """Local key of a slot's memory."""
-        return self._chunks[self._number(slot)].mr.lkey
+        return self.lkey if slot < self._base else self._chunks[self._number(slot)].mr.lkey
 
     @property
-    def regions(self) -> list[MemoryRegion]:
-        """All memory that is registered now."""
+    def steps(self) -> list[MemoryRegion]:
+        """Memory that is registered now, without the base."""
         return [chunk.mr for chunk in self._chunks.values()]
 
     def grow(self, again: Callable[[], None]) -> Iterable[int]:
@@ -150,7 +155,7 @@ class ElasticArena(Arena):
             return ()
         for chunk in self._chunks.values():
             if chunk.leaving:
-                if self._share.could_spare(len(chunk.slots)):
+                if self._share.could_spare(len(chunk.slots) * self._unit):
                     self._share.want(again)
                     return ()
                 # The slots that `hand_in` has taken come back; the others never left.
@@ -159,19 +164,23 @@ class ElasticArena(Arena):
                 back = set(chunk.slots) - chunk.inside
                 chunk.inside |= back
                 return sorted(back)
-        number = next((n for n in range(len(self._steps)) if n not in self._chunks), None)
-        if number is None:
+        number = 0
+        while number in self._chunks:
+            number += 1
+        if number == len(self._steps):
             return ()
         slots = self._steps[number]
-        if not self._share.take(len(slots)):
+        if not self._share.take(len(slots) * self._unit):
             self._share.want(again)
             return ()
         try:
             chunk = self._enter(number)
-        except OSError as exc:
+        except BaseException as exc:
+            self._share.give(len(slots) * self._unit)
+            if not isinstance(exc, OSError):
+                raise
             # The connection goes on with its present slots.
             _log.warning("no more slots: %s", exc)
-            self._share.give(len(slots))
             return ()
         if self.keeper is not None:
             self.keeper.pin(chunk.mr)
@@ -181,10 +190,11 @@ class ElasticArena(Arena):
     @property
     def spare(self) -> int:
         """Number of slots that `shrink` would take away because other connections need them."""
-        number = max(self._chunks)
-        chunk = self._chunks[number]
+        if not self._chunks:
+            return 0
+        chunk = self._chunks[max(self._chunks)]
         slots = len(chunk.slots)
-        return slots if number and not chunk.leaving and self._share.could_spare(slots) else 0
+        return slots if not chunk.leaving and self._share.could_spare(slots * self._unit) else 0
 
     def shrink(self) -> Iterable[int]:
         """Have the last chunk leave; return its slots: the caller calls `hand_in` if free."""
@@ -195,7 +205,7 @@ class ElasticArena(Arena):
 
     def leaving(self, slot: int) -> bool:
         """Whether a slot has to go to `hand_in` instead of being used again."""
-        return self._chunks[self._number(slot)].leaving
+        return slot >= self._base and self._chunks[self._number(slot)].leaving
 
     def hand_in(self, slot: int) -> None:
         """Take back a leaving slot that neither the adapter nor the program uses."""
@@ -209,17 +219,18 @@ class ElasticArena(Arena):
             self.keeper.unpin(chunk.mr)
         chunk.mr.close()
         self._forget(chunk.slots)
-        self._share.give(len(chunk.slots))
+        self._share.give(len(chunk.slots) * self._unit)
 
     def _forget(self, slots: range) -> None:
         """Give the pages of slots back to the system, if the slots fill whole pages."""
-        start, length = slots.start * self.slot_size, len(slots) * self.slot_size
+        start, length = (slots.start - self._base) * self.slot_size, len(slots) * self.slot_size
+        assert self._memory is not None
         if start % mmap.PAGESIZE == 0 and length % mmap.PAGESIZE == 0:
             self._memory.madvise(mmap.MADV_DONTNEED, start, length)
 
     def close(self) -> None:
-        """Deregister the memory; its bytes stay readable while a view of them exists."""
+        """Deregister all but the base; the bytes stay readable while a view of them exists."""
         self._closed = True
         self.keeper = None
-        for region in self.regions:
+        for region in self.steps:
             region.close()

@@ -183,7 +183,9 @@ class RemoteRegion:
             msg = f"a slice of a remote region has step 1, not {part.step}"
             raise ValueError(msg)
         start, stop, _ = part.indices(self.length)
-        return type(self)(self.addr + start, max(stop - start, 0), self.rkey, self.rights)
+        if stop <= start:  # behind the last byte there may be no address
+            start = stop = 0
+        return type(self)(self.addr + start, stop - start, self.rkey, self.rights)
 
     def __len__(self) -> int:
         return self.length

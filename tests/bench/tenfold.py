@@ -7,16 +7,14 @@ kernel.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping
 
 import aiordma
+from aiordma.endpoint.config import plan_of
 from tests.bench.growth import OWN
 from tests.bench.tables import Row, markdown
 
 COUNTS = (1000, 10_000, 100_000)
-#: Messages without data, in bytes of slots; they have pages of their own.
-CONTROL = 6 * 64
 #: net.ipv4.ip_local_port_range and vm.max_map_count as kernels come.
 LOCAL_PORTS = 60_999 - 32_768 + 1
 MAPPINGS = 65_530
@@ -24,16 +22,9 @@ MAPPINGS = 65_530
 Line = tuple[str, float | None, Callable[[float], str], float | None, str]
 
 
-def pages(number: int) -> int:
-    """Bytes of the pages that hold so many."""
-    return -(-number // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
 def pinned(config: aiordma.ConnectionConfig) -> int:
     """Bytes that an idle connection pins."""
-    if config.shared_slots is not None:
-        return config.guaranteed * config.slot_size + pages(CONTROL)
-    return pages((config.receives + config.send_depth) * config.slot_size + CONTROL)
+    return plan_of(config).pinned
 
 
 def amount(number: float) -> str:
@@ -102,7 +93,7 @@ def tenfold_table(
                 ("queue pairs", 1, "max_qp"),
                 ("completion queues, default settings", queues, "max_cq"),
                 ("memory regions", 1, "max_mr"),
-                ("memory regions, pool, all idle", 3, "max_mr"),
+                ("memory regions, pool, all idle", 1, "max_mr"),
             )
         ),
         (

@@ -170,8 +170,8 @@ async def test_g09_a_program_that_answers_itself_has_the_same_limits(address: st
 
 
 async def test_g09_a_request_that_is_accepted_otherwise_counts_what_it_pins(address: str) -> None:
-    """The program gives clients more slots than the listener's settings say."""
-    large = ConnectionConfig(recv_depth=512)
+    """The program gives clients larger slots than the listener's settings say."""
+    large = ConnectionConfig(slot_size=1 << 16)
     pinned = plan_of(large).pinned
     limits = ListenerLimits(max_pinned_bytes=2 * pinned)  # of which a source has three quarters
     async with aiordma.listen(address, 0, limits=limits) as listener:

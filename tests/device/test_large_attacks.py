@@ -86,8 +86,9 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> list[Link]:
 
 async def test_g01_what_is_announced_pins_nothing_by_itself(address: str) -> None:
     """The program does not call recv(), and nothing of 512 MiB fits what is fetched ahead."""
+    config = ConnectionConfig(recv_depth=8, send_depth=4, slot_size=1024)  # all slots at once
     async with (
-        aiordma.listen(address, 0) as listener,
+        aiordma.listen(address, 0, config=config) as listener,
         attacker(address, listener) as (raw, victim),
     ):
         before = pinned()

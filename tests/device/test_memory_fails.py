@@ -10,15 +10,15 @@ from __future__ import annotations
 import _testcapi
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from aiordma import Connection
+from aiordma import Connection, ConnectionConfig
 from aiordma.verbs import SGE
-from tests.device.meeting import Pair
+from tests.device.meeting import Pair, paired
 from tests.device.oracle import until
 from tests.device.streaming import stream_pair
 from tests.inside.endpoint import state_of
@@ -27,6 +27,15 @@ pytestmark = pytest.mark.device
 
 #: Allocations of one call, at most: those refused one after the other.
 ALLOCATIONS = 48
+
+
+@pytest.fixture
+async def pair(address: str) -> AsyncIterator[Pair]:
+    """All of its slots are there: to get more is work of many lines of Python."""
+    async with paired(
+        address, ConnectionConfig(recv_depth=16, send_depth=8, slot_size=1024)
+    ) as ends:
+        yield ends
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from aiordma.cli import bounded, checks_device, checks_system, doctor, sysfs
 from aiordma.cli.finding import Finding, Status, ok
 from aiordma.endpoint.config import plan_of
 from aiordma.errors import os_error
+from aiordma.memory import memlock
 
 from .machine import EMPTY, LINK_LOCAL, Machine
 
@@ -127,8 +128,9 @@ INFINITY = resource.RLIM_INFINITY
     [
         ((INFINITY, INFINITY), Status.OK),
         ((0, INFINITY), Status.FAIL),
-        ((65536, 65536), Status.FAIL),  # less than a connection needs
-        ((8 << 20, 8 << 20), Status.WARN),
+        ((32768, 32768), Status.FAIL),  # less than a connection needs
+        ((65536, 65536), Status.WARN),
+        ((8 << 20, 8 << 20), Status.OK),
         ((1 << 30, INFINITY), Status.OK),
     ],
 )
@@ -211,8 +213,8 @@ def test_who_is_exempt_from_the_limit(
 ) -> None:
     (tmp_path / "status").write_text(f"Name:\tpython\nCapEff:\t{capabilities}\n")
     (tmp_path / "uid_map").write_text(f"   {uid_map}\n")
-    monkeypatch.setattr(checks_system, "PROC", tmp_path)
-    assert checks_system.may_lock() is exempt
+    monkeypatch.setattr(memlock, "PROC", tmp_path)
+    assert memlock.may_lock() is exempt
 
 
 def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:

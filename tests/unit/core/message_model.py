@@ -45,7 +45,7 @@ class Model:
         self.posted = window + self.reserve
         self.unused = self.granted = window
         self.marks: list[int] = []
-        self.due, self.chain, self.exchanges = max(1, (window + 1) // 2), chain, exchanges
+        self.due, self.chain, self.exchanges = max(1, window // 2), chain, exchanges
         self.back: list[int] = []  # free receive slots that are posted together
         self.controls_pending: set[int] = set()
         self.dones_pending: deque[tuple[int, int]] = deque()

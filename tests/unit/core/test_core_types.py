@@ -423,8 +423,10 @@ def sizes(**settings: int) -> dict[str, Any]:
         "arrivals": 4,
         "controls": 1,
         "exchanges": 1,
+        "answers": 1,
         "reads": 1,
         "raw": 0,
+        "grows": 0,
     }
     return usual | settings
 
@@ -436,7 +438,8 @@ def sizes(**settings: int) -> dict[str, Any]:
         {"arrivals": 3},
         {"arrivals": 0},
         {"controls": 5},
-        {"exchanges": 4},
+        {"exchanges": 4, "answers": 4},
+        {"answers": 2},
         {"send_depth": 0x3FFF, "controls": 1},
         {"exchanges": 0x10000, "receives": 0x20000},
     ],

@@ -60,7 +60,7 @@ class Case:
         state = self.c = MessageState(
             loop, sends=SENDS, receives=receives, send_depth=SENDS,
             arrivals=1 << (receives - 1).bit_length(), controls=CONTROLS,
-            exchanges=self.exchanges, reads=1, raw=False,
+            exchanges=self.exchanges, answers=self.exchanges, reads=1, raw=False, grows=False,
         )  # fmt: skip
         start = address(self.source)
         state.bind(

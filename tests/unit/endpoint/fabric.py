@@ -25,7 +25,14 @@ from typing import Any
 from aiordma._core import SUB_READ, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
-from aiordma.endpoint.config import CONTROL_SIZE, CONTROL_SLOTS, ConnectionConfig, hello_of, plan_of
+from aiordma.endpoint.config import (
+    CONTROL_SIZE,
+    CONTROL_SLOTS,
+    MIN_ANSWERS,
+    ConnectionConfig,
+    hello_of,
+    plan_of,
+)
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.link import Link
 from aiordma.link.completions import Completions
@@ -48,14 +55,22 @@ from ..memory.fake_memory import AnyFakeArena, FakeArena, FakeElastic, FakePool,
 Step = tuple[str, int]
 
 
-def new_state(config: ConnectionConfig, loop: Any, receives: int, sends: int) -> MessageState:
-    """A connection's, as `Link` makes it."""
-    plan = plan_of(config)
+def new_state(
+    config: ConnectionConfig,
+    loop: Any,
+    receives: int,
+    sends: int,
+    answers: int | None = None,
+    *,
+    grows: bool = False,
+) -> MessageState:
+    """A connection's, as `Link` makes it; by default of one that has all slots from the start."""
+    exchanges = 0 if config.raw else config.rendezvous_window
     return MessageState(
         loop, sends=sends, receives=receives, send_depth=config.send_depth,
-        arrivals=plan.arrivals, controls=0 if config.raw else CONTROL_SLOTS,
-        exchanges=0 if config.raw else config.rendezvous_window, reads=config.initiator_depth,
-        raw=config.raw,
+        arrivals=plan_of(config).arrivals, controls=0 if config.raw else CONTROL_SLOTS,
+        exchanges=exchanges, answers=exchanges if answers is None else answers,
+        reads=config.initiator_depth, raw=config.raw, grows=grows,
     )  # fmt: skip
 
 
@@ -137,7 +152,9 @@ class FakeLink(Link):
         for arena in (send, recv):
             if isinstance(arena, FakeElastic):
                 arena.keeper = self
-        self.state = new_state(config, self.loop, recv.count, send.count)
+        first = None if isinstance(recv, FakeArena) else MIN_ANSWERS
+        grows = first is not None and config.shared_slots is None
+        self.state = new_state(config, self.loop, recv.count, send.count, first, grows=grows)
         self.cm_id = FakeId()
         self.pool, self.outgoing = FakePool(), FakePool()
         self.context = SimpleNamespace(is_software=False)
@@ -403,7 +420,7 @@ class LeftConnection(Connection):
 
 def _check_piece(arena: AnyFakeArena, place: int, piece: Any) -> None:
     assert arena.in_service(place), "the slot's memory is not registered"
-    assert piece.addr == arena.addr + place * arena.slot_size
+    assert piece.addr == arena.addr_of(place)
     assert piece.lkey == arena.key(place), "the key of other memory"
 
 
@@ -507,7 +524,7 @@ def _promises(link: FakeLink, config: ConnectionConfig) -> Callable[[], int]:
         return lambda: 0
     # To a peer that has broken the protocol nothing is promised.
     state = link.state
-    return lambda: 0 if state.wrong[0] else state.unused + config.control_depth
+    return lambda: 0 if state.wrong[0] else state.unused + state.control
 
 
 def use_fake_regions(monkeypatch: Any) -> None:

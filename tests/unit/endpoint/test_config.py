@@ -140,11 +140,12 @@ def test_the_smallest_message_limit_is_what_the_handshake_says() -> None:
 
 
 def test_slots_are_shared_by_at_least_one() -> None:
-    config = ConnectionConfig(rendezvous_window=2, shared_slots=12)
-    assert config.guaranteed == 12
+    config = ConnectionConfig(rendezvous_window=2, shared_slots=11)
+    assert config.guaranteed == 11
+    assert ConnectionConfig(recv_depth=2).guaranteed == 10
     assert config.receives == config.recv_depth + 8
-    with pytest.raises(ValueError, match="one connection alone needs 12"):
-        ConnectionConfig(rendezvous_window=2, shared_slots=11)
+    with pytest.raises(ValueError, match="one connection alone needs 11"):
+        ConnectionConfig(rendezvous_window=2, shared_slots=10)
     with pytest.raises(ValueError, match="raw"):
         ConnectionConfig(raw=True, shared_slots=1000)
     for wrong in (1.5, True, "100"):

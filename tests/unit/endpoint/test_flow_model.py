@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiordma._core import Message
-from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
+from aiordma.endpoint.config import CONTROL_SLOTS, MIN_SENDS, ConnectionConfig
 from aiordma.endpoint.connection import Connection
 from aiordma.errors import ConnectionEndedError, ResourceClosedError
+from aiordma.memory.budget import SlotBudget
 from tests.inside.endpoint import copy_up_to, exposer_of, notice_silence, receiver_of
 from tests.inside.link import listeners_of
 
 from ..conftest import run_on, settle
-from ..memory.fake_memory import FakeRegion
-from .fabric import Wire
+from ..memory.fake_memory import FakeElastic, FakeRegion
+from .fabric import Wire, use_fake_regions
 
 SLOT = 64
 EAGER = SLOT - 16
@@ -143,8 +144,21 @@ async def simulate(
     second: ConnectionConfig,
     program: list[tuple[str, int, int]],
     keeps: bool,
+    steps: tuple[int, int] | None = None,
 ) -> None:
-    wire = Wire(first, second)
+    budget = SlotBudget(SLOT * steps[1]) if steps is not None else None
+
+    def arenas_of(config: ConnectionConfig) -> tuple[FakeElastic, FakeElastic] | None:
+        if steps is None or budget is None:
+            return None
+        share = budget.join(0)
+        receives = config.guaranteed - MIN_SENDS
+        return (
+            FakeElastic(config.send_depth, MIN_SENDS, steps[0], SLOT, share, SLOT),
+            FakeElastic(config.receives, receives, steps[0], SLOT, share, SLOT),
+        )
+
+    wire = Wire(first, second, arenas_of)
     await wire.open()
     programs = [Program(end, name) for name, end in enumerate(wire.ends)]
     for what, side, number in program:
@@ -212,30 +226,27 @@ async def verify_end(wire: Wire, programs: list[Program]) -> None:
     """At rest every slot and every credit is where it belongs; then both sides end well."""
     for side, (link, end) in enumerate(zip(wire.links, wire.ends, strict=True)):
         state, credits = link.state, wire.links[1 - side].state.credits
-        config = wire.configs[side]
         assert len(link.ready) == state.posted == state.under_way, "the adapter has other receives"
         later = state.n_back  # to be posted together with others
         assert state.posted + later == link.slots.recv.present, "a receive slot was lost"
         assert state.n_free == link.slots.send.present, "a send slot was lost"
         assert state.n_control_free == CONTROL_SLOTS, "a control slot was lost"
-        assert state.unused <= state.posted - config.control_depth, "a credit without a receive"
+        assert state.unused <= state.posted - state.control, "a credit without a receive"
         assert credits == state.unused, "a credit was lost"
         window = receiver_of(end).window
         assert credits > window.size // 2 - 1 - later, "the peer is kept short of credits"
         assert (state.has_pending, state.n_freed, state.large, state.arrived) == (0, 0, 0, 0)
         assert (state.blocked, listeners_of(link)) == (False, 0), "it waits for nothing"
-        assert exposer_of(end).window.free == min(
-            config.rendezvous_window, wire.configs[1 - side].rendezvous_window
-        )
+        assert exposer_of(end).window.free == exposer_of(end).places <= window.answers
         assert link.reads_allowed == 0
         assert link.pool.out == link.outgoing.out == 0
-        slots = {region for arena in (link.slots.recv, link.slots.send) for region in arena.regions}
+        slots = {region for arena in (link.slots.recv, link.slots.send) for region in arena.steps}
         assert link.pinned <= slots
     assert set(FakeRegion.regions.values()) <= {
         region
         for link in wire.links
         for arena in (link.slots.recv, link.slots.send)
-        for region in arena.regions
+        for region in arena.steps
     }
     await wire.close()
     for end in wire.ends:
@@ -260,3 +271,27 @@ def test_receives_are_never_overrun_and_nobody_waits_for_ever(
     loop: str,
 ) -> None:
     run_on(loop, simulate(first, second, program, keeps))
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=3 * settings().max_examples)
+@given(
+    CONFIGS,
+    CONFIGS,
+    st.lists(PROGRAM, max_size=120),
+    st.booleans(),
+    st.sampled_from(["asyncio", "uvloop"]),
+    st.tuples(st.integers(1, 5), st.integers(0, 60)),
+)
+def test_neither_are_those_of_a_connection_that_grows(
+    first: ConnectionConfig,
+    second: ConnectionConfig,
+    program: list[tuple[str, int, int]],
+    keeps: bool,
+    loop: str,
+    steps: tuple[int, int],
+) -> None:
+    """In steps of so many slots, out of a budget that may not be enough for all."""
+    with pytest.MonkeyPatch.context() as patch:
+        use_fake_regions(patch)
+        run_on(loop, simulate(first, second, program, keeps, steps))

@@ -70,11 +70,11 @@ class Pool:
 
     def arenas_of(self, config: ConnectionConfig) -> tuple[FakeElastic, FakeElastic]:
         """What endpoint.slots does."""
-        receives, sends = MIN_WINDOW + config.control_depth, min(MIN_SENDS, config.send_depth)
+        receives, sends = config.guaranteed - MIN_SENDS, MIN_SENDS
         share = self.budget.join(receives + sends)
         assert share.take(receives + sends)
-        send = FakeElastic(None, config.send_depth, sends, self.chunk, SLOT, share)
-        recv = FakeElastic(None, config.receives, receives, self.chunk, SLOT, share)
+        send = FakeElastic(config.send_depth, sends, self.chunk, SLOT, share)
+        recv = FakeElastic(config.receives, receives, self.chunk, SLOT, share)
         self.arenas += [send, recv]
         return send, recv
 
@@ -107,7 +107,8 @@ class Pool:
         assert budget.free >= 0
         assert budget.used <= budget.total
         # A chunk counts until its last slot was handed in.
-        slots = sum(len(chunk.slots) for arena in self.arenas for chunk in chunks_of(arena))
+        slots = sum(arena.first for arena in self.arenas)
+        slots += sum(len(chunk.slots) for arena in self.arenas for chunk in chunks_of(arena))
         assert budget.used - self.rival.used == slots
         committed = sum(max(share.used, share.guaranteed) for share in members_of(budget))
         assert budget.free == budget.total - committed
@@ -160,7 +161,7 @@ async def simulate(
         pool.rival.leave()
     await settle()
     await finish(wire, programs, keeps=keeps)
-    held: list[Any] = [region for arena in pool.arenas for region in arena.regions]
+    held: list[Any] = [region for arena in pool.arenas for region in arena.steps]
     for region in list(FakeRegion.regions.values()):
         assert region in held
 
@@ -273,6 +274,13 @@ def test_a_program_that_keeps_messages_keeps_the_window_open() -> None:
         await wire.open()
         one, other = (Program(end, name) for name, end in enumerate(wire.ends))
         receiver = receiver_of(wire.ends[1])
+        for _ in range(5):  # the window grows when the peer has used up its credits
+            for _ in range(receiver.window.size):
+                one.send(10)
+                other.recv()
+            await wire.run()
+            while other.held:
+                other.release(0)
         for _ in range(80):
             one.send(10)
             other.recv()

@@ -1,4 +1,4 @@
-"""The window that a pool's connection begins with: two messages, and no frame for each credit."""
+"""The window that a connection begins with: three messages, and no frame for each credit."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_frame_without_credit_is_posted_again_before_anything_is_sent() -> Non
     """The peer counts on it, also while the window may still grow."""
 
     async def main() -> None:
-        config = config_of(recv_depth=3, send_depth=2, window=1, total=0)
+        config = config_of(recv_depth=5, send_depth=3, window=1, total=2)
         pool = Pool(config, chunk=1)
         wire = Wire(config, config, pool.arenas_of)
         await wire.open()

@@ -21,7 +21,7 @@ CONTROL = CONTROL_SLOTS + 1
 class Slots:
     """A link and its receive slots, as far as a window sees them; the test is the adapter."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, recv_depth: int = 0) -> None:
         self.slots = self.recv = self
         self.count = CONTROL + size
         self.spare = 0
@@ -31,7 +31,9 @@ class Slots:
         self.out: set[int] = set()  # leaving
         self.posts: list[int] = []
         self.sent: list[int] = []  # credits of each frame
-        config = ConnectionConfig(recv_depth=size, send_depth=SENDS, rendezvous_window=1)
+        config = ConnectionConfig(
+            recv_depth=max(size, recv_depth), send_depth=SENDS, rendezvous_window=1
+        )
         self.state = new_state(config, None, self.count, 1)
         self._bytes = FakeArena(self.count, 64)
         self._control = FakeArena(CONTROL_SLOTS, 64)
@@ -41,7 +43,7 @@ class Slots:
             (self._control.addr, 64, 8), 0,
         )  # fmt: skip
         link: Any = self
-        self.window = Window(link)
+        self.window = Window(link, config)
 
     def _send(self, wr: Any) -> None:
         """A frame without data."""
@@ -150,14 +152,14 @@ def test_of_credit_frames_that_the_peer_may_not_have_processed_there_are_two() -
 
 
 def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
-    slots = Slots(6)
+    slots = Slots(7)
     window = slots.window
     slots.spare = 4
     slots.data(1)
     slots.out = {6, 7, 8, 9}
     slots.release([6])
     assert slots.gone == [6]
-    assert (window.size, slots.unused, slots.ungranted) == (2, 5, 0)
+    assert (window.size, slots.unused, slots.ungranted) == (3, 6, 0)
     # A message without credit lay in one that is leaving: without it there would be too few.
     slots.control(7)
     assert slots.gone == [6]
@@ -166,12 +168,12 @@ def test_a_slot_leaves_only_if_nothing_that_was_promised_needs_it() -> None:
     slots.data(3)
     slots.release([7, 8, 9])
     assert slots.gone == [6, 7, 8, 9]
-    assert (slots.unused, slots.ungranted) == (2, 0)
-    assert slots.state.posted == CONTROL + 2
+    assert (slots.unused, slots.ungranted) == (3, 0)
+    assert slots.state.posted == CONTROL + 3
 
 
 def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
-    slots = Slots(2)
+    slots = Slots(2, recv_depth=8)
     window = slots.window
     slots.more = [9, 10]
     slots.data(1)
@@ -196,14 +198,14 @@ def test_a_window_grows_when_the_peer_has_no_credit_left() -> None:
 
 
 def test_a_window_does_not_shrink_below_what_the_program_may_keep() -> None:
-    for held, size in ((0, 2), (1, 2), (2, 6), (3, 6)):
-        slots = Slots(6)
+    for held, size in ((0, 3), (1, 3), (2, 7), (3, 7)):
+        slots = Slots(7)
         slots.spare = 4
         slots.data(1)
         slots.release([0], held)
         assert slots.window.size == size
-    slots = Slots(4)
-    slots.spare = 3  # at least two have to be left
+    slots = Slots(5)
+    slots.spare = 3  # at least three have to be left
     slots.data(1)
     slots.release([0])
-    assert slots.window.size == 4
+    assert slots.window.size == 5

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from aiordma._ffi import ffi
+from aiordma.memory.budget import Share
 from aiordma.memory.elastic import ElasticArena
 
 
@@ -20,6 +22,8 @@ class FakeArena:
     """Slots of memory."""
 
     whole = True
+    more = memoryview(b"")
+    steps: ClassVar[list[Any]] = []
     _keys = itertools.count(7)
 
     def __init__(self, count: int, slot_size: int) -> None:
@@ -28,6 +32,10 @@ class FakeArena:
         self.view = memoryview(bytearray(count * slot_size))
         self.addr = _address(self.view)
         self.lkey = next(self._keys)
+        self.mr = SimpleNamespace(lkey=self.lkey)
+
+    def addr_of(self, slot: int) -> int:
+        return self.addr + slot * self.slot_size
 
     def key(self, slot: int) -> int:
         return self.lkey
@@ -43,10 +51,6 @@ class FakeArena:
     def present(self) -> int:
         """Slots that are registered."""
         return self.count
-
-    @property
-    def regions(self) -> list[FakeRegion]:
-        return []
 
     # What memory.elastic does.
 
@@ -113,22 +117,43 @@ class FakeElastic(ElasticArena):
 
     __slots__ = ()
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.addr = _address(self.view)
+    def __init__(
+        self, most: int, base: int, chunk: int, slot_size: int, share: Share, unit: int = 1
+    ) -> None:
+        pd: Any = None
+        first: Any = FakeArena(base, slot_size)
+        super().__init__(pd, first, most, chunk, share, unit)
+
+    def _enter(self, number: int) -> Any:
+        chunk = super()._enter(number)
+        self.more_addr = _address(self.more)
+        return chunk
+
+    @property
+    def first(self) -> int:
+        """Slots that are always there."""
+        return self._base
+
+    def addr_of(self, slot: int) -> int:
+        if slot < self._base:
+            return self.addr + slot * self.slot_size
+        return self.more_addr + (slot - self._base) * self.slot_size
 
     def slot(self, number: int, length: int) -> memoryview:
         assert self.in_service(number)
-        start = number * self.slot_size
-        return self.view[start : start + length]
+        if number < self._base:
+            return self.view[number * self.slot_size :][:length]
+        return self.more[(number - self._base) * self.slot_size :][:length]
 
     def in_service(self, number: int) -> bool:
+        if number < self._base:
+            return number >= 0
         chunk = self._chunks.get(self._number(number))
         return chunk is not None and number in chunk.inside
 
     @property
     def present(self) -> int:
-        return sum(len(chunk.inside) for chunk in self._chunks.values())
+        return self._base + sum(len(chunk.inside) for chunk in self._chunks.values())
 
 
 AnyFakeArena = FakeArena | FakeElastic

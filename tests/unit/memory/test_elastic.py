@@ -10,11 +10,10 @@ import pytest
 
 from aiordma.memory import elastic
 from aiordma.memory.budget import Share, SlotBudget
-from aiordma.memory.elastic import ElasticArena
 
 from ..conftest import Run
 from ..endpoint.fabric import use_fake_regions
-from .fake_memory import FakeRegion
+from .fake_memory import FakeElastic, FakeRegion
 
 PAGE = mmap.PAGESIZE
 
@@ -29,30 +28,29 @@ def nothing() -> None:
     """Nobody asks again."""
 
 
-def arena_of(share: Share, most: int = 12, base: int = 3, chunk: int = 4) -> ElasticArena:
+def arena_of(share: Share, most: int = 12, base: int = 3, chunk: int = 4) -> FakeElastic:
     assert share.take(base)
-    pd: Any = None  # that of the fake regions
-    return ElasticArena(pd, most, base, chunk, PAGE, share)
+    return FakeElastic(most, base, chunk, PAGE, share)
 
 
 def test_slots_come_in_chunks_until_there_are_no_more(run: Run) -> None:
     async def main() -> None:
         budget = SlotBudget(20)
         arena = arena_of(share := budget.join(3))
-        assert (arena.count, len(arena.regions), share.used) == (3, 1, 3)
+        assert (arena.count, len(arena.steps), share.used) == (3, 0, 3)
         assert [list(arena.grow(nothing)) for _ in range(4)] == [
             [3, 4, 5, 6], [7, 8, 9, 10], [11], [],
         ]  # fmt: skip
-        assert (arena.count, len(arena.regions), share.used, budget.free) == (12, 4, 12, 8)
+        assert (arena.count, len(arena.steps), share.used, budget.free) == (12, 3, 12, 8)
         keys = [arena.key(slot) for slot in range(12)]
         assert [keys.count(key) for key in dict.fromkeys(keys)] == [3, 4, 4, 1]
-        assert [region.length for region in arena.regions] == [3 * PAGE, 4 * PAGE, 4 * PAGE, PAGE]
+        assert [region.length for region in arena.steps] == [4 * PAGE, 4 * PAGE, PAGE]
         # What a slot's memory is called is where its bytes are.
         for slot in range(12):
-            arena.view[slot * PAGE] = slot
-        assert [region.view[0] for region in arena.regions] == [0, 3, 7, 11]
+            arena.slot(slot, 1)[0] = slot
+        assert [region.view[0] for region in arena.steps] == [3, 7, 11]
         arena.close()
-        assert all(region.closed for region in arena.regions)
+        assert all(region.closed for region in arena.steps)
         assert list(arena.grow(nothing)) == []
 
     run(main())
@@ -75,7 +73,8 @@ def test_a_chunk_leaves_with_its_last_slot(run: Run) -> None:
         assert arena.spare == 0, "it has less than its share"
         third = [budget.join(0) for _ in range(4)]
         assert arena.spare == 2
-        arena.view[5 * PAGE] = 1
+        page = arena.slot(5, 1)
+        page[0] = 1
         assert list(arena.shrink()) == [5, 6]
         assert (arena.count, arena.spare) == (5, 0)
         assert arena.leaving(5)
@@ -84,8 +83,8 @@ def test_a_chunk_leaves_with_its_last_slot(run: Run) -> None:
         arena.hand_in(6)
         assert (share.used, len(pinned)) == (7, 2)
         arena.hand_in(5)
-        assert (share.used, len(pinned), len(arena.regions)) == (5, 1, 2)
-        assert arena.view[5 * PAGE] == 0, "the page went back to the system"
+        assert (share.used, len(pinned), len(arena.steps)) == (5, 1, 1)
+        assert page[0] == 0, "the page went back to the system"
         assert len(third) == 4
 
     run(main())

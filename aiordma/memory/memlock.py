@@ -1,0 +1,42 @@
+"""How much memory the process may pin."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+from pathlib import Path
+
+__all__ = ["may_lock", "memory_to_pin", "step_bytes"]
+
+PROC = Path("/proc/self")
+_CAP_IPC_LOCK = 14
+_WHOLE_UID_MAP = ["0", "0", "4294967295"]
+
+
+def may_lock() -> bool:
+    """Whether RLIMIT_MEMLOCK does not hold; outside of containers the kernel asks a capability."""
+    try:
+        status = (PROC / "status").read_text()
+        uid_map = (PROC / "uid_map").read_text().split()
+        effective = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    except OSError:
+        return False
+    if effective is None or uid_map != _WHOLE_UID_MAP:
+        return False
+    return bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
+
+
+def memory_to_pin() -> int:
+    """Bytes: the machine's memory, or RLIMIT_MEMLOCK, if that is less and holds."""
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return size if soft == resource.RLIM_INFINITY or soft > size or may_lock() else soft
+
+
+def step_bytes() -> int:
+    """Bytes that the connections of a loop may pin beyond their first slots: an eighth.
+
+    The rest is for the first slots of connections, for large messages and for the program.
+    """
+    return memory_to_pin() // 8

@@ -1,0 +1,166 @@
+"""A connection with default settings begins with few slots, and gets more as it needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aiordma
+from aiordma.endpoint.config import DEFAULTS, MIN_SENDS, MIN_WINDOW, plan_of
+from aiordma.errors import errno_error
+from aiordma.memory import elastic
+from tests.device.meeting import paired
+from tests.device.oracle import until
+from tests.device.test_permissions import modes
+from tests.inside.endpoint import budget_of, exposer_of, link_of, receiver_of, share_of, state_of
+
+pytestmark = pytest.mark.device
+
+EACH = 64 << 10
+LIMIT_S = 120
+
+
+def window_of(connection: aiordma.Connection) -> int:
+    return receiver_of(connection).window.size
+
+
+async def echo(connection: aiordma.Connection, count: int, size: int) -> None:
+    for number in range(count):
+        data = bytes([number % 256]) * size
+        await connection.send(data)
+        with await connection.recv() as answer:
+            assert answer == data
+
+
+async def answer(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+@pytest.mark.smoke
+async def test_questions_and_answers_take_the_first_slots_alone(address: str) -> None:
+    assert plan_of(DEFAULTS).pinned <= EACH
+    async with paired(address) as (client, server), asyncio.TaskGroup() as group:
+        group.create_task(answer(server))
+        await echo(client, 200, 64)
+        await echo(client, 20, DEFAULTS.eager_size)
+        for end in (client, server):
+            assert window_of(end) == MIN_WINDOW
+            # A send may complete a little after its answer.
+            assert link_of(end).slots.send.count <= MIN_SENDS + 16
+        await client.close()
+
+
+async def test_as_many_messages_go_ahead_as_the_settings_say(address: str) -> None:
+    """The receiver's program takes none of them."""
+    async with paired(address) as (client, server):
+        for number in range(DEFAULTS.recv_depth):
+            async with asyncio.timeout(20):
+                await client.send(b"%d" % number)
+        await client.flush()
+        further = asyncio.create_task(client.send(b"one more"))
+        await until(lambda: not state_of(client).credits and state_of(server).arrived == 64)
+        assert not further.done()
+        assert window_of(server) == DEFAULTS.recv_depth
+        for number in range(DEFAULTS.recv_depth):
+            with await server.recv() as message:
+                assert message == b"%d" % number
+        await further
+        assert await server.recv() == b"one more"
+
+
+@pytest.mark.parametrize("size", [10_000, 65_536, 262_144])
+async def test_a_longer_message_gets_the_slots_that_it_takes(address: str, size: int) -> None:
+    """The first may be fetched; those that follow go through slots."""
+    async with paired(address) as (client, server), asyncio.TaskGroup() as group:
+        group.create_task(answer(server))
+        await echo(client, 4, size)
+        before = state_of(client).sent
+        await echo(client, 1, size)
+        assert state_of(client).sent - before >= size // DEFAULTS.slot_size
+        await client.close()
+
+
+async def test_large_messages_go_several_at_a_time(address: str) -> None:
+    async with paired(address) as (client, server):
+        sends = [asyncio.create_task(client.send(bytes([n]) * 300_000)) for n in range(20)]
+        for number in range(20):
+            with await server.recv() as message:
+                assert message == bytes([number]) * 300_000
+        await asyncio.gather(*sends)
+        assert exposer_of(client).places == DEFAULTS.rendezvous_window
+
+
+async def test_a_connection_goes_on_with_what_it_has(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Further memory cannot be registered."""
+
+    def refuse(*_: object) -> None:
+        raise errno_error(errno.ENOMEM, "ibv_reg_mr")
+
+    monkeypatch.setattr(elastic, "MemoryRegion", refuse)
+    async with paired(address) as (client, server):
+        for size in (64, 10_000, 300_000):
+            sends = [asyncio.create_task(client.send(bytes([n]) * size)) for n in range(20)]
+            for number in range(20):
+                with await server.recv() as message:
+                    assert message == bytes([number]) * size
+            await asyncio.gather(*sends)
+        assert window_of(server) == MIN_WINDOW
+        assert "no more slots" in caplog.text
+        monkeypatch.undo()
+        sends = [asyncio.create_task(client.send(bytes([n]))) for n in range(64)]
+        for number in range(64):
+            with await server.recv() as message:
+                assert message == bytes([number])
+        await asyncio.gather(*sends)
+
+
+async def test_the_memory_of_a_connection_counts_until_it_is_gone(address: str) -> None:
+    async with paired(address) as (client, server):
+        sends = [asyncio.create_task(client.send(bytes([n]))) for n in range(64)]
+        for _ in range(64):
+            (await server.recv()).release()
+        await asyncio.gather(*sends)
+        share = share_of(server)
+        assert share is not None
+        assert share.used == sum(region.length for region in link_of(server).slots.recv.steps)
+        budget = budget_of(server)
+        assert budget.used >= share.used
+    assert budget.used == 0
+
+
+@pytest.mark.one_loop
+def test_fifty_connections_within_eight_mebibytes(address: str) -> None:
+    """Of a server and a client without privileges: as much as a system gives by default."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with (
+        modes(),
+        subprocess.Popen(
+            [*program, address], stdout=subprocess.PIPE, text=True, env=environ
+        ) as server,
+    ):
+        try:
+            assert server.stdout is not None
+            port = server.stdout.readline().strip()
+            done = subprocess.run(
+                [*program, address, port],
+                capture_output=True, check=False, text=True, timeout=LIMIT_S, env=environ,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            told = [json.loads(done.stdout), json.loads(server.communicate(timeout=LIMIT_S)[0])]
+        finally:
+            server.kill()
+    print(told)
+    assert [end["connections"] for end in told] == [50, 50]
+    assert [end["messages"] for end in told] == [50 * (20 + 20 + 4 + 2)] * 2
+    assert all(50 * 60_000 < end["pinned"] <= 8 << 20 for end in told)
