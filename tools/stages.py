@@ -159,7 +159,7 @@ def _other_pythons(kind: str, about: str, *arguments: str) -> tuple[Stage, ...]:
 _MUCH_C = (
     "core/test_message_state", "endpoint/test_operations", "core/test_message_waiting",
     "core/test_message_protocol", "core/test_stream_state", "core/test_wakeup",
-    "core/test_wakeup_tasks", "core/test_drain",
+    "core/test_wakeup_tasks", "core/test_waiting", "core/test_drain",
     "core/test_readable", "verbs/test_resource", "core/test_message_cycles", "core/test_crc32c",
     "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
     "verbs/test_slab", "core/test_core_types", "core/test_message",
@@ -169,7 +169,7 @@ _MUCH_C = (
 #: Those of them that are done soon, although a debug build is three times as slow.
 _DEBUG = (
     "core/test_message_cycles", "core/test_core_types", "core/test_message",
-    "core/test_message_state", "core/test_wakeup_tasks",
+    "core/test_message_state", "core/test_wakeup_tasks", "core/test_waiting",
 )  # fmt: skip
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.

@@ -146,6 +146,12 @@ class Wakeup:
 class Parked(Wakeup):
     """The Wakeup of a task that waits for a message."""
 
+@final
+class Waiting(Wakeup):
+    """The Wakeup of a task that waits to send."""
+
+    def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
+
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
     @property
@@ -193,6 +199,8 @@ class MessageState:
     grown: bool
     python: bool
     blocked: bool
+    watched: bool
+    slot_awaited: bool
     flushing: bool
     flush_at: int
     alive: bool
@@ -221,6 +229,9 @@ class MessageState:
     id: Final[int]
     closed: Final[bool]
     raw: Final[bool]
+    queued: Final[int]
+    has_room: Final[bool]
+    lacks_slot: Final[bool]
     said: Final[int]
     peer_reason: Final[int]
     error: Final[int]
@@ -270,12 +281,12 @@ class MessageState:
         /,
     ) -> None: ...
     def size(self, window: int, /) -> None: ...
-    def send(self, data: object, /) -> int: ...
+    def send(self, data: object, /) -> int | Waiting: ...
     def send_buffer(self, data: object, imm: int | None, /) -> int: ...
-    def send_from(
-        self, slot: int, kind: int, data: object, argument: int, imm: int | None, /
-    ) -> int: ...
-    def reserve(self) -> int | None: ...
+    def stand_in_line(
+        self, kind: int, data: object, argument: int, imm: int | None, /
+    ) -> int | Waiting: ...
+    def end_waits(self, make: Callable[[], BaseException], seconds: float, /) -> float | None: ...
     def send_control(self, kind: int, argument: int = 0, flags: int = 0, /) -> int: ...
     def credit(self) -> int: ...
     def drop(self) -> None: ...

@@ -15,6 +15,9 @@
  * - CMEvents, channel: the EventChannel, which calls close() first.
  * - Operation, bytes of the program's buffer: `view`.  Place in `bounce`: `region`, to its end.
  * - Message, bytes: the view in AioBytes.  Loan: the Message, which counts its loans.
+ * - MessageState, tasks in line: the line, while they are parked; before, a Waiting leaves it at
+ *   its own end.  Waiting, state: none; the line is cleared at the end of the MessageState.
+ * - Waiting, bytes: `view`.
  * - Parked, owner: none; the MessageState or StreamState takes it away at its own end.
  * - aio_turn, loop: none; it is compared, inside of one call.
  *
@@ -87,6 +90,23 @@ typedef struct {
     char taking;                      /* the wait ends with the object */
 } Parked;
 
+struct message_state;
+
+/* waiting.c: the Wakeup of a task that waits to send */
+typedef struct waiting {
+    Wakeup wakeup;
+    struct message_state *state; /* in whose line it stands; NULL: in none any more */
+    struct waiting *before;      /* in the line */
+    struct waiting *behind;
+    Py_buffer view;    /* the bytes of the message, or of the announcement of a large message */
+    uint64_t argument; /* of the frame */
+    double since;      /* CLOCK_MONOTONIC */
+    uint32_t imm;
+    enum aio_frame_kind kind;
+    char has_imm;
+    char owned; /* the line has a reference: the task is parked */
+} Waiting;
+
 /* message_state.c: a connection's messages and operations */
 typedef struct message_state {
     PyObject_HEAD
@@ -95,6 +115,8 @@ typedef struct message_state {
     PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
     PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
     Parked *parked;
+    Waiting *first; /* of the tasks that wait to send, `state.queued` of them */
+    Waiting *last;
     PyObject *handler; /* called with the events that are for Python */
     PyObject *room;    /* called when an operation has ended and a task waits for room */
     PyObject *sge;     /* three classes, of which operation.c reads the attributes */
@@ -276,7 +298,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 /* The types, which module.c makes, each with its base; a base stands before. */
 #define AIO_TYPES(X) \
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
-    X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(waiting, &aio_wakeup_type) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(drain, NULL) \
     X(readable, NULL) X(owner, NULL) X(events, NULL)
 
@@ -311,6 +333,24 @@ void aio_message_own(Message *self, PyObject *bytes);
 /* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
 Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
 PyObject *aio_take_message(PyObject *owner, int again);
+
+/* waiting.c: the tasks that wait to send, in line */
+int aio_may_stand_in_line(const struct aio_message_state *m, uint64_t length);
+PyObject *aio_send_in_turn(PyObject *self, PyObject *args);
+PyObject *aio_stand_in_line(MessageState *self, enum aio_frame_kind kind, PyObject *data,
+                            uint64_t argument, int has_imm, uint32_t imm);
+int aio_grant(MessageState *self);
+PyObject *aio_end_waits(PyObject *self, PyObject *args);
+void aio_waiting_leave(Waiting *self);
+int aio_line_traverse(MessageState *self, visitproc visit, void *arg);
+void aio_line_clear(MessageState *self);
+
+/*
+ * message_state.c, for sends: an immediate: 1 with the number, 0 of None, -1 with an exception; the
+ * result of a send, whose chain the loop may have to post
+ */
+int aio_imm_of(PyObject *object, uint32_t *imm);
+PyObject *aio_sent(MessageState *self, int code);
 
 /*
  * message_state.c, for Parked: take the oldest message, None or NULL; send the credits that are due

@@ -381,13 +381,29 @@ static int put_was_last(struct aio_message_state *m, int code)
     return code || may_wait(m) ? code : aio_message_flush(m);
 }
 
-/* Send a frame, and its bytes, from a send slot whose credit was taken. */
-int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
-                          const void *data, uint64_t length, uint64_t argument, int has_imm,
-                          uint32_t imm)
+/* Whether there is a slot and a credit for a frame. */
+int aio_message_has_room(const struct aio_message_state *m)
 {
-    return put_was_last(m, put_from(m, slot, kind, has_imm ? AIO_FRAME_HAS_IMM : 0, data, length,
-                                    argument, has_imm ? imm : 0));
+    return m->qp && !m->blocked && m->n_free && m->credits > 0;
+}
+
+/* Whether tasks wait in line, and for a slot alone: no message of the peer ends that. */
+int aio_message_lacks_slot(const struct aio_message_state *m)
+{
+    return m->queued && m->qp && !m->blocked && !m->n_free && m->credits > 0;
+}
+
+/* Send a message of one frame, or announce one, for which there is room. */
+int aio_message_send_next(struct aio_message_state *m, enum aio_frame_kind kind, const void *data,
+                          uint64_t length, uint64_t argument, int has_imm, uint32_t imm)
+{
+    m->credits--;
+    if (kind == AIO_FRAME_DATA) {
+        m->messages_sent++;
+        m->bytes_sent += length;
+    }
+    return put_was_last(m, put_from(m, m->free[--m->n_free], kind, has_imm ? AIO_FRAME_HAS_IMM : 0,
+                                    data, length, argument, has_imm ? imm : 0));
 }
 
 /* Frames of a message of so many bytes; 0 if it goes through no slots. */
@@ -413,7 +429,8 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
     const uint8_t *at = data;
     int code;
 
-    if (!m->qp || m->blocked || !frames || m->credits < (int64_t)frames || m->n_free < frames) {
+    if (!m->qp || m->blocked || m->queued || !frames || m->credits < (int64_t)frames ||
+        m->n_free < frames) {
         code = aio_message_flush(m);
         return code ? code : -1;
     }
@@ -639,7 +656,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
     argument = aio_read64(at + 8);
     if (returned) {
         m->credits += returned;
-        if (m->blocked)
+        if (m->queued || m->slot_awaited)
             m->base.events |= AIO_EVENT_ROOM;
     }
     if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
@@ -711,7 +728,7 @@ static int take_sent(struct aio_message_state *m, uint32_t slot)
         fail(m, pump(m));
     } else if (m->n_free < m->data_slots && slots_stay(m, &m->send)) {
         m->free[m->n_free++] = (uint16_t)slot;
-        if (m->blocked)
+        if (m->queued || m->slot_awaited)
             m->base.events |= AIO_EVENT_ROOM;
     } else {
         return 0;

@@ -68,6 +68,8 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->receiver);
     Py_VISIT(self->memory);
     Py_VISIT((PyObject *)self->parked);
+    if (aio_line_traverse(self, visit, arg))
+        return -1;
     Py_VISIT(self->handler);
     Py_VISIT(self->room);
     Py_VISIT(self->sge);
@@ -95,6 +97,7 @@ static int state_clear(PyObject *object)
     MessageState *self = (MessageState *)object;
 
     unbind(self);
+    aio_line_clear(self);
     Py_CLEAR(self->handler);
     Py_CLEAR(self->room);
     Py_CLEAR(self->sge);
@@ -276,7 +279,7 @@ static PyObject *state_await(PyObject *object)
 }
 
 /* An immediate: 1 with the number, 0 of None, -1 with an exception. */
-static int imm_of(PyObject *object, uint32_t *imm)
+int aio_imm_of(PyObject *object, uint32_t *imm)
 {
     unsigned long number;
 
@@ -296,7 +299,7 @@ static int imm_of(PyObject *object, uint32_t *imm)
  * told; outside of it, the second has the loop call this object without events at the end of the
  * turn.
  */
-static PyObject *sent(MessageState *self, int code)
+PyObject *aio_sent(MessageState *self, int code)
 {
     struct aio_message_state *m = &self->state;
 
@@ -318,8 +321,8 @@ static PyObject *sent(MessageState *self, int code)
 }
 
 /*
- * send(data): 0, -1 if Python has to do it, or an errno.  `send_buffer` is for a caller that has
- * checked that this is the connection's loop.
+ * send(data): 0, -1 if Python has to do it, an errno, or a Waiting, whose end is 0 or an errno.
+ * `send_buffer` is for a caller that has checked that this is the connection's loop.
  *
  * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
  * they have a buffer, and a contiguous one.
@@ -327,7 +330,7 @@ static PyObject *sent(MessageState *self, int code)
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
     MessageState *self = (MessageState *)object;
-    int elsewhere = 1;
+    int elsewhere = 1, code;
     const char *start;
     Py_ssize_t length;
 
@@ -346,8 +349,12 @@ static PyObject *state_send(PyObject *object, PyObject *data)
         start = aio_message_bytes((Message *)data);
         length = ((Message *)data)->length;
     }
-    if (start)
-        return sent(self, aio_message_send(&self->state, start, (uint64_t)length, 0, 0));
+    if (start) {
+        code = aio_message_send(&self->state, start, (uint64_t)length, 0, 0);
+        if (code < 0 && aio_may_stand_in_line(&self->state, (uint64_t)length))
+            return aio_stand_in_line(self, AIO_FRAME_DATA, data, (uint64_t)length, 0, 0);
+        return aio_sent(self, code);
+    }
     if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* the message was released */
         return NULL;
     PyErr_Clear();
@@ -368,51 +375,12 @@ static PyObject *state_send_buffer(PyObject *object, PyObject *args)
 
     if (!PyArg_ParseTuple(args, "y*O", &data, &number))
         return NULL;
-    has_imm = imm_of(number, &imm);
+    has_imm = aio_imm_of(number, &imm);
     if (has_imm >= 0)
         code = aio_message_send(&((MessageState *)object)->state, data.buf, (uint64_t)data.len,
                                 has_imm, imm);
     PyBuffer_Release(&data);
-    return has_imm < 0 ? NULL : sent((MessageState *)object, code);
-}
-
-/*
- * send_from(slot, kind, data, argument, imm): send a frame from a slot that `reserve` has returned.
- * 0 or an errno.
- */
-static PyObject *state_send_from(PyObject *object, PyObject *args)
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-    unsigned long long argument;
-    unsigned int slot, kind;
-    PyObject *number;
-    Py_buffer data;
-    uint32_t imm;
-    int has_imm, code = 0;
-
-    if (!PyArg_ParseTuple(args, "IIy*KO", &slot, &kind, &data, &argument, &number))
-        return NULL;
-    has_imm = imm_of(number, &imm);
-    if (has_imm >= 0 &&
-        ((uint64_t)data.len > m->eager_size || slot >= m->data_slots || !(m->qp || m->closed))) {
-        PyErr_SetString(PyExc_ValueError, "no such slot, or more bytes than fit into it");
-        has_imm = -1;
-    }
-    if (has_imm >= 0 && m->qp)
-        code = aio_message_send_from(m, slot, (enum aio_frame_kind)kind, data.buf,
-                                     (uint64_t)data.len, argument, has_imm, imm);
-    PyBuffer_Release(&data);
-    return has_imm < 0 ? NULL : sent((MessageState *)object, code);
-}
-
-static PyObject *state_reserve(PyObject *object, PyObject *Py_UNUSED(unused))
-{
-    struct aio_message_state *m = &((MessageState *)object)->state;
-
-    if (!m->n_free || m->credits <= 0)
-        Py_RETURN_NONE;
-    m->credits--;
-    return PyLong_FromLong(m->free[--m->n_free]);
+    return has_imm < 0 ? NULL : aio_sent((MessageState *)object, code);
 }
 
 static PyObject *state_send_control(PyObject *object, PyObject *args)
@@ -457,8 +425,7 @@ static void later(MessageState *self, uint32_t events)
     PyErr_Restore(type, value, traceback);
 }
 
-#define FOR_HANDLER                                                                                \
-    (AIO_EVENT_ROOM | AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
+#define FOR_HANDLER (AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
 
 /* Have Python take events; 0, or -1. */
 static int handle(MessageState *self, uint32_t events)
@@ -468,12 +435,35 @@ static int handle(MessageState *self, uint32_t events)
     return handler && handler != Py_None ? aio_call_with(handler, events) : 0;
 }
 
+/*
+ * Slots or credits have come.  Python is called if the line has begun to lack a slot, or to lack
+ * none.  0; -1 with the exception of a task, -2 with that of the handler.
+ */
+static int give_room(MessageState *self)
+{
+    if (aio_grant(self))
+        return -1;
+    if (aio_message_lacks_slot(&self->state) != self->state.slot_awaited &&
+        handle(self, AIO_EVENT_ROOM))
+        return -2;
+    return 0;
+}
+
 /* `late`: the handler has raised already, and is not called for ever. */
 static int give_events(MessageState *self, uint32_t events, int late)
 {
     if (events & FOR_HANDLER && handle(self, events & FOR_HANDLER)) {
         later(self, late ? events & ~(uint32_t)FOR_HANDLER : events);
         return -1;
+    }
+    if (events & AIO_EVENT_ROOM) {
+        int given = give_room(self);
+
+        if (given) {
+            events &= AIO_EVENT_ROOM | AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED;
+            later(self, late && given == -2 ? events & ~(uint32_t)AIO_EVENT_ROOM : events);
+            return -1;
+        }
     }
     if (events & AIO_EVENT_OPERATED && aio_operations_done(self)) {
         later(self, events & (AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED));
@@ -787,6 +777,8 @@ static PyObject *state_withdraw_slot(PyObject *object, PyObject *slot)
 
 GETTER(state_get_free, list_of(m->free, m->n_free))
 GETTER(state_get_free_numbers, list_of(m->operations_free, m->n_operations_free))
+GETTER(state_get_has_room, PyBool_FromLong(m->queued &&aio_message_has_room(m)))
+GETTER(state_get_lacks_slot, PyBool_FromLong(aio_message_lacks_slot(m)))
 GETTER(state_get_under_way, PyLong_FromLongLong(aio_message_under_way(m)))
 GETTER(state_get_done, PyLong_FromUnsignedLong(m->done_tail - m->done_head))
 GETTER(state_get_arrived, PyLong_FromUnsignedLong(m->tail - m->head - m->inner))
@@ -801,9 +793,11 @@ static PyMethodDef state_methods[] = {
      "Send bytes, a bytearray or a Message from a free slot: 0, an errno, or -1 for Python."},
     {"send_buffer", state_send_buffer, METH_VARARGS,
      "The same of a buffer and an immediate or None, in the connection's loop."},
-    {"send_from", state_send_from, METH_VARARGS,
-     "Send from a slot that was reserved: slot, kind, data, argument, immediate; 0 or an errno."},
-    {"reserve", state_reserve, METH_NOARGS, "A send slot and a credit: the slot; or None."},
+    {"stand_in_line", aio_send_in_turn, METH_VARARGS,
+     "Send a frame: kind, data, argument, immediate.  0, an errno, or a Waiting that ends so."},
+    {"end_waits", aio_end_waits, METH_VARARGS,
+     "End the waits in line that have lasted so long: what makes exceptions, seconds.  The seconds "
+     "until the next has, or None."},
     {"send_control", state_send_control, METH_VARARGS,
      "Send a frame without data, when there is a slot: kind, argument, flags; 0 or an errno."},
     {"drop", state_drop, METH_NOARGS, "Sends that are not posted yet have ended."},
@@ -896,6 +890,9 @@ static PyMemberDef state_members[] = {
     FIELD(n_freed, T_UINT, READONLY),
     FIELD(large, T_UINT, READONLY),
     FIELD(blocked, T_BOOL, 0),
+    FIELD(watched, T_BOOL, 0),
+    FIELD(slot_awaited, T_BOOL, 0),
+    FIELD(queued, T_UINT, READONLY),
     FIELD(raw, T_BOOL, READONLY),
     FIELD(closed, T_BOOL, READONLY),
     FIELD(flushing, T_BOOL, 0),
@@ -938,6 +935,8 @@ static PyMemberDef state_members[] = {
 
 static PyGetSetDef state_getset[] = {
     {"free_slots", state_get_free, NULL, "Send slots for data that are free.", NULL},
+    {"has_room", state_get_has_room, NULL, "Whether there is room for the first in line.", NULL},
+    {"lacks_slot", state_get_lacks_slot, NULL, "Whether the line waits for a slot alone.", NULL},
     {"free_numbers", state_get_free_numbers, NULL, "Numbers of operations, likewise.", NULL},
     {"done", state_get_done, NULL, "Operations that have ended and were not reported.", NULL},
     {"under_way", state_get_under_way, NULL, "Sends, receives and operations of the adapter.",

@@ -179,9 +179,9 @@ static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slo
 /*
  * The messages of one connection, in both directions, and its operations.
  *
- * States: between `bind` and `close` it may post, and `qp` is not NULL.  `blocked`: sends wait
- * their turn in Python, or are refused.  `over`: no operation may be posted any more.  `dead`: no
- * frame is sent any more. `flushing`: flushed requests are only counted.
+ * States: between `bind` and `close` it may post, and `qp` is not NULL.  `blocked`: sends wait for
+ * the reason of a failure, or are refused.  `over`: no operation may be posted any more.  `dead`:
+ * no frame is sent any more. `flushing`: flushed requests are only counted.
  */
 struct aio_message_state {
     struct aio_state base;
@@ -207,6 +207,9 @@ struct aio_message_state {
 
     /* Sending. */
     uint8_t blocked;
+    uint8_t watched;          /* the waits in line need no timer, or it runs */
+    uint8_t slot_awaited;     /* completed sends wake the loop, because the line lacks a slot */
+    uint32_t queued;          /* tasks that wait in line for a slot and a credit */
     uint64_t eager_size;      /* bytes of the largest message that goes through a slot */
     uint64_t fragmented_size; /* of the largest that goes through several; 0: none does */
     int64_t credits;          /* messages for which the peer has posted receives */
@@ -410,9 +413,10 @@ void aio_message_init(struct aio_message_state *m, uint32_t sends, uint32_t rece
                       uint32_t controls);
 int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
                      uint32_t imm);
-int aio_message_send_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_kind kind,
-                          const void *data, uint64_t length, uint64_t argument, int has_imm,
-                          uint32_t imm);
+int aio_message_send_next(struct aio_message_state *m, enum aio_frame_kind kind, const void *data,
+                          uint64_t length, uint64_t argument, int has_imm, uint32_t imm);
+int aio_message_has_room(const struct aio_message_state *m);
+int aio_message_lacks_slot(const struct aio_message_state *m);
 int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind kind,
                              uint64_t argument, uint8_t flags);
 int aio_message_flush(struct aio_message_state *m);

@@ -138,6 +138,8 @@ static PySendResult wakeup_send(PyObject *object, PyObject *Py_UNUSED(value), Py
 static void give_up(Wakeup *self)
 {
     aio_wakeup_forget(self);
+    if (Py_IS_TYPE((PyObject *)self, aio_waiting_type))
+        aio_waiting_leave((Waiting *)self);
     if (Py_IS_TYPE((PyObject *)self, aio_parked_type)) {
         Parked *parked = (Parked *)self;
 
@@ -229,6 +231,8 @@ static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwarg
     if (!self->error)
         return NULL;
     self->state = AIO_READY;
+    if (Py_IS_TYPE(object, aio_waiting_type)) /* the sends behind it do not wait for it */
+        aio_waiting_leave((Waiting *)self);
     if (resume_soon(self))
         return NULL;
     Py_RETURN_TRUE;

@@ -30,6 +30,7 @@ from aiordma._core import (
     EVENT_ROOM,
     EVENT_SENT,
     Message,
+    Waiting,
 )
 from aiordma.arguments import bytes_of, fitting
 from aiordma.cm.address import Address
@@ -182,6 +183,13 @@ class Connection:
             code = self._state.send(buf)
             if not code:
                 return
+            if isinstance(code, Waiting):
+                try:
+                    code = await code
+                except TimeoutError as exc:
+                    raise self._stalled() from exc
+                if not code:
+                    return
             if code > 0:
                 self._link.check(code)
                 return
@@ -199,13 +207,15 @@ class Connection:
                 await self._large.exposer.send(payload, imm)
         except TimeoutError as exc:
             payload.release()
-            seconds = self.config.stall_timeout_s
-            text = f"the peer took nothing for {seconds} s"
-            raise errno_error(errno.ETIMEDOUT, text) from exc
+            raise self._stalled() from exc
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
             raise
+
+    def _stalled(self) -> BaseException:
+        text = f"the peer took nothing for {self.config.stall_timeout_s} s"
+        return errno_error(errno.ETIMEDOUT, text)
 
     async def recv(self) -> Message:
         """The next message, in the order in which the peer sent them.

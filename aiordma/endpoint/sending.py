@@ -3,11 +3,13 @@
 Theory of operation
     A data message needs a free send slot and a credit: a receive that the peer has posted for it.
     Where both are there and no task waits, C sends (`MessageState.send`).  Otherwise tasks stand in
-    line: both are reserved together, first come first served, at the moment they become free; the
-    slot of a canceled task goes to the next.  Slots of a pool come when none is free, and leave
-    when other connections need them.
+    line, in C (`_core/waiting.c`): first come, first served.  The drain that brings slots and
+    credits resumes as many tasks as there is room for, and each sends when it runs; so a canceled
+    task has nothing to give back.  Slots of a pool come when none is free, and leave when other
+    connections need them.
 
-    Completed sends wake the loop only while a task waits for them.
+    Completed sends wake the loop only while a task waits for them: in `flush`, or in line for a
+    slot while there are credits.  Credits come with messages, which wake the loop in any case.
 
     `Goodbye` sends the last messages, and waits until they have arrived.  If the connection is
     closed in good order, the peer reads the large messages that were announced, and END follows the
@@ -23,7 +25,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from aiordma._core import MessageState
+from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
@@ -32,8 +34,7 @@ from aiordma.link.ending import Ending
 from aiordma.loop import background
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.limit import Limit
-from aiordma.loop.timers import now
-from aiordma.loop.wait_line import WaitLine
+from aiordma.loop.timers import Timer, call_later, now
 
 __all__ = ["Goodbye", "Sender"]
 
@@ -44,8 +45,7 @@ class Sender:
     """The sending side of one connection."""
 
     __slots__ = (
-        "_config", "_failure", "_flushers", "_granted", "_held", "_link", "_listening", "_state",
-        "_waiters",
+        "_config", "_failure", "_flushers", "_held", "_link", "_listening", "_state", "_timer",
     )  # fmt: skip
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
@@ -53,8 +53,8 @@ class Sender:
         self._config = config
         self._state: MessageState = link.state
         self._state.eager_size = config.eager_size
-        self._waiters = WaitLine[int]()
-        self._granted = 0  # tasks that have a slot and have not resumed: others wait behind them
+        self._state.watched = config.stall_timeout_s is None
+        self._timer: Timer | None = None
         # With each task the number of the send that it waits for: sends complete in order.
         self._flushers: deque[tuple[int, asyncio.Future[None]]] = EMPTY
         self._failure: Callable[[], BaseException] | None = None
@@ -63,10 +63,11 @@ class Sender:
 
     def attend(self) -> None:
         """Fit the state to the waiting tasks: may C send, and do completed sends wake the loop?"""
-        state, waiters = self._state, bool(self._waiters.places)
-        state.blocked = self._is_queued or self._held or self._failure is not None
+        state = self._state
+        state.blocked = self._held or self._failure is not None
+        state.slot_awaited = lacking = state.lacks_slot
         state.flush_at = self._flushers[0][0] if self._flushers else 0
-        waiting = bool(self._flushers or (not state.dead and (waiters or state.has_pending)))
+        waiting = bool(self._flushers or (not state.dead and (lacking or state.has_pending)))
         if waiting != self._listening:
             self._listening = waiting
             if waiting:
@@ -76,61 +77,53 @@ class Sender:
 
     # Room
 
-    @property
-    def _is_queued(self) -> bool:
-        return bool(self._waiters.places or self._granted)
-
-    def _reserved(self) -> int | None:
-        return None if self._is_queued or self._held else self._state.reserve()
-
-    async def _slot(self) -> int:
+    async def _send(
+        self, kind: FrameKind, data: memoryview | bytes, argument: int, imm: int | None
+    ) -> None:
+        """Send one frame, in turn; returns when its bytes are copied."""
         if self._failure is not None:
             raise self._failure()
-        if not self._is_queued:
-            if (slot := self._free_slot()) is not None:
-                return slot
+        state = self._state
+        lacks_slot = not (state.queued or state.n_free) and state.credits > 0
+        if lacks_slot and not (state.grows and self._more()):
+            # Completed sends wake no loop: some may be in the queue.
+            self._link.completions.sweep()
             if self._failure is not None:
                 raise self._failure()
-        granted = self._waiters.wait(self._give_grant)
-        if len(self._waiters) == 1:
+            if not state.n_free:
+                self._more()
+        self._watch()
+        sent = state.stand_in_line(kind, data, argument, imm)
+        if isinstance(sent, Waiting):
             self.attend()
-        try:
-            with Limit(self._config.stall_timeout_s):
-                slot = await granted
-        except BaseException:
-            self.room()
-            raise
-        self._granted -= 1
-        if not self._granted:
-            self.room()
-        return slot
-
-    def _free_slot(self) -> int | None:
-        """A slot, with a credit, that no task waits for."""
-        slot = self._reserved()
-        if slot is None:
-            if not (self._state.grows and not self._state.n_free and self._more()):
-                # Completed sends wake no loop: some may be in the queue.
-                self._link.completions.sweep()
-            slot = self._reserved()
-            if slot is None and not self._state.n_free and self._more():
-                slot = self._reserved()
-        return slot
-
-    def _give_grant(self, slot: int) -> None:
-        self._granted -= 1
-        self._give(slot)
-        self._state.credits += 1
+            sent = await sent
+        self._link.check(sent)
 
     def room(self) -> None:
-        """Grant slots, each with a credit, to the tasks in line."""
-        state, waiters = self._state, self._waiters
-        while waiters.next_size and not self._held and state.credits > 0:
-            if not (state.n_free or self._more()):
-                break
-            if (slot := state.reserve()) is not None:
-                self._granted += waiters.grant(slot)
+        """Have tasks in line resumed, if there is room for them; a task may be running."""
+        if self._state.lacks_slot:
+            self._more()
+        if self._state.has_room:
+            self._link.loop.call_soon(self._state, EVENT_ROOM)
         self.attend()
+
+    def _watch(self) -> None:
+        """Bound the waits: a timer for all in line, of which the first is due first."""
+        if not self._state.watched:
+            assert self._config.stall_timeout_s is not None
+            self._wake_in(self._config.stall_timeout_s)
+
+    def _wake_in(self, seconds: float) -> None:
+        self._timer = call_later(self._link.loop, seconds, self._end_stalled)
+        self._state.watched = True
+
+    def _end_stalled(self) -> None:
+        self._state.watched = False
+        limit = self._config.stall_timeout_s
+        assert limit is not None
+        left = self._state.end_waits(TimeoutError, limit)
+        if left is not None:
+            self._wake_in(left)
 
     def _more(self) -> bool:
         """Get more slots; whether a slot is free."""
@@ -150,7 +143,7 @@ class Sender:
             self._link.fit()
             return
         self._state.give_slot(slot)
-        if arena.spare and not self._waiters.places:
+        if arena.spare and not self._state.queued:
             for leaving in arena.shrink():
                 if self._state.withdraw_slot(leaving):
                     arena.hand_in(leaving)
@@ -167,11 +160,7 @@ class Sender:
 
     async def data(self, payload: memoryview, imm: int | None) -> None:
         """Send one message that fits into a slot; returns when its bytes are copied."""
-        slot = await self._slot()
-        state = self._state
-        self._link.check(state.send_from(slot, FrameKind.DATA, payload, payload.nbytes, imm))
-        state.messages_sent += 1
-        state.bytes_sent += payload.nbytes
+        await self._send(FrameKind.DATA, payload, payload.nbytes, imm)
 
     def in_fragments(self, payload: memoryview, imm: int | None) -> bool:
         """Send a message in fragments, if more slots are all that it lacks; whether it was sent."""
@@ -180,6 +169,7 @@ class Sender:
         if (
             not state.grows
             or state.blocked
+            or state.queued
             or payload.nbytes > state.fragmented_size
             or state.credits < frames
         ):
@@ -194,8 +184,7 @@ class Sender:
 
     async def rendezvous(self, head: bytes, imm: int | None, length: int) -> None:
         """Announce a large message."""
-        slot = await self._slot()
-        self._link.check(self._state.send_from(slot, FrameKind.RENDEZVOUS, head, length, imm))
+        await self._send(FrameKind.RENDEZVOUS, head, length, imm)
 
     def control(self, kind: FrameKind, argument: int = 0, flags: int = 0) -> None:
         """Send a frame without data as soon as a control slot is free; never waits."""
@@ -265,7 +254,9 @@ class Sender:
     def refuse(self, failure: Callable[[], BaseException]) -> None:
         """Have sends raise the exception that `failure` makes; posted messages go on."""
         self._failure = failure
-        self._waiters.fail(failure)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._state.end_waits(failure, 0)
         self.attend()
 
 

@@ -124,7 +124,7 @@ async def _refused(ends: Ends) -> None:
         calls: list[asyncio.Task[Any]] = [asyncio.create_task(send()) for _ in range(3)]
         calls += [asyncio.create_task(client.read(region, bytearray(4096))) for _ in range(50)]
         calls.append(asyncio.create_task(client.send(bytes(1_000_000))))
-        await until(lambda: state_of(client).blocked)
+        await until(lambda: state_of(client).queued > 0)
         client.abort()
         done = await asyncio.gather(*calls, return_exceptions=True)
     assert {type(it) for it in done} <= {int, type(None), aiordma.ResourceClosedError}

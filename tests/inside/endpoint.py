@@ -146,7 +146,7 @@ def budget_of(connection: Connection) -> SlotBudget:
 
 def waiting_in(half: Sender | Receiver) -> int:
     """The tasks that stand in line for a message, or for room for one."""
-    return len(half._waiters)
+    return len(half._waiters) if isinstance(half, Receiver) else half._state.queued
 
 
 def resumed_in(receiver: Receiver) -> int:

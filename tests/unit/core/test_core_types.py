@@ -478,14 +478,13 @@ def test_a12_what_is_not_there_cannot_be_taken_or_given() -> None:
     """Each would read or write beyond an array."""
     other: Any = object()
     state, stream = MessageState(NOWHERE, **sizes()), stream_with()
-    assert state.reserve() is None, "there is no credit"
-    state.credits = 2
-    assert (state.reserve(), state.reserve()) == (0, None)
-    state.give_slot(0)
+    too_long = bytes(state.eager_size + 1)
     for call, error in (
         (lambda: state.give_slot(4), ValueError),
         (lambda: [*map(state.give_slot, (0, 0, 0, 0))], ValueError),
-        (lambda: state.send_from(0, _core.FRAME_DATA, b"", 0, None), ValueError),  # not bound
+        (lambda: state.stand_in_line(_core.FRAME_DATA, too_long, 0, None), ValueError),
+        (lambda: state.stand_in_line(_core.FRAME_DATA, "text", 0, None), TypeError),
+        (lambda: state.stand_in_line(_core.FRAME_DATA, b"", 0, 1 << 64), OverflowError),
         (lambda: state.send_control(_core.FRAME_DATA), ValueError),
         (lambda: state.send_control(8), ValueError),
         (lambda: state.take_number(), IndexError),

@@ -26,6 +26,7 @@ from aiordma._core import (
     Message,
     MessageState,
     Registration,
+    Waiting,
 )
 from aiordma._ffi import ffi
 from aiordma.endpoint.config import ConnectionConfig
@@ -68,10 +69,16 @@ def flushed(sub: int) -> Any:
 
 
 def reserved(state: MessageState) -> int:
-    state.credits += 1
-    slot = state.reserve()
-    assert slot is not None
+    slot = state.free_slots[-1]
+    assert state.withdraw_slot(slot)
     return slot
+
+
+def in_line(state: MessageState) -> Waiting:
+    """A send that waits, for as long as the object is there."""
+    waiting = state.stand_in_line(FrameKind.DATA, b"", 0, None)
+    assert isinstance(waiting, Waiting)
+    return waiting
 
 
 class Slots:
@@ -102,11 +109,14 @@ def test_credits_that_a_task_waits_for_are_an_event() -> None:
     one = One(slot_size=64, recv_depth=8)
     slots = Slots(one.state, 24)
     given = ((False, 1, 0), (True, 0, 0), (True, 1, EVENT_ROOM))
-    for slot, (blocked, returned, events) in enumerate(given):
-        one.state.blocked, before = blocked, one.state.credits
+    one.state.blocked = True  # by itself it makes no event
+    for slot, (waits, returned, events) in enumerate(given):
+        waiting, before = in_line(one.state) if waits else None, one.state.credits
+        assert one.state.queued == waits
         assert one.take(slots.lay(slot, FrameKind.DATA, returned))
         assert one.state.credits == before + returned
         assert one.events == events
+        del waiting
 
 
 def test_a_send_that_has_succeeded_gives_its_slot_back() -> None:
@@ -118,16 +128,18 @@ def test_a_send_that_has_succeeded_gives_its_slot_back() -> None:
     assert one.events == 0
 
 
-@pytest.mark.parametrize("why", ["blocked", "flush"])
+@pytest.mark.parametrize("why", ["in line", "it was", "flush"])
 def test_a_send_that_a_task_waits_for_is_an_event(why: str) -> None:
     one = One(send_depth=4)
     slot = reserved(one.state)
-    one.state.blocked = why == "blocked"
+    waiting = in_line(one.state) if why == "in line" else None
+    one.state.slot_awaited = why == "it was"  # and Python has to hear that no task does any more
     one.state.flush_at = 2 * (why == "flush")
     assert one.take(completion(slot))
-    assert one.events == (EVENT_ROOM if why == "blocked" else 0)
+    assert one.events == (0 if why == "flush" else EVENT_ROOM)
     assert one.take(completion(reserved(one.state)))
-    assert one.events == (EVENT_ROOM if why == "blocked" else EVENT_SENT)
+    assert one.events == (EVENT_SENT if why == "flush" else EVENT_ROOM)
+    assert one.state.queued == (waiting is not None)
     assert one.state.flush_at == 0
     assert one.state.completed == 2
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 from aiordma._core import (
+    EVENT_ROOM,
     SUB_OPERATE,
     CMEvents,
     Drain,
@@ -27,6 +28,7 @@ from aiordma._core import (
     Readable,
     Registration,
     StreamState,
+    Waiting,
     Wakeup,
 )
 from aiordma._ffi import ffi, lib
@@ -143,7 +145,8 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     state.close()
     assert state.send(b"data") == -1
     assert state.send_buffer(b"data", None) == -1
-    assert state.send_from(slot, FrameKind.DATA, b"data", 4, None) == 0
+    waiting = state.stand_in_line(FrameKind.DATA, b"data", 4, None)
+    assert isinstance(waiting, Waiting)
     assert state.send_control(FrameKind.PING) == 0
     assert state.credit() == 0
     assert (state.back(0), state.back_now(0)) == (-1, -1)
@@ -151,8 +154,8 @@ def test_a_closed_connection_uses_neither_queue_pair_nor_slots() -> None:
     assert state.post_receives(7, 4) == errno.ENOTCONN
     assert state.operate(0, Opcode.RDMA_READ, 0, 1, 0, 0, 0, 0, region) is None
     assert not one.take(completion(slot))
-    state(0)
-    assert (slots.sent, slots.posted) == before
+    state(EVENT_ROOM)
+    assert (slots.sent, slots.posted, state.queued) == (*before, 1)
 
 
 def test_a_closed_stream_does_not_use_its_queue_pair() -> None:

@@ -183,6 +183,7 @@ class FakeLink(Link):
         self.max_unposted = 0
         self.promised: Callable[[], int] = lambda: 0
         self.sent: list[bytes] = []  # every frame, in order
+        self.doorbells: list[int] = []  # how many of them each post has brought
         self.ready: deque[int] = deque()  # receive slots that the adapter has
         self.inbound: deque[tuple[int, bytes, int | None]] = deque()  # on their way to this side
         self.landed: deque[tuple[int, int, int | None]] = deque()  # arrived, not processed
@@ -204,9 +205,11 @@ class FakeLink(Link):
     def _send(self, wr: Any) -> int:
         if self.refusals:
             return self.refusals.pop()
+        before = len(self.sent)
         while wr:
             self._take(wr)
             wr = wr.next
+        self.doorbells.append(len(self.sent) - before)
         return 0
 
     def _take(self, wr: Any) -> None:
