@@ -109,10 +109,10 @@ class ByteBudget:
         total: Bytes.
     """
 
-    __slots__ = ("_held", "_line", "_own", "_parents", "total")
+    __slots__ = ("_held", "_line", "_own", "_parents", "_sizes", "total")
 
     def __init__(self, total: int, parent: Self | None = None) -> None:
-        self.total = total
+        self._divide(total)
         self._held = [0] * _PARTS
         self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # `_held` of each source
         self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
@@ -120,6 +120,11 @@ class ByteBudget:
         # common parent have one line.
         self._line: OrderedDict[str, deque[_Waiter]]
         self._line = OrderedDict() if parent is None else parent._line
+
+    def _divide(self, total: int) -> None:
+        self.total = total
+        half = total - total // 2
+        self._sizes = (total // 2, half // 4, half - half // 4, total)  # of the parts
 
     @property
     def _chain(self) -> tuple[ByteBudget, ...]:
@@ -146,7 +151,7 @@ class ByteBudget:
             keep: For a buffer that stays registered, to which half of AHEAD is open.
         """
         with _lock:
-            for budget in self._chain:
+            for budget in (self, *self._parents):
                 if not budget._has(part, size, source, keep=keep):
                     return False
             self._count(part, size, source)
@@ -186,13 +191,14 @@ class ByteBudget:
             for part, size in enumerate(sizes):
                 if size:
                     self._count(part, -size, source)
-            woken = self._serve()
-        _wake(woken)
+            woken = self._serve() if self._line else None
+        if woken:
+            _wake(woken)
 
     def resize(self, total: int) -> None:
         """Change the number of bytes; shares that are held stay."""
         with _lock:
-            self.total = total
+            self._divide(total)
             woken = self._serve()
         _wake(woken)
 
@@ -209,7 +215,7 @@ class ByteBudget:
     # With the lock
 
     def _count(self, part: int, size: int, source: str) -> None:
-        for budget in self._chain:
+        for budget in (self, *self._parents):
             budget._held[part] += size
             own = budget._own[part]
             left = own.get(source, 0) + size
@@ -272,10 +278,6 @@ class ByteBudget:
                 behind.add(waiter.short)
         return None
 
-    def _size_of(self, part: int) -> int:
-        half = self.total - self.total // 2
-        return (self.total // 2, half // 4, half - half // 4, self.total)[part]
-
     def _has(self, part: int, size: int, source: str, *, keep: bool = False) -> bool:
         """Whether a part but LARGE has room for a source.
 
@@ -283,7 +285,7 @@ class ByteBudget:
         """
         if part == SMALL and size > _SMALL_BYTES:
             return False
-        total = self.total // 4 if keep else self._size_of(part)
+        total = self.total // 4 if keep else self._sizes[part]
         held = self._held[part]
         if held + size > total:
             return False
@@ -291,14 +293,14 @@ class ByteBudget:
         return part == HELD or own is None or own + size <= fair_share(total, held, own)
 
     def _has_large(self, size: int) -> bool:
-        return not self._held[LARGE] or self._held[LARGE] + size <= self._size_of(LARGE)
+        return not self._held[LARGE] or self._held[LARGE] + size <= self._sizes[LARGE]
 
     def _is_more_than_fair(self, waiter: _Waiter) -> bool:
         """Whether a source would get more than `fair_share` of LARGE while others wait."""
         own = self._own[LARGE].get(waiter.source)
         if own is None or len(self._line) == 1:
             return False
-        share = fair_share(self._size_of(LARGE), self._held[LARGE], own)
+        share = fair_share(self._sizes[LARGE], self._held[LARGE], own)
         return own + waiter.size > share
 
 
