@@ -187,7 +187,7 @@ static int refuse_released(const Message *self)
 /* Where the bytes of a message begin that is in a slot, from the first slot on. */
 static uint64_t offset_of(const Message *self, const struct aio_message_state *m)
 {
-    return (uint64_t)self->slot * m->recv.stride + (m->raw ? 0 : AIO_FRAME_SIZE);
+    return (uint64_t)self->slot * m->recv.stride + aio_head_size(m, self->bare);
 }
 
 /* Make the view of the message's bytes, unless there is one. 0, or -1. */
