@@ -674,7 +674,7 @@ class Connection:
                 fetcher.on_read(number)
         for slot in state.take_freed():
             window.back(slot)
-        while (large := state.next_large(self.config.receives)) is not None:
+        while state.large and (large := state.next_large(self.config.receives)) is not None:
             length, imm, body, slot = large
             try:
                 if self._outcome.cause is None:

@@ -504,7 +504,8 @@ class Fetcher:
         self._progress = now()
         self._arrived += min(_READ_CHUNK, fetch.length)
         fetch.pending -= 1
-        self._post()  # before the work for this message: the adapter goes on meanwhile
+        if self._reading:
+            self._post()  # before the work for this message: the adapter goes on meanwhile
         if not fetch.pending and fetch.asked == fetch.length and not self._stopped:
             self._looks = 0  # the rate counts anew: this message has used its share of the memory
             self._settle(fetch)
@@ -513,21 +514,19 @@ class Fetcher:
         """Check and copy a message that has arrived, as far as it needs that, and deliver it."""
         if not fetch.copy:
             fetch.copy = not self._link.buffers.account.try_take(HELD, fetch.share.room)
-        settle = functools.partial(
-            _settled, fetch.region.view[: fetch.length],
-            check=fetch.checksum is not None, copy=fetch.copy,
-        )  # fmt: skip
-        if fetch.length > INLINE_BYTES and (fetch.copy or fetch.checksum is not None):
-            self._start(functools.partial(self._settle_slowly, fetch, settle))
+        check = fetch.checksum is not None
+        if fetch.length > INLINE_BYTES and (check or fetch.copy):
+            self._start(functools.partial(self._settle_slowly, fetch, check=check))
             return
         try:
-            self._deliver(fetch, *settle())
+            view = fetch.region.view[: fetch.length]
+            self._deliver(fetch, *_settled(view, check=check, copy=fetch.copy))
         except Exception as exc:
             self._link.fail(exc)
 
-    async def _settle_slowly(
-        self, fetch: _Fetch, settle: Callable[[], tuple[memoryview, int]]
-    ) -> None:
+    async def _settle_slowly(self, fetch: _Fetch, *, check: bool) -> None:
+        view = fetch.region.view[: fetch.length]
+        settle = functools.partial(_settled, view, check=check, copy=fetch.copy)
         self._deliver(fetch, *await call_blocking(settle, undo=lambda _: None))
 
     def _deliver(self, fetch: _Fetch, view: memoryview, checksum: int) -> None:
@@ -553,7 +552,8 @@ class Fetcher:
         share = self._untaken.popleft()
         self._held -= share.room
         self._link.buffers.account.give(share.room, share.part)
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     # Progress
 
