@@ -43,6 +43,7 @@ WRONG_WRITE: Final[int]
 WRONG_DONE: Final[int]
 WRONG_SIZE: Final[int]
 WRONG_ORDER: Final[int]
+WRONG_BARE: Final[int]
 CHAIN: Final[int]
 WORD_SGL: Final[int]
 STREAM_DATA: Final[int]
@@ -206,6 +207,7 @@ class MessageState:
     alive: bool
     eager_size: int
     fragmented_size: int
+    bare_size: int
     largest: int
     credits: int
     sent: int

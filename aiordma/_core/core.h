@@ -156,6 +156,7 @@ typedef struct {
     Py_ssize_t loans;   /* to the library, for transfers behind a canceled call */
     uint32_t slot;
     char in_slot; /* keeper is MessageState */
+    char bare;    /* no header is before it in the slot */
     char kept;    /* counts among those that the program has */
     char over;    /* no further export */
     PyObject *weak;

@@ -375,6 +375,17 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
     return put_slot(m, slot, size, m->raw && flags & AIO_FRAME_HAS_IMM, imm);
 }
 
+/*
+ * Put a whole message into the chain whose header is the adapter's immediate, which has room for
+ * the first four bytes of a header; the adapter itself tells the length.
+ */
+static int put_bare(struct aio_message_state *m, uint32_t slot, const void *data, uint64_t length)
+{
+    memcpy((void *)(uintptr_t)aio_slot_addr(&m->send, slot), data, length);
+    return put_slot(m, slot, (uint32_t)length, 1,
+                    (uint32_t)AIO_FRAME_DATA << 24 | grant_credits(m, 0));
+}
+
 /* Post the chain, unless it may wait, after `code` of the last put. */
 static int put_was_last(struct aio_message_state *m, int code)
 {
@@ -424,7 +435,8 @@ static uint64_t frames_of(const struct aio_message_state *m, uint64_t length)
 int aio_message_send(struct aio_message_state *m, const void *data, uint64_t length, int has_imm,
                      uint32_t imm)
 {
-    uint64_t frames = frames_of(m, length);
+    int bare = !has_imm && length && length <= m->bare_size;
+    uint64_t frames = bare ? 1 : frames_of(m, length);
     uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
     const uint8_t *at = data;
     int code;
@@ -448,8 +460,11 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
         flags = 0;
         imm = 0;
     }
-    return put_was_last(
-        m, put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, at, length, length, imm));
+    if (bare)
+        code = put_bare(m, m->free[--m->n_free], data, length);
+    else
+        code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, at, length, length, imm);
+    return put_was_last(m, code);
 }
 
 /* RDMA READ a piece of a large message. */
@@ -641,19 +656,28 @@ static void post_again(struct aio_message_state *m, uint32_t slot)
         m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
 }
 
-static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t length)
+static void take_frame(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)
 {
-    const uint8_t *at = (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, slot);
-    struct aio_arrival arrival = {.length = length - AIO_FRAME_SIZE, .slot = (uint16_t)slot};
-    uint64_t argument;
+    uint8_t bare = (wc->wc_flags & IBV_WC_WITH_IMM) != 0;
+    const uint8_t *at = bare ? (const uint8_t *)&wc->imm_data
+                             : (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, slot);
+    struct aio_arrival arrival = {.length = wc->byte_len, .slot = (uint16_t)slot, .bare = bare};
+    uint64_t argument = wc->byte_len;
     uint32_t returned;
 
-    if (length < AIO_FRAME_SIZE) {
-        violate(m, AIO_WRONG_SHORT, length, 0);
+    if (bare && (at[0] != AIO_FRAME_DATA || at[1])) {
+        violate(m, AIO_WRONG_BARE, at[0], at[1]);
         return;
     }
+    if (!bare) {
+        if (wc->byte_len < AIO_FRAME_SIZE) {
+            violate(m, AIO_WRONG_SHORT, wc->byte_len, 0);
+            return;
+        }
+        arrival.length -= AIO_FRAME_SIZE;
+        argument = aio_read64(at + 8);
+    }
     returned = (uint32_t)at[2] << 8 | at[3];
-    argument = aio_read64(at + 8);
     if (returned) {
         m->credits += returned;
         if (m->queued || m->slot_awaited)
@@ -661,7 +685,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, uint32_t leng
     }
     if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
         arrival.has_imm = at[1] & AIO_FRAME_HAS_IMM;
-        arrival.imm = aio_read32(at + 4);
+        arrival.imm = arrival.has_imm ? aio_read32(at + 4) : 0;
         arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
         arrival.more = !arrival.large && at[1] & AIO_FRAME_MORE;
         if (m->unused <= 0) {
@@ -709,7 +733,7 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
     } else if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
         violate(m, AIO_WRONG_WRITE, 0, 0);
     } else {
-        take_frame(m, slot, wc->byte_len);
+        take_frame(m, slot, wc);
     }
 }
 

@@ -184,12 +184,6 @@ static int refuse_released(const Message *self)
     return -1;
 }
 
-/* Bytes of a slot before those of its message. */
-static uint32_t head_size(const struct aio_message_state *m)
-{
-    return m->raw ? 0 : AIO_FRAME_SIZE;
-}
-
 /* Make the view of the message's bytes, unless there is one. 0, or -1. */
 static int look(Message *self)
 {
@@ -206,7 +200,8 @@ static int look(Message *self)
         return 0;
     m = &state->state;
     later = self->slot >= m->recv.base;
-    offset = (uint64_t)(self->slot - (later ? m->recv.base : 0)) * m->recv.stride + head_size(m);
+    offset = (uint64_t)(self->slot - (later ? m->recv.base : 0)) * m->recv.stride +
+             aio_head_size(m, self->bare);
     slots = state->receiver
                 ? PyObject_GetAttr(state->receiver, later ? aio_name.more_slots : aio_name.slots)
                 : PyErr_Format(PyExc_SystemError, "a message without a receiver");
@@ -239,7 +234,7 @@ const char *aio_message_bytes(Message *self)
 
     if (!self->bytes.view && self->in_slot && state && state->memory && !self->over)
         return (const char *)(uintptr_t)aio_slot_addr(&state->state.recv, self->slot) +
-               head_size(&state->state);
+               aio_head_size(&state->state, self->bare);
     return look(self) ? NULL : self->bytes.start;
 }
 

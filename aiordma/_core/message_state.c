@@ -151,7 +151,7 @@ static void give_back(MessageState *self, uint32_t slot)
 static int join(MessageState *self, Message *message)
 {
     struct aio_message_state *m = &self->state;
-    uint32_t count = 0, head_size = m->raw ? 0 : AIO_FRAME_SIZE;
+    uint32_t count = 0;
     uint64_t length = 0;
     uint16_t *slots;
     PyObject *bytes;
@@ -170,7 +170,9 @@ static int join(MessageState *self, Message *message)
     for (uint32_t i = 0; i < count; i++) {
         const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
 
-        memcpy(at, (char *)(uintptr_t)aio_slot_addr(&m->recv, arrival->slot) + head_size,
+        memcpy(at,
+               (char *)(uintptr_t)aio_slot_addr(&m->recv, arrival->slot) +
+                   aio_head_size(m, arrival->bare),
                arrival->length);
         at += arrival->length;
         slots[i] = arrival->slot;
@@ -212,6 +214,7 @@ PyObject *aio_take_first(MessageState *self)
         message->keeper = Py_NewRef((PyObject *)self);
         message->length = (Py_ssize_t)first->length;
         message->slot = first->slot;
+        message->bare = (char)first->bare;
         message->in_slot = 1;
         m->head++;
     }
@@ -899,6 +902,7 @@ static PyMemberDef state_members[] = {
     FIELD(alive, T_BOOL, 0),
     FIELD(eager_size, T_ULONGLONG, 0),
     FIELD(fragmented_size, T_ULONGLONG, 0),
+    FIELD(bare_size, T_ULONGLONG, 0),
     FIELD(largest, T_ULONGLONG, 0),
     FIELD(credits, T_LONGLONG, 0),
     FIELD(inline_size, T_UINT, READONLY),

@@ -83,6 +83,7 @@ enum aio_violation {
     AIO_WRONG_WRITE,  /* a write with an immediate */
     AIO_WRONG_DONE,   /* more answers than exchanges can be open: the number */
     AIO_WRONG_SIZE,   /* of a message: announced, the largest */
+    AIO_WRONG_BARE,   /* another frame than DATA in an immediate, or flags: its kind, and they */
     AIO_WRONG_ORDER,  /* another message, in place of so many bytes of the last */
 };
 
@@ -133,6 +134,7 @@ struct aio_arrival {
     uint8_t has_imm;
     uint8_t large; /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
     uint8_t more;  /* the next has further bytes of the message */
+    uint8_t bare;  /* no header lies in `slot` */
 };
 
 /* A DONE frame that waits for Python, or for a slot to be sent from. */
@@ -211,6 +213,7 @@ struct aio_message_state {
     uint8_t slot_awaited;     /* completed sends wake the loop, because the line lacks a slot */
     uint32_t queued;          /* tasks that wait in line for a slot and a credit */
     uint64_t eager_size;      /* bytes of the largest message that goes through a slot */
+    uint64_t bare_size;       /* of the largest whose header may be the immediate; 0: of none */
     uint64_t fragmented_size; /* of the largest that goes through several; 0: none does */
     int64_t credits;          /* messages for which the peer has posted receives */
     uint16_t *free;           /* send slots for data */
@@ -297,6 +300,12 @@ struct aio_message_state {
     uint64_t bytes_written;
     uint64_t atomics;
 };
+
+/* Bytes of the header before the bytes of a message in a slot. */
+static inline uint32_t aio_head_size(const struct aio_message_state *m, int bare)
+{
+    return m->raw || bare ? 0 : AIO_FRAME_SIZE;
+}
 
 struct aio_operation {
     uint32_t number;

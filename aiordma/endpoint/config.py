@@ -53,9 +53,10 @@ class ConnectionConfig:
         raw: Plain SEND and RECV without headers, credits, rendezvous or keepalive, for peers that
             are not aiordma.  Messages are then limited to `slot_size` bytes, and receives that
             the program does not take in time leave the peer's sends waiting.
-        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16` are copied through a
-            registered slot.  A connection begins with 11 slots, and gets more as its traffic asks
-            for them; if all take 64 KiB or less, or with `raw`, it has all from the beginning.
+        slot_size: Bytes of a message slot.  Messages up to `slot_size - 16`, or `slot_size` on
+            adapters with immediates, are copied through a registered slot.  A connection begins
+            with 11 slots, and gets more as its traffic asks for them; if all take 64 KiB or less,
+            or with `raw`, it has all from the beginning.
         rendezvous_threshold: Bytes up to which a longer message is copied through several slots, if
             they are free on both sides; 0 for none.  The receiver fetches other messages from the
             sender's memory.
@@ -298,7 +299,7 @@ class Plan:
         self.silence = interval, limit
         self._attributes: dict[int, QPInitAttr] = {}
         self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
-        self._hellos: dict[tuple[int, bool], bytes] = {}
+        self._hellos: dict[tuple[int, bool, bool], bytes] = {}
 
     def attributes(self, inline: int) -> QPInitAttr:
         """The attributes of a queue pair with room for so many inline bytes, without its queues."""
@@ -333,7 +334,9 @@ class Plan:
             )
         return parameter
 
-    def hello(self, private_data: bytes, window: int, room: int, *, check: bool) -> bytes:
+    def hello(
+        self, private_data: bytes, window: int, room: int, *, check: bool, bare: bool
+    ) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes.
 
         Args:
@@ -341,13 +344,14 @@ class Plan:
             window: Data messages that the peer may send at first.
             room: Bytes.
             check: Whether this side checks the large messages that it receives.
+            bare: Whether the adapter has immediates.
         """
         if private_data:
-            return hello_of(self.config, private_data, window, check=check).pack(room)
-        packed = self._hellos.get((window, check))
+            return hello_of(self.config, private_data, window, check=check, bare=bare).pack(room)
+        packed = self._hellos.get((window, check, bare))
         if packed is None:
-            packed = hello_of(self.config, b"", window, check=check).pack(room)
-            self._hellos[window, check] = packed
+            packed = hello_of(self.config, b"", window, check=check, bare=bare).pack(room)
+            self._hellos[window, check, bare] = packed
         return packed
 
 
@@ -357,6 +361,7 @@ def hello_of(
     window: int | None = None,
     *,
     check: bool = False,
+    bare: bool = False,
 ) -> Hello:
     """This side's half of the handshake.
 
@@ -365,6 +370,7 @@ def hello_of(
         private_data: The program's bytes.
         window: Data messages that the peer may send at first; None: `config.recv_depth`.
         check: Whether this side checks the large messages that it receives.
+        bare: Whether the adapter has immediates.
     """
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
@@ -373,6 +379,7 @@ def hello_of(
         max_message_kib=config.max_message_size // 1024,
         user_data=private_data,
         asks_checksums=check,
+        takes_bare=bare,
     )
 
 

@@ -573,7 +573,8 @@ class Connection:
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
         plan, window = plan_of(self.config), self._receiver.window.size
-        return plan.hello(private_data, window, room, check=self._large.checks)
+        bare = not self._link.context.is_iwarp
+        return plan.hello(private_data, window, room, check=self._large.checks, bare=bare)
 
     def _meet(
         self,
@@ -595,9 +596,11 @@ class Connection:
             return
         self.private_data = hello.user_data
         self._large.agree(hello, reads)
-        eager = min(self.config.slot_size, hello.slot_size) - FRAME_SIZE
+        slot = min(self.config.slot_size, hello.slot_size)
         limit = self._large.exposer.limit
-        self._state.eager_size = min(eager, limit)
+        self._state.eager_size = min(slot - FRAME_SIZE, limit)
+        if hello.takes_bare:
+            self._state.bare_size = min(slot, limit)
         if hello.takes_fragments:
             self._state.fragmented_size = min(self.config.rendezvous_threshold, limit)
         self._state.credits += hello.recv_depth
@@ -683,7 +686,7 @@ class Connection:
             window.grow()
         for slot in state.take_freed():
             window.back(slot)
-        while (large := state.next_large(self.config.receives)) is not None:
+        while state.large and (large := state.next_large(self.config.receives)) is not None:
             length, imm, body, slot = large
             try:
                 if self._outcome.cause is None:

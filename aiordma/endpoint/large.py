@@ -1,11 +1,15 @@
 """Large messages: the sender exposes its bytes, the receiver reads them, and answers DONE.
 
 Theory of operation
-    The sender has the bytes in memory registered for remote reading, allows reads on the queue
-    pair while at least one exposure is open, and announces address, key and length.  The receiver
-    takes a registered buffer from its pool, reads in pieces, several at a time, and answers
-    DONE.  So the memory that is pinned follows the messages that are under way, not their
-    largest size.
+    The sender has the bytes in memory registered for remote reading, and announces address, key
+    and length.  The receiver takes a registered buffer from its pool, reads in pieces, several at
+    a time, and answers DONE.  So the memory that is pinned follows the messages that are under
+    way, not their largest size.  From the first such message on the queue pair allows reads: the
+    peer reaches what is registered for it, and DONE ends the registration.
+
+    An exchange goes on in the drain that brings an announcement, the end of a READ, or DONE.  A
+    task of its own runs only where it has to wait: for the budgets, or for a thread that registers,
+    sums or copies more than 1 MiB.
 
     An announcement costs the peer 32 bytes.  So nothing is allocated for it before the message is
     next for `recv()`, or messages that are fetched ahead leave room; and in both cases only with a
@@ -41,6 +45,7 @@ import errno
 import functools
 import weakref
 from collections import deque
+from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
 from aiordma._core import Message, crc32c
@@ -55,6 +60,7 @@ from aiordma.errors import (
     MessageDamagedError,
     MessageTooLargeError,
     RdmaTimeoutError,
+    ResourceClosedError,
 )
 from aiordma.loop import background
 from aiordma.loop.credits import Credits
@@ -79,22 +85,23 @@ _LOOK_S = 1.0
 _LOOKS = 3
 
 
-async def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
+def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
     """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
 
-    In a thread if there are many.  The CRC32C is 0 without `check`.
+    The CRC32C is 0 without `check`.
     """
+    settled = view
+    if copy:
+        settled = memoryview(bytearray(len(view)))
+        copy_bytes(settled, view)
+    return settled, crc32c(0, settled) if check else 0
 
-    def run() -> tuple[memoryview, int]:
-        settled = view
-        if copy:
-            settled = memoryview(bytearray(len(view)))
-            copy_bytes(settled, view)
-        return settled, crc32c(0, settled) if check else 0
 
-    if len(view) <= INLINE_BYTES or not (check or copy):
-        return run()
-    return await call_blocking(run, undo=lambda _: None)
+async def _sum_of(view: memoryview) -> int:
+    """The CRC32C of registered bytes; in a thread if there are many."""
+    if len(view) <= INLINE_BYTES:
+        return crc32c(0, view)
+    return await call_blocking(lambda: crc32c(0, view), undo=lambda _: None)
 
 
 class _Exposure(NamedTuple):
@@ -114,8 +121,8 @@ class Exposer:
     """
 
     __slots__ = (
-        "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_outcome", "_receives",
-        "_sender", "limit", "places", "sums", "window",
+        "_allowed", "_config", "_drainers", "_exposures", "_link", "_most", "_next", "_outcome",
+        "_receives", "_sender", "limit", "places", "sums", "window",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +137,7 @@ class Exposer:
         self._sender = sender
         self._outcome = outcome
         self._config = config
+        self._allowed = False  # whether the queue pair allows reads
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
         self._drainers = WaitLine[None]()
@@ -159,8 +167,16 @@ class Exposer:
         size = payload.nbytes
         if size > self.limit:
             raise self._too_large(size)
-        with Limit(self._config.stall_timeout_s), self._outcome.explaining():
-            await self._exposed(payload, imm)
+        try:
+            if self._config.stall_timeout_s is None:
+                await self._exposed(payload, imm)
+            else:
+                with Limit(self._config.stall_timeout_s):
+                    await self._exposed(payload, imm)
+        except ResourceClosedError:  # an object of the adapter; the connection may be lost
+            if self._outcome.cause is None:
+                raise
+            raise self._outcome.failure() from None
         self._link.state.messages_sent += 1
         self._link.state.bytes_sent += size
 
@@ -196,7 +212,7 @@ class Exposer:
                 # The region is deregistered when it is not pinned any more: with DONE, or with the
                 # queue pair.
                 region.close()
-        if not copied:
+        if payload.nbytes > INLINE_BYTES:
             # The message has arrived; a deregistration that takes long goes on without the caller.
             with contextlib.suppress(TimeoutError):
                 await region.wait_closed(_DEREGISTER_S)
@@ -214,15 +230,15 @@ class Exposer:
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._link.open_access(Access.REMOTE_READ)
+        done: asyncio.Future[None] = self._link.loop.create_future()
+        if not self._allowed:
+            self._allowed = True
+            self._link.open_access(Access.REMOTE_READ)
         self._exposures[number] = _Exposure(region, done, copied=copied)
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
             if self.sums:
-                head += CHECKSUM.pack(
-                    (await _settled(region.view[:length], check=True, copy=False))[1]
-                )
+                head += CHECKSUM.pack(await _sum_of(region.view[:length]))
             await self._sender.rendezvous(head, imm, length)
         except BaseException:
             # Not announced; but the peer may have the key of the buffer from an earlier message.
@@ -255,7 +271,7 @@ class Exposer:
             await self._drainers.wait()
 
     def _wake_drainers(self) -> None:
-        if not self._exposures:
+        if self._drainers.places and not self._exposures:
             self._drainers.grant_all(None)
 
     def _withdraw(self, number: int, *, keep: bool = True) -> None:
@@ -264,7 +280,6 @@ class Exposer:
             # The connection broke meanwhile: the link unpins the region when the queue pair is
             # gone, and its pool is closed.
             return
-        self._link.close_access(Access.REMOTE_READ)
         self._link.buffers.unpin(exposure.region)
         if exposure.copied:
             pool = self._link.buffers.outgoing
@@ -313,9 +328,11 @@ class _Fetch:
     """A large message that is announced, or is being read."""
 
     __slots__ = (
-        "checksum", "imm", "large", "length", "number", "pending", "read", "remote", "share",
-        "wanted",
+        "asked", "checksum", "copy", "imm", "large", "length", "number", "pending", "region",
+        "remote", "share",
     )  # fmt: skip
+
+    region: MemoryRegion  # set when it is begun
 
     def __init__(
         self,
@@ -331,10 +348,10 @@ class _Fetch:
         self.remote = remote
         self.number = number
         self.checksum = checksum
-        self.pending = 0
-        self.wanted = False  # whether `recv()` waited for it when it was begun
+        self.asked = 0  # bytes for which READs were posted
+        self.pending = 0  # of these READs
+        self.copy = False  # whether the message has to be a copy
         self.share = _Share(room_of(length))
-        self.read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Fetcher:
@@ -351,8 +368,8 @@ class Fetcher:
 
     __slots__ = (
         "__weakref__", "_arrived", "_checked", "_config", "_fetches", "_held", "_link", "_looks",
-        "_numbers", "_pieces", "_progress", "_reads", "_receiver", "_sender", "_stopped", "_tasks",
-        "_timer", "_untaken", "_waiting",
+        "_numbers", "_pieces", "_progress", "_reading", "_receiver", "_sender", "_stopped",
+        "_tasks", "_timer", "_untaken", "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -370,9 +387,9 @@ class Fetcher:
         self._sender = sender
         self._receiver = receiver
         self._config = config
-        self._reads = Credits(depth)
         self._numbers = list(range(depth))  # of READs; free
         self._pieces: dict[int, _Fetch] = {}  # READs under way
+        self._reading: deque[_Fetch] = deque()  # have a buffer, and READs to be posted
         self._fetches: list[int] = []  # exchanges without DONE; at most the window
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting: deque[_Fetch] = EMPTY
@@ -425,50 +442,120 @@ class Fetcher:
         while self._waiting:
             fetch = self._waiting[0]
             room = fetch.share.room
-            ahead = self._held + room <= self._config.receive_buffer_size
-            if not (ahead and self._link.buffers.account.try_take(AHEAD, room)):
+            buffers = self._link.buffers
+            region = None
+            if self._held + room <= self._config.receive_buffer_size:
+                region = buffers.pool.take_kept(fetch.length)  # with its share
+                ahead = region is not None or buffers.account.try_take(AHEAD, room)
+            else:
+                ahead = False
+            if not ahead:
                 if not self._receiver.is_next(fetch.large):
                     return  # nor is any read started after the end of the connection
                 if not (wanted or self._receiver.is_awaited):
                     return
-                fetch.wanted = True
             self._waiting.popleft()
             self._untaken.append(fetch.share)
             self._held += room
-            task = background.start(self._link.loop, functools.partial(self._run, fetch))
-            if task is not None:
-                self._tasks.append(task)
-                task.add_done_callback(self._tasks.remove)
+            if region is not None:
+                self._read(fetch, region)
+            else:
+                self._start(functools.partial(self._prepare, fetch, wait=not ahead))
 
     def _violation(self, text: str) -> None:
         self._link.fail(protocol_error(f"the peer broke the protocol: it {text}"))
 
-    async def _run(self, fetch: _Fetch) -> None:
+    def _start(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a step of a fetch that has to wait as a task."""
+        task = background.start(self._link.loop, functools.partial(self._reported, function))
+        if task is not None:
+            self._tasks.append(task)
+            task.add_done_callback(self._tasks.remove)
+
+    async def _reported(self, function: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
-            await self._fetch(fetch)
+            await function()
         except Exception as exc:
             # If a fetch ended without a report, recv() would wait for its message for ever.
             self._link.fail(exc)
 
-    async def _fetch(self, fetch: _Fetch) -> None:
-        buffers, room = self._link.buffers, fetch.share.room
-        if fetch.wanted:
-            fetch.share.part = await buffers.account.take(room)
-        region = await buffers.pool.take(fetch.length)
-        buffers.pin(region)
-        copy = buffers.in_the_open
-        await self._read(fetch, region)
-        copy = copy or not buffers.account.try_take(HELD, room)
-        view, checksum = await _settled(
-            region.view[: fetch.length], check=fetch.checksum is not None, copy=copy
-        )
+    async def _prepare(self, fetch: _Fetch, *, wait: bool) -> None:
+        """Get the share of a message, if it has none, and a buffer."""
+        buffers = self._link.buffers
+        if wait:
+            fetch.share.part = await buffers.account.take(fetch.share.room)
+        self._read(fetch, await buffers.pool.take(fetch.length))
+
+    def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:
+        """Read a whole message, piece by piece."""
+        self._link.buffers.pin(region)
+        fetch.region = region
+        fetch.copy = self._link.buffers.in_the_open
+        self._reading.append(fetch)
+        self._post()
+
+    def _post(self) -> None:
+        """Post as many READs as the peer serves at a time."""
+        while self._reading and self._numbers:
+            fetch = self._reading[0]
+            offset = fetch.asked
+            size = min(_READ_CHUNK, fetch.length - offset)
+            fetch.asked += size
+            fetch.pending += 1
+            if fetch.asked == fetch.length:
+                self._reading.popleft()
+            number = self._numbers.pop()
+            if not self._pieces:
+                self._progress = now()
+            self._pieces[number] = fetch
+            if self._timer is None:
+                self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
+            remote = (fetch.remote[0] + offset, fetch.remote[1])
+            self._link.post_read(number, fetch.region, offset, size, remote)
+
+    def on_read(self, number: int) -> None:
+        """Take the completion of a READ."""
+        fetch = self._pieces.pop(number)
+        self._numbers.append(number)
+        if self._stopped:
+            return
+        self._progress = now()
+        self._arrived += min(_READ_CHUNK, fetch.length)
+        fetch.pending -= 1
+        if self._reading:
+            self._post()  # before the work for this message: the adapter goes on meanwhile
+        if not fetch.pending and fetch.asked == fetch.length and not self._stopped:
+            self._looks = 0  # the rate counts anew: this message has used its share of the memory
+            self._settle(fetch)
+
+    def _settle(self, fetch: _Fetch) -> None:
+        """Check and copy a message that has arrived, as far as it needs that, and deliver it."""
+        if not fetch.copy:
+            fetch.copy = not self._link.buffers.account.try_take(HELD, fetch.share.room)
+        check = fetch.checksum is not None
+        if fetch.length > INLINE_BYTES and (check or fetch.copy):
+            self._start(functools.partial(self._settle_slowly, fetch, check=check))
+            return
+        try:
+            view = fetch.region.view[: fetch.length]
+            self._deliver(fetch, *_settled(view, check=check, copy=fetch.copy))
+        except Exception as exc:
+            self._link.fail(exc)
+
+    async def _settle_slowly(self, fetch: _Fetch, *, check: bool) -> None:
+        view = fetch.region.view[: fetch.length]
+        settle = functools.partial(_settled, view, check=check, copy=fetch.copy)
+        self._deliver(fetch, *await call_blocking(settle, undo=lambda _: None))
+
+    def _deliver(self, fetch: _Fetch, view: memoryview, checksum: int) -> None:
         if fetch.checksum is not None and fetch.checksum != checksum:
             text = f"a message of {fetch.length} bytes does not match its checksum"
             raise MessageDamagedError(errno.EBADMSG, text)
+        buffers, region, room = self._link.buffers, fetch.region, fetch.share.room
         buffers.unpin(region)
         self._fetches.remove(fetch.number)
         self._sender.control(FrameKind.DONE, fetch.number)
-        if copy:
+        if fetch.copy:
             buffers.pool.give(region)
             message = Message(view, fetch.imm)
         else:
@@ -478,48 +565,13 @@ class Fetcher:
         fetch.large.message = message
         self._receiver.wake()
 
-    async def _read(self, fetch: _Fetch, region: MemoryRegion) -> None:
-        """Read a whole message, piece by piece."""
-        # This call counts as a piece, so that `pending` does not reach zero between two posts.
-        fetch.pending = 1
-        offset = 0
-        while offset < fetch.length:
-            await self._reads.acquire()
-            size = min(_READ_CHUNK, fetch.length - offset)
-            number = self._numbers.pop()
-            if not self._pieces:
-                self._progress = now()
-            self._pieces[number] = fetch
-            fetch.pending += 1
-            remote = (fetch.remote[0] + offset, fetch.remote[1])
-            if self._timer is None:
-                self._set_timer(min(_LOOK_S, self._config.fetch_timeout_s))
-            self._link.post_read(number, region, offset, size, remote)
-            offset += size
-        self._piece_done(fetch)
-        await fetch.read
-        self._looks = 0  # the rate counts anew: this message has used its share of the memory
-
-    def on_read(self, number: int) -> None:
-        """Take the completion of a READ."""
-        fetch = self._pieces.pop(number)
-        self._numbers.append(number)
-        self._progress = now()
-        self._reads.release()
-        self._arrived += min(_READ_CHUNK, fetch.length)
-        self._piece_done(fetch)
-
-    def _piece_done(self, fetch: _Fetch) -> None:
-        fetch.pending -= 1
-        if not fetch.pending and not fetch.read.done():
-            fetch.read.set_result(None)
-
     def taken(self) -> None:
         """Note that the program took a large message: there is room to fetch another ahead."""
         share = self._untaken.popleft()
         self._held -= share.room
         self._link.buffers.account.give(share.room, share.part)
-        self._admit()
+        if self._waiting:
+            self._admit()
 
     # Progress
 
@@ -579,6 +631,7 @@ class Fetcher:
         """Cancel the tasks that read, and return them.  Regions stay pinned by the link."""
         self._stopped = True
         self._waiting.clear()
+        self._reading.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -231,7 +231,8 @@ class Link(AdapterSide):
             if owner is not None:
                 owner._on_ended(sub - SUB_OPERATE, record)
         elif sub & SUB_READ:
-            self._read_ended()
+            self.posted -= 1
+            self.completions.unlisten()
         elif record[1] or owner is None:
             self.state.completed += 1
         else:
@@ -240,15 +241,12 @@ class Link(AdapterSide):
             self._failed(record)
         self.came_back()
 
-    def _read_ended(self) -> None:
-        self.posted -= 1
-        self.completions.unlisten()
-
     def take_reads(self) -> list[int]:
         """The numbers of READs of large messages that have completed, as C has taken them."""
         numbers = self.state.take_reads()
+        self.posted -= len(numbers)
         for _ in numbers:
-            self._read_ended()
+            self.completions.unlisten()
         return numbers
 
     @property

@@ -11,6 +11,7 @@ import errno
 from collections.abc import Iterator
 
 from aiordma._core import (
+    WRONG_BARE,
     WRONG_CREDIT,
     WRONG_DONE,
     WRONG_KIND,
@@ -137,6 +138,7 @@ def violation(kind: int, first: int, second: int) -> ProtocolError:
         WRONG_LENGTH: f"length {first} announced, {second} bytes came",
         WRONG_CREDIT: "a message came without credit",
         WRONG_KIND: f"message kind {first}",
+        WRONG_BARE: f"an immediate that announces kind {first} with flags {second:#x}",
         WRONG_WRITE: "a write with an immediate",
         WRONG_DONE: f"it answered exchange {first}: more answers than exchanges",
         WRONG_SIZE: f"a message of {first} bytes, of at most {second}",

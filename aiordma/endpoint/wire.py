@@ -51,6 +51,7 @@ HELLO_SIZE = _HELLO.size
 _KNOWS_CHECKSUMS = 0x01
 _ASKS_CHECKSUMS = 0x02
 _TAKES_FRAGMENTS = 0x04
+_TAKES_BARE = 0x08
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
@@ -102,6 +103,7 @@ class Hello:
         knows_checksums: Whether it sends checksums of large messages to a peer that asks for them.
         asks_checksums: Whether it asks for checksums of the peer's messages.
         takes_fragments: Whether it takes messages that go through several slots.
+        takes_bare: Whether it takes messages whose header is the adapter's immediate.
     """
 
     recv_depth: int
@@ -114,6 +116,7 @@ class Hello:
     knows_checksums: bool = True
     asks_checksums: bool = False
     takes_fragments: bool = True
+    takes_bare: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -129,6 +132,7 @@ class Hello:
             _KNOWS_CHECKSUMS * self.knows_checksums
             | _ASKS_CHECKSUMS * self.asks_checksums
             | _TAKES_FRAGMENTS * self.takes_fragments
+            | _TAKES_BARE * self.takes_bare
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
@@ -164,5 +168,5 @@ class Hello:
         return cls(
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
-            bool(flags & _TAKES_FRAGMENTS),
+            bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
         )  # fmt: skip

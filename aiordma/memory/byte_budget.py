@@ -107,10 +107,11 @@ class ByteBudget:
         parent: The budget in which the bytes of this budget count, too.
     """
 
-    __slots__ = ("_held", "_line", "_own", "_parents", "_total")
+    __slots__ = ("_held", "_line", "_own", "_parents", "_sizes", "_total")
 
     def __init__(self, total: int | None, parent: Self | None = None) -> None:
         self._total = total
+        self._sizes: tuple[int, ...] = ()  # of the parts; empty before the first use
         self._held = [0] * _PARTS
         self._own: tuple[dict[str, int], ...] = ({}, {}, {}, {})  # `_held` of each source
         self._parents: tuple[ByteBudget, ...] = () if parent is None else parent._chain
@@ -126,6 +127,13 @@ class ByteBudget:
             # At the first use: by then the program has given up its privileges.
             self._total = min(_PROCESS_BYTES, memory_to_pin() // 4)
         return self._total
+
+    def _size_of(self, part: int) -> int:
+        if not self._sizes:
+            total = self.total
+            half = total - total // 2
+            self._sizes = (total // 2, half // 4, half - half // 4, total)
+        return self._sizes[part]
 
     @property
     def _chain(self) -> tuple[ByteBudget, ...]:
@@ -152,7 +160,7 @@ class ByteBudget:
             keep: For a buffer that stays registered, to which half of AHEAD is open.
         """
         with _lock:
-            for budget in self._chain:
+            for budget in (self, *self._parents):
                 if not budget._has(part, size, source, keep=keep):
                     return False
             self._count(part, size, source)
@@ -192,13 +200,14 @@ class ByteBudget:
             for part, size in enumerate(sizes):
                 if size:
                     self._count(part, -size, source)
-            woken = self._serve()
-        _wake(woken)
+            woken = self._serve() if self._line else None
+        if woken:
+            _wake(woken)
 
     def resize(self, total: int) -> None:
         """Change the number of bytes; shares that are held stay."""
         with _lock:
-            self._total = total
+            self._total, self._sizes = total, ()
             woken = self._serve()
         _wake(woken)
 
@@ -215,7 +224,7 @@ class ByteBudget:
     # With the lock
 
     def _count(self, part: int, size: int, source: str) -> None:
-        for budget in self._chain:
+        for budget in (self, *self._parents):
             budget._held[part] += size
             own = budget._own[part]
             left = own.get(source, 0) + size
@@ -277,10 +286,6 @@ class ByteBudget:
                     full.add(waiter.short)
                 behind.add(waiter.short)
         return None
-
-    def _size_of(self, part: int) -> int:
-        half = self.total - self.total // 2
-        return (self.total // 2, half // 4, half - half // 4, self.total)[part]
 
     def _has(self, part: int, size: int, source: str, *, keep: bool = False) -> bool:
         """Whether a part but LARGE has room for a source.

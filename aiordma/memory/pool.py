@@ -59,6 +59,22 @@ class BufferPool:
         self._out: dict[MemoryRegion, None] = {}  # an empty dict is a quarter of an empty set
         self._closed = False
 
+    def take_kept(self, size: int) -> MemoryRegion | None:
+        """Return a kept region of at least `size` bytes, or None; the caller owns it until `give`.
+
+        Without `reserve` the bytes stay counted in AHEAD, and the caller owns that share, too.
+        """
+        room = room_of(size)
+        shelf = self._free.get(room)
+        if not shelf:
+            return None
+        self._kept -= room
+        region = shelf.pop()
+        if self._reserve:
+            self._spare += room
+        self._out[region] = None
+        return region
+
     async def take(self, size: int) -> MemoryRegion:
         """Return a region of at least `size` bytes; the caller owns it until `give`.
 
@@ -67,18 +83,12 @@ class BufferPool:
 
         Cancellation: the region is destroyed.
         """
-        room = room_of(size)
-        shelf = self._free.get(room)
-        if shelf:
-            self._kept -= room
-            region = shelf.pop()
-            if self._reserve:
-                self._spare += room
-            else:
-                self._account.give(room)
-        else:
-            region = await MemoryRegion.register(self._pd, room, self._access)
-        self._out[region] = None
+        region = self.take_kept(size)
+        if region is None:
+            region = await MemoryRegion.register(self._pd, room_of(size), self._access)
+            self._out[region] = None
+        elif not self._reserve:
+            self._account.give(region.length)
         return region
 
     def give(self, region: MemoryRegion) -> None:

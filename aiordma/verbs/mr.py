@@ -364,6 +364,15 @@ class MemoryRegion(Resource):
         if self._registration.leave():
             self._let_go()
 
+    def _schedule(self) -> None:
+        # A few pages are deregistered where they were registered, without a thread, unless the peer
+        # may write there: Soft-RoCE's deregistration waits for a WRITE that has begun, and the
+        # peer may take its time.
+        if self.length <= INLINE_BYTES and not int(self.access) & _REMOTE_WRITES:
+            self._finish()
+        else:
+            super()._schedule()
+
     def _destroy(self, handle: Any) -> None:
         try:
             check_errno(lib.ibv_dereg_mr(handle), "ibv_dereg_mr")
@@ -410,7 +419,7 @@ def _check_view(view: memoryview, access: Access) -> None:
     if not view.nbytes:
         msg = "a memory region needs at least one byte"
         raise ValueError(msg)
-    if view.readonly and access & (Access.LOCAL_WRITE | _REMOTE_WRITES):
+    if view.readonly and int(access) & (_LOCAL_BITS | _REMOTE_WRITES):
         msg = (
             "the buffer is read-only, and not for writing: use a writable one, such as a bytearray"
         )

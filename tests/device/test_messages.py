@@ -17,7 +17,7 @@ import aiordma
 from aiordma import ConnectionConfig
 from tests.device.meeting import Pair, are_alive, meet, paired, talk_both_ways
 from tests.device.oracle import until
-from tests.inside.endpoint import ask_for_inline, link_of
+from tests.inside.endpoint import ask_for_inline, link_of, state_of
 
 pytestmark = pytest.mark.device
 
@@ -39,7 +39,8 @@ async def test_a_message_and_its_answer(pair: Pair) -> None:
 async def test_sizes_on_both_sides_of_every_limit(pair: Pair) -> None:
     client, server = pair
     eager = client.config.eager_size
-    sizes = [0, 1, 2, 63, eager - 1, eager, eager + 1, 65_536, (1 << 20) - 1, (1 << 20) + 1]
+    sizes = [0, 1, 2, 63, eager - 1, eager, eager + 1, eager + 15, eager + 16, eager + 17]
+    sizes += [65_536, (1 << 20) - 1, (1 << 20) + 1]
     for size in sizes:
         data = os.urandom(size)
         sending = asyncio.create_task(client.send(data))
@@ -47,6 +48,18 @@ async def test_sizes_on_both_sides_of_every_limit(pair: Pair) -> None:
         assert len(message) == size
         assert hashlib.sha256(message).digest() == hashlib.sha256(data).digest()
         await sending
+
+
+async def test_a_message_of_a_slot_is_a_single_send(pair: Pair, *, is_siw: bool) -> None:
+    """Without a header; software iWARP has no immediate to put kind and credits into."""
+    client, server = pair
+    size = client.config.slot_size
+    for imm, sends in ((None, 1 + is_siw), (5, 2)):
+        before = state_of(client).sent
+        await client.send(bytes(size), imm=imm)
+        assert state_of(client).sent - before == sends
+        with await server.recv() as message:
+            assert (bytes(message), message.imm) == (bytes(size), imm)
 
 
 async def test_many_buffer_types(pair: Pair) -> None:

@@ -184,9 +184,10 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
 static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena, uint32_t stride)
 {
     struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RECV};
+    static const uint8_t good[4] = {AIO_FRAME_DATA, 0, 0, 1};
     struct aio_message_state before;
     uint32_t slot, body, returned;
-    uint8_t *at;
+    uint8_t *at, word[4];
 
     if (!n_receives)
         return;
@@ -216,6 +217,9 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     }
     ASAN_POISON_MEMORY_REGION(at + wc.byte_len, stride - wc.byte_len);
     wc.wc_flags = take8(in) & IBV_WC_WITH_IMM;
+    for (int i = 0; i < 4; i++) /* a header, most often in good order */
+        word[i] = take8(in) % 8 ? good[i] : take8(in);
+    memcpy(&wc.imm_data, word, sizeof(word));
     if (take8(in) % 64 == 0)
         wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
     memcpy(&before, m, sizeof(before));
@@ -229,6 +233,13 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     if (m->violation || m->raw)
         return;
     /* The rules of docs/wire.md, read once more. */
+    if (wc.wc_flags && wc.opcode == IBV_WC_RECV) {
+        CHECK(word[0] == AIO_FRAME_DATA && !word[1]);
+        CHECK(m->credits - before.credits == (word[2] << 8 | word[3]));
+        CHECK(before.unused > 0 && (!before.missing || before.missing == wc.byte_len));
+        CHECK(!m->missing && !m->fragments);
+        return;
+    }
     returned = (uint32_t)at[2] << 8 | at[3];
     CHECK(m->credits - before.credits == returned);
     switch (at[0]) {
@@ -303,6 +314,7 @@ static void fuzz_messages(struct input *in)
     m->base.id = UINT64_C(7) << 40;
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
     m->fragmented_size = how & 8 ? 3 * STRIDE : 0;
+    m->bare_size = how & 16 ? STRIDE : 0;
     m->largest = 4 * STRIDE;
     m->credits = how & 4 ? 3 : 0;
     m->operations_done = done;
@@ -341,7 +353,7 @@ static void fuzz_messages(struct input *in)
             if (m->head == m->tail)
                 break;
             CHECK(first->slot < RECEIVES && n_held < RECEIVES);
-            CHECK(first->length <= STRIDE - (m->raw ? 0 : AIO_FRAME_SIZE));
+            CHECK(first->length + aio_head_size(m, first->bare) <= STRIDE);
             held[n_held++] = first->slot;
             m->large -= first->large;
             m->inner -= first->more;

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
+BARE = -DATA  # DATA whose header is the immediate
 HAS_IMM, MORE, CREDIT_FRAMES = 1, 2, 2
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
@@ -28,16 +29,19 @@ class Model:
         eager: int,
         fragmented: int,
         largest: int,
+        bare: int,
     ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
         self.said: set[int] = set()  # by the peer
-        # Messages: whether large, slot and body of each fragment, immediate of the first.
-        self.arrived: deque[tuple[bool, list[tuple[int, bytes]], int | None]] = deque()
-        self.fragments: list[tuple[int, bytes]] = []  # of the message that is arriving
+        # Messages: whether large, slot, body and bytes of the header of each fragment, immediate
+        # of the first.
+        self.arrived: deque[tuple[bool, list[tuple[int, bytes, int]], int | None]] = deque()
+        self.fragments: list[tuple[int, bytes, int]] = []  # of the message that is arriving
         self.missing = 0  # bytes of it
         self.imm: int | None = None  # of it
         self.eager, self.fragmented, self.largest = eager, fragmented, largest
+        self.bare = bare  # bytes of a message whose header is the immediate; 0: of none
         self.dones: deque[tuple[int, int]] = deque()
         self.slots, self.controls = sends, controls  # free
         self.under_way: deque[bool] = deque()  # sends; whether from a control slot
@@ -66,7 +70,7 @@ class Model:
 
     def _post(self, kind: int, flags: int, imm: int, argument: int, body: bytes = b"") -> None:
         credits = self._take(kind == CREDIT)
-        self.under_way.append(kind not in {DATA, RENDEZVOUS})
+        self.under_way.append(kind not in {DATA, BARE, RENDEZVOUS})
         self.unposted.append(("send", kind, flags, credits, imm, argument, body))
 
     def flush(self) -> None:
@@ -110,15 +114,23 @@ class Model:
         self.flush()
 
     def send(self, body: bytes, imm: int | None) -> bool:
+        if imm is None and 0 < len(body) <= self.bare:
+            return self._send([body], imm, bare=True)
         bodies = [body[at : at + self.eager] for at in range(0, len(body) or 1, self.eager)]
-        if len(bodies) > min(self.credits, self.slots) or len(body) > self.fragmented:
+        if len(body) > self.fragmented:
+            self.flush()
+            return False
+        return self._send(bodies, imm, bare=False)
+
+    def _send(self, bodies: list[bytes], imm: int | None, *, bare: bool) -> bool:
+        if len(bodies) > min(self.credits, self.slots):
             self.flush()
             return False
         self.credits, self.slots = self.credits - len(bodies), self.slots - len(bodies)
-        left, flags = len(body), HAS_IMM * (imm is not None)
+        left, flags = sum(map(len, bodies)), HAS_IMM * (imm is not None)
         for index, part in enumerate(bodies):
             more = MORE * (index < len(bodies) - 1)
-            self._post(DATA, flags | more, imm or 0, left, part)
+            self._post(BARE if bare else DATA, flags | more, imm or 0, left, part)
             left, flags, imm = left - len(part), 0, None
         burst = self.in_a_row == 2
         if not (self.turn_flushes or (self.delivering and (self.arrived or burst))):
@@ -135,9 +147,17 @@ class Model:
         if control:
             self.pump()
 
-    def frame(self, slot: int, data: bytes) -> None:
+    def frame(self, slot: int, data: bytes, word: int | None = None) -> None:
+        """A frame, or bytes whose header is the immediate `word`."""
         self.posted -= 1
         if self.violation is not None:
+            return
+        if word is not None:
+            if word >> 16 != DATA << 8:
+                self.violation = "bare"
+                return
+            self.credits += word & 0xFFFF
+            self._data(slot, DATA, 0, None, len(data), data, 0)
             return
         if len(data) < 16:
             self.violation = "short"
@@ -147,26 +167,7 @@ class Model:
         imm = int.from_bytes(data[4:8], "big") if flags & HAS_IMM else None
         argument = int.from_bytes(data[8:16], "big")
         if kind in {DATA, RENDEZVOUS}:
-            if self.unused <= 0:
-                self.violation = "credit"
-                return
-            self.unused -= 1
-            more = kind == DATA and bool(flags & MORE)
-            if self.missing and (kind == RENDEZVOUS or argument != self.missing):
-                self.violation = "order"
-            elif kind == DATA and (not 0 < len(body) < argument if more else argument != len(body)):
-                self.violation = "length"
-            elif more and argument > self.largest:
-                self.violation = "size"
-            if self.violation is not None:
-                return
-            self.alive = True
-            self.imm = self.imm if self.missing else imm
-            self.missing = argument - len(body) if more else 0
-            self.fragments.append((slot, body))
-            if not more:
-                self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
-                self.fragments = []
+            self._data(slot, kind, flags, imm, argument, body, 16)
             return
         if kind > ABORT or (kind == END and self.missing):
             self.violation = "kind" if kind > ABORT else "order"
@@ -182,6 +183,31 @@ class Model:
             self.controls_pending.add(PONG)
         self.said.add(kind)
         self.free(slot, together=1)
+
+    def _data(
+        self, slot: int, kind: int, flags: int, imm: int | None, argument: int, body: bytes,
+        head: int,
+    ) -> None:  # fmt: skip
+        if self.unused <= 0:
+            self.violation = "credit"
+            return
+        self.unused -= 1
+        more = kind == DATA and bool(flags & MORE)
+        if self.missing and (kind == RENDEZVOUS or argument != self.missing):
+            self.violation = "order"
+        elif kind == DATA and (not 0 < len(body) < argument if more else argument != len(body)):
+            self.violation = "length"
+        elif more and argument > self.largest:
+            self.violation = "size"
+        if self.violation is not None:
+            return
+        self.alive = True
+        self.imm = self.imm if self.missing else imm
+        self.missing = argument - len(body) if more else 0
+        self.fragments.append((slot, body, head))
+        if not more:
+            self.arrived.append((kind == RENDEZVOUS, self.fragments, self.imm))
+            self.fragments = []
 
     def free(self, slot: int, together: int | None = None) -> None:
         """The slot of a frame is free."""

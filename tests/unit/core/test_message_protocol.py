@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter, deque
 from random import Random
+from socket import ntohl
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,18 +20,31 @@ from aiordma._core import EVENT_FRAMES, SUB_RECV, SUB_SHIFT, MessageState
 from aiordma._ffi import ffi
 from aiordma.endpoint.outcome import violation
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE
-from aiordma.verbs.enums import WCOpcode
+from aiordma.verbs.enums import Opcode, WCOpcode
 
-from .completing import Completing, QueuePair
-from .message_model import ABORT, CREDIT, DATA, DONE, END, MORE, PING, PONG, RENDEZVOUS, Model
+from .completing import Completing, QueuePair, completion
+from .message_model import (
+    ABORT,
+    BARE,
+    CREDIT,
+    DATA,
+    DONE,
+    END,
+    MORE,
+    PING,
+    PONG,
+    RENDEZVOUS,
+    Model,
+)
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20261123")
 CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6
-EAGER, FRAGMENTED, LARGEST = SLOT - FRAME_SIZE, 250, 1000
+EAGER, FRAGMENTED, LARGEST, BARE_SIZE = SLOT - FRAME_SIZE, 250, 1000, SLOT
 WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
-    "kind": "message kind", "done": "more answers", "size": "of at most", "order": "are missing",
+    "kind": "message kind", "bare": "an immediate that announces",
+    "done": "more answers", "size": "of at most", "order": "are missing",
 }  # fmt: skip
 
 
@@ -69,11 +83,13 @@ class Case:
         )  # fmt: skip
         state.handler = self._resumed
         state.eager_size, state.fragmented_size, state.largest = EAGER, FRAGMENTED, LARGEST
+        state.bare_size = bare = rng.choice((0, BARE_SIZE))
         state.receives = receives
         self.completing = Completing(state)
         self.model = Model(
-            window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST
-        )
+            window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST,
+            bare,
+        )  # fmt: skip
         self.taken: list[int] = []  # slots of messages that the program has
         self.receives = receives
 
@@ -91,8 +107,13 @@ class Case:
         slot = wr.wr_id >> SUB_SHIFT
         assert piece.lkey == (5 if slot < SENDS else 6)
         self.under_way.append(slot)
-        kind, flags, credits, imm, argument = FRAME.unpack_from(frame)
-        self.out.append(("send", kind, flags, credits, imm, argument, frame[FRAME_SIZE:]))
+        if wr.opcode == Opcode.SEND_WITH_IMM:
+            word = ntohl(wr.imm_data)
+            assert word >> 16 == DATA << 8
+            self.out.append(("send", BARE, 0, word & 0xFFFF, 0, len(frame), frame))
+        else:
+            kind, flags, credits, imm, argument = FRAME.unpack_from(frame)
+            self.out.append(("send", kind, flags, credits, imm, argument, frame[FRAME_SIZE:]))
         if wr.next:
             self._sent(wr.next)
 
@@ -106,12 +127,17 @@ class Case:
 
     def arrive(self, frame: bytes) -> None:
         slot = self.posted.popleft()
+        word = None
+        if frame[0] == DATA and len(frame) > FRAME_SIZE and self.rng.random() < 0.3:
+            # A whole message without immediate, or the last fragment, may come without a header.
+            _, flags, credits, _, argument = FRAME.unpack_from(frame)
+            if not flags and argument == len(frame) - FRAME_SIZE:
+                word, frame = DATA << 24 | credits, frame[FRAME_SIZE:]
+        if self.rng.random() < self.malice:
+            word = self.rng.choice((0, DATA << 24 | 1 << 16, 7 << 24, 1 << 16))
         ffi.buffer(self.slots)[slot * SLOT : slot * SLOT + len(frame)] = frame
-        wc = ffi.new("struct ibv_wc *")
-        wc.wr_id, wc.opcode = (SUB_RECV | slot) << SUB_SHIFT, int(WCOpcode.RECV)
-        wc.byte_len = len(frame)
-        self.model.frame(slot, frame)
-        assert self.completing.take(wc)
+        self.model.frame(slot, frame, word)
+        assert self.completing.take(completion(SUB_RECV | slot, WCOpcode.RECV, len(frame), word))
 
     # The peer
 
@@ -202,7 +228,7 @@ class Case:
             _, _, body, slot = announced
             (parts,) = (parts for large, parts, _ in model.arrived if large and parts[0][0] == slot)
             assert parts[0][1][: len(body)] == body
-            parts[0] = (-1, parts[0][1])
+            parts[0] = (-1, *parts[0][1:])
             model.free(slot, together=1)
             assert c.back_now(slot) == 0
         while model.dones:
@@ -212,25 +238,25 @@ class Case:
             assert c.peek() is None
             return
         large, parts, imm = model.arrived.popleft()
-        slot, body = parts[0]
+        slot, body, head = parts[0]
         assert c.peek() == (None if large else slot, 0 if large else len(body), imm)
         if len(parts) > 1 and self.rng.random() < 0.9:
             self.join(parts, imm)
             return
-        for slot, body in parts:
+        for slot, body, head in parts:
             c.skip()
             if not large:
-                at = slot * SLOT + FRAME_SIZE
+                at = slot * SLOT + head
                 assert bytes(ffi.buffer(self.slots)[at : at + len(body)]) == body
                 self.taken.append(slot)
 
-    def join(self, parts: list[tuple[int, bytes]], imm: int | None) -> None:
+    def join(self, parts: list[tuple[int, bytes, int]], imm: int | None) -> None:
         """C joins a message in fragments, and gives their slots back."""
         message = self.c.take()
         assert message is not None
-        assert bytes(message) == b"".join(body for _, body in parts)
+        assert bytes(message) == b"".join(body for _, body, _ in parts)
         assert message.imm == imm
-        for slot, _ in parts:
+        for slot, _, _ in parts:
             self.model.free(slot)
         self.joined += 1
 
@@ -286,6 +312,6 @@ def test_c_does_what_the_model_does() -> None:
         "kept",
         "chained",
         "joined",
-        *(f"sent {kind}" for kind in (CREDIT, DATA, DONE, PING, PONG, END)),
+        *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, DONE, PING, PONG, END)),
     ):
         assert seen[what], (what, seen)

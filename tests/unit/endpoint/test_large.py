@@ -13,7 +13,15 @@ from aiordma.endpoint.config import ConnectionConfig, hello_of
 from aiordma.endpoint.wire import CHECKSUM, FRAME, FRAME_SIZE, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, MessageDamagedError, ProtocolError
 from aiordma.memory.byte_budget import AHEAD, HELD, Account, ByteBudget
-from tests.inside.endpoint import exposer_of, greet, greeting_of, look_each, meet, receiver_of
+from tests.inside.endpoint import (
+    copy_up_to,
+    exposer_of,
+    greet,
+    greeting_of,
+    look_each,
+    meet,
+    receiver_of,
+)
 from tests.inside.memory import held_of
 
 from ..conftest import Run, settle
@@ -229,6 +237,54 @@ def test_g03_a_buffer_whose_message_was_never_announced_is_not_kept(
             await big
         assert kept == []
         assert FakeRegion.regions == {}
+        await wire.run()
+        await wire.close()
+
+    run(main())
+
+
+def test_the_memory_of_the_program_is_closed_at_done(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The right of the queue pair stays, so that a registration is all that opens memory."""
+    copy_up_to(monkeypatch, 0)
+
+    async def main() -> None:
+        wire = await opened()
+        for _ in range(2):
+            send = asyncio.create_task(wire.ends[0].send(bytes(1000)))
+            await wire.run()
+            with await wire.ends[1].recv() as message:
+                assert len(FakeRegion.regions) == 1, "where the message lies"
+                assert bytes(message) == bytes(1000)
+            await send
+            assert wire.links[0].reads_allowed == 1
+            await wire.run()
+            assert FakeRegion.regions == {}
+        await wire.close()
+
+    run(main())
+
+
+def test_an_exchange_begins_no_task(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is a buffer: the drain reads, answers and delivers."""
+
+    async def main() -> None:
+        wire = await opened()
+        pool = wire.links[1].pool
+        region = await pool.take(1000)
+        monkeypatch.setattr(pool, "take_kept", lambda size: region)
+        monkeypatch.setattr(pool, "give", lambda region: None)
+        send = asyncio.create_task(wire.ends[0].send(b"x" * 1000))
+        await settle()
+        tasks = asyncio.all_tasks()
+        while (steps := wire.steps()) and not send.done():
+            wire.step(steps[0])
+            await settle()
+            assert asyncio.all_tasks() <= tasks
+        with await wire.ends[1].recv() as message:
+            assert bytes(message) == b"x" * 1000
+        await send
         await wire.run()
         await wire.close()
 

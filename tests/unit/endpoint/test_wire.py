@@ -159,16 +159,16 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
-@pytest.mark.parametrize("takes", [False, True])
-@pytest.mark.parametrize("asks", [False, True])
-@pytest.mark.parametrize("knows", [False, True])
-def test_three_flags_have_a_meaning_and_the_others_are_ignored(
-    knows: bool, asks: bool, takes: bool
-) -> None:
-    hello = Hello(1, 1, 64, 1, knows_checksums=knows, asks_checksums=asks, takes_fragments=takes)
+@pytest.mark.parametrize("flags", range(16))
+def test_four_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
+    knows, asks, takes, bare = (bool(flags >> bit & 1) for bit in range(4))
+    hello = Hello(
+        1, 1, 64, 1,
+        knows_checksums=knows, asks_checksums=asks, takes_fragments=takes, takes_bare=bare,
+    )  # fmt: skip
     packed = bytearray(hello.pack(REQUEST_ROOM))
-    assert packed[6] == knows | asks << 1 | takes << 2
-    packed[6] |= 0xF8
+    assert packed[6] == flags
+    packed[6] |= 0xF0
     assert Hello.parse(bytes(packed)) == hello
 
 

@@ -170,6 +170,9 @@ class FakePool:
         """Buffers that were not given back."""
         return len(self._out)
 
+    def take_kept(self, size: int) -> FakeRegion | None:
+        return None
+
     async def take(self, size: int) -> FakeRegion:
         region = FakeRegion(None, size)
         self._out.add(region)
