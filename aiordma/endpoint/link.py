@@ -159,6 +159,8 @@ class Link(AdapterSide):
             reads=config.initiator_depth,
             raw=config.raw,
         )
+        if spins := self.completions.spins(config, 2):
+            self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights = _Rights()
