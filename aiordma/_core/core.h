@@ -315,9 +315,40 @@ typedef struct {
     struct aio_cq cq;
 } QueueState;
 
-void aio_acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more);
-int aio_arm(struct ibv_cq *cq, struct aio_cq *own);     /* 0 or an errno */
-void aio_settle(struct ibv_cq *cq, struct aio_cq *own); /* an event has been dealt with */
+/*
+ * Acknowledge the events that have been dealt with, and `more`.  To acknowledge takes a lock and
+ * wakes the thread that destroys the queue, so that the drain puts it off until there are
+ * AIO_MOST_UNACKNOWLEDGED.
+ */
+#define AIO_MOST_UNACKNOWLEDGED 32
+
+static inline void aio_acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
+{
+    more += own->unacknowledged;
+    own->unacknowledged = 0;
+    if (more)
+        ibv_ack_cq_events(cq, more);
+}
+
+/* 0, or the errno of the arming. */
+static inline int aio_arm(struct ibv_cq *cq, struct aio_cq *own)
+{
+    int code = ibv_req_notify_cq(cq, own->solicited);
+
+    own->unarmed = 0;
+    own->armed = own->solicited ? 2 : 1;
+    return code;
+}
+
+/* An event has been dealt with. */
+static inline void aio_settle(struct ibv_cq *cq, struct aio_cq *own)
+{
+    own->unacknowledged++;
+    if (own->retired || own->unacknowledged >= AIO_MOST_UNACKNOWLEDGED)
+        aio_acknowledge(cq, own, 0);
+}
+
+/* queue.c */
 int aio_poll_unlocked(struct ibv_cq *cq, struct aio_cq *own, struct ibv_wc *wcs, int most);
 
 /* poller.c: polls the queues of a channel before they are armed */

@@ -28,39 +28,6 @@ static PyObject *queue_get_address(PyObject *object, void *Py_UNUSED(unused))
 }
 
 /*
- * Acknowledge the events that have been dealt with, and `more`.  To acknowledge takes a lock and
- * wakes the thread that destroys the queue, so that the drain puts it off until there are
- * MOST_UNACKNOWLEDGED.
- */
-#define MOST_UNACKNOWLEDGED 32
-
-void aio_acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
-{
-    more += own->unacknowledged;
-    own->unacknowledged = 0;
-    if (more)
-        ibv_ack_cq_events(cq, more);
-}
-
-/* 0, or the errno of the arming. */
-int aio_arm(struct ibv_cq *cq, struct aio_cq *own)
-{
-    int code = ibv_req_notify_cq(cq, own->solicited);
-
-    own->unarmed = 0;
-    own->armed = own->solicited ? 2 : 1;
-    return code;
-}
-
-/* An event has been dealt with. */
-void aio_settle(struct ibv_cq *cq, struct aio_cq *own)
-{
-    own->unacknowledged++;
-    if (own->retired || own->unacknowledged >= MOST_UNACKNOWLEDGED)
-        aio_acknowledge(cq, own, 0);
-}
-
-/*
  * Poll a queue without the interpreter lock, in another thread than the thread that may destroy it:
  * as ibv_poll_cq.  Either this function sees that the queue is retired, or queue_retire sees that
  * it is being polled, and waits for it.

@@ -58,7 +58,7 @@ class Completions:
         self._quiet = quiet
         self._unused = unused
         self._listeners = 0
-        self._spins: list[Spin] = []
+        self._spins: tuple[Spin, ...] = ()
         self.cq = cq
         self.id = 0
         self.in_c = self.over = False
@@ -78,20 +78,23 @@ class Completions:
         self.in_c = True
         self._channel.drain.add(self.id, state, told)
 
-    def spins(self, config: Waiting, count: int) -> list[Spin]:
+    def spins(self, config: Waiting, count: int) -> tuple[Spin, ...]:
         """Return so many Spins, as the configuration asks for them; none if all waits are by event.
 
         While this process polls on the only processor of the machine, its peers cannot run: all
         waits are by event.  If the process is bound to a processor, others may share it: an
         adaptive wait is by event, and a spin yields the processor.
         """
+        if config.wait == "event":
+            return ()
         own, all_of_them = _processors()
         adaptive = config.wait == "adaptive"
-        if config.wait != "event" and all_of_them > 1 and not (adaptive and own == 1):
-            bound_s = config.spin_us / 1e6
-            for _ in range(count):
-                spin = self._channel.spin(self.cq, bound_s, adaptive=adaptive, yields=own == 1)
-                self._spins.append(spin)
+        if all_of_them > 1 and not (adaptive and own == 1):
+            bound_s, yields = config.spin_us / 1e6, own == 1
+            self._spins = tuple(
+                self._channel._spin(self.cq, bound_s, adaptive=adaptive, yields=yields)
+                for _ in range(count)
+            )
         return self._spins
 
     def end(self) -> None:

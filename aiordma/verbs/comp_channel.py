@@ -320,7 +320,7 @@ class CompletionChannel(Resource):
             self.after_drain(self._tell)
         return polled, missed, dispatched
 
-    def spin(self, cq: CompletionQueue, bound_s: float, *, adaptive: bool, yields: bool) -> Spin:
+    def _spin(self, cq: CompletionQueue, bound_s: float, *, adaptive: bool, yields: bool) -> Spin:
         """Return how waits for completions of a queue begin with polling (poller.c).
 
         Args:
@@ -374,11 +374,13 @@ class CompletionChannel(Resource):
         pause_s = min(_IDLE_SAFETY_S, 2 * pause_s / max(1, abs(seen - before)))
         self._watch(pause_s, seen)
         self._kick()
+        if self.drain.n_pending or self._failure is not None:
+            return
         spins = self.drain.poller is not None and self.drain.poller.asked
-        if self.drain.n_pending or spins or self._failure is not None:
-            return  # the queues are being polled
         found = []
         for cq in managed:
+            if spins and cq._aio.spins:
+                continue  # it is not armed, because it is being polled
             events = cq._aio.events
             polled, missed, dispatched = self._sweep(cq)
             if polled:
