@@ -58,7 +58,7 @@ def count_processors(patch: pytest.MonkeyPatch, own: int, of_the_machine: int) -
     patch.setattr(completions, "_processors", lambda: (own, of_the_machine))
 
 
-def spins_of(end: Connection | Link | StreamPort) -> list[Spin]:
+def spins_of(end: Connection | Link | StreamPort) -> tuple[Spin, ...]:
     """How its waits begin with polling."""
     return _side_of(end).completions._spins
 
