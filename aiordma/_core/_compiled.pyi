@@ -331,6 +331,7 @@ class MessageState:
     def write(self, remote: object, memory: object, offset: int, /) -> Operation | None: ...
     def lend(self, region: object, /) -> None: ...
     def ended(self, number: int, error: BaseException | None, /) -> Any: ...
+    def spin_with(self, messages: Spin, operations: Spin, /) -> None: ...
 
 @final
 class Registration:
@@ -447,6 +448,7 @@ class StreamState:
     def take(self, least: int | bytes, most: int, /) -> Awaitable[bytes | None]: ...
     def park(self, loop: AbstractEventLoop, /) -> Wakeup: ...
     def done(self) -> None: ...
+    def spin_with(self, spin: Spin, /) -> None: ...
     def fill(self, count: int, /) -> int: ...
     def used(self, slot: int, /) -> int: ...
     def push_waiting(self, length: int, /) -> None: ...
@@ -465,6 +467,7 @@ class QueueState:
     armed: int
     listeners: int
     arm_late: int
+    spins: Final[int]
     token: Final[int]
     unacknowledged: Final[int]
     events: Final[int]
@@ -472,10 +475,34 @@ class QueueState:
     def retire(self, cq: int, /) -> None: ...
 
 @final
+class Poller:
+    """Polls the queues of a channel before they are armed."""
+
+    def __new__(cls, ask: Callable[[], object] | None, yields: bool) -> Self: ...
+    ask: Callable[[], object] | None
+    asked: Final[bool]
+    yields: bool
+    waiting: Final[int]
+    n_queues: Final[int]
+
+@final
+class Spin:
+    """How the waits of one connection begin with polling."""
+
+    def __new__(
+        cls, poller: Poller, queue: QueueState, cq: int, bound_ns: int, adaptive: bool
+    ) -> Self: ...
+    bound_ns: Final[int]
+    recent_ns: Final[int]
+    waiting: Final[int]
+    def close(self) -> None: ...
+
+@final
 class Drain:
     """Drains one completion channel."""
 
     def __new__(cls, channel: int, most: int) -> Self: ...
+    poller: Poller | None
     draining: bool
     deferred: bool
     stopped: bool
@@ -499,6 +526,7 @@ class Readable:
 
     def __new__(cls, drain: Drain, slow: Callable[[], object]) -> Self: ...
     def run(self) -> None: ...
+    def spin(self) -> None: ...
 
 class Owner:
     """The counting part of a Resource."""

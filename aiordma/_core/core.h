@@ -42,8 +42,11 @@ typedef struct {
     PyObject *callback; /* of the task that waits */
     PyObject *context;
     PyObject *error; /* the wait ends with it; NULL: normally */
+    PyObject *spin;  /* the Spin with which a wait begins; NULL: by event */
+    int64_t since;   /* beginning of the wait, of a Spin */
     char state;
     char blocking;
+    char polled; /* the wait counts in its Spin */
 } Wakeup;
 
 int aio_wake(Wakeup *self);      /* resume the task now: 1, 0 if none waits, -1 */
@@ -130,6 +133,7 @@ typedef struct message_state {
     uint64_t known_rkey;
     PyObject **operations; /* by their numbers, NULL where there was none */
     PyObject *lent;        /* the region of `bounce` */
+    PyObject *spin;        /* of the waits for operations: a Spin, or NULL */
     Registration *bounce;  /* a ring, through which the bytes of other buffers are copied */
     uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
     uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
@@ -174,6 +178,7 @@ typedef struct {
     PyObject *rest; /* called with data that C cannot send whole, and how many bytes it has sent */
     PyObject *elsewhere;  /* called in another thread than that of the last write */
     unsigned long thread; /* of the last write */
+    PyObject *spin;       /* of the waits for bytes: a Spin, or NULL */
     PyObject *separator;  /* which ends the bytes that the task wants, or NULL */
     size_t most;          /* bytes that it wants, without the separator, at most */
     size_t least;         /* and at least */
@@ -300,8 +305,8 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 #define AIO_TYPES(X) \
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
     X(waiting, &aio_wakeup_type) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
-    X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(drain, NULL) \
-    X(readable, NULL) X(owner, NULL) X(events, NULL)
+    X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(poller, NULL) \
+    X(spin, NULL) X(drain, NULL) X(readable, NULL) X(owner, NULL) X(events, NULL)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
@@ -326,6 +331,76 @@ extern struct aio_names {
 extern PyMethodDef aio_alarm_functions[], aio_checksum_functions[];
 
 int aio_prepare_wakeup(void); /* before the first Wakeup: 0, or -1 with an exception */
+
+/* queue.c: the drain's state of a completion queue */
+typedef struct {
+    PyObject_HEAD
+    struct aio_cq cq;
+} QueueState;
+
+/*
+ * Acknowledge the events that have been dealt with, and `more`.  To acknowledge takes a lock and
+ * wakes the thread that destroys the queue, so that the drain puts it off until there are
+ * AIO_MOST_UNACKNOWLEDGED.
+ */
+#define AIO_MOST_UNACKNOWLEDGED 32
+
+static inline void aio_acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
+{
+    more += own->unacknowledged;
+    own->unacknowledged = 0;
+    if (more)
+        ibv_ack_cq_events(cq, more);
+}
+
+/* 0, or the errno of the arming. */
+static inline int aio_arm(struct ibv_cq *cq, struct aio_cq *own)
+{
+    int code = ibv_req_notify_cq(cq, own->solicited);
+
+    own->unarmed = 0;
+    own->armed = own->solicited ? 2 : 1;
+    return code;
+}
+
+/* An event has been dealt with. */
+static inline void aio_settle(struct ibv_cq *cq, struct aio_cq *own)
+{
+    own->unacknowledged++;
+    if (own->retired || own->unacknowledged >= AIO_MOST_UNACKNOWLEDGED)
+        aio_acknowledge(cq, own, 0);
+}
+
+/* queue.c */
+int aio_poll_unlocked(struct ibv_cq *cq, struct aio_cq *own, struct ibv_wc *wcs, int most);
+
+/* poller.c: polls the queues of a channel before they are armed */
+#define AIO_MOST_POLLED 16
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *ask; /* called without arguments: has the loop call for a turn; None: no more */
+    QueueState *queues[AIO_MOST_POLLED];
+    struct ibv_cq *cqs[AIO_MOST_POLLED];
+    uint32_t n_queues;
+    uint32_t turns;
+    uint32_t waiting; /* tasks that are polled for, and protocols of streams, of all Spins */
+    int64_t until;    /* end of the spin while there are such */
+    char asked;       /* a turn will come, which arms the queues that are not armed */
+    char yields;      /* the process has a single processor, which it may share */
+    char open;        /* after a turn: the spin goes on */
+} Poller;
+
+int64_t aio_clock(void);                                                /* ns */
+int aio_poller_add(Poller *self, QueueState *queue, struct ibv_cq *cq); /* whether there is room */
+void aio_poller_remove(Poller *self, QueueState *queue);
+int aio_poller_ask(Poller *self); /* 0, or -1 with an exception */
+int aio_poller_turn(Poller *self, struct ibv_wc *wcs, int most, uint64_t *token);
+
+/* spin.c: the waits of a connection that begin with a spin */
+int aio_spin_begin(Wakeup *wakeup); /* a task begins to wait: 0, or -1 with an exception */
+void aio_spin_end(Wakeup *wakeup, int answered);
+int aio_spin_heard(PyObject *spin); /* bytes were given to a protocol: 0, or -1 */
 
 /* message_object.c: its bytes; give a new one a bytes object, which is stolen, as its bytes */
 const char *aio_message_bytes(Message *self);

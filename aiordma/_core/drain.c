@@ -22,106 +22,6 @@
  */
 #include "core.h"
 
-/* QueueState: the drain's state of a completion queue */
-
-typedef struct {
-    PyObject_HEAD
-    struct aio_cq cq;
-} QueueState;
-
-static PyObject *queue_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
-{
-    static char *names[] = {"token", NULL};
-    unsigned long long token;
-    PyObject *object;
-
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "K", names, &token))
-        return NULL;
-    object = PyType_GenericAlloc(type, 0);
-    if (object)
-        ((QueueState *)object)->cq.token = token;
-    return object;
-}
-
-static PyObject *queue_get_address(PyObject *object, void *Py_UNUSED(unused))
-{
-    return PyLong_FromVoidPtr(&((QueueState *)object)->cq);
-}
-
-/*
- * Acknowledge the events that have been dealt with, and `more`.  To acknowledge takes a lock and
- * wakes the thread that destroys the queue, so that the drain puts it off until there are
- * AIO_MOST_UNACKNOWLEDGED.
- */
-#define AIO_MOST_UNACKNOWLEDGED 32
-
-static void acknowledge(struct ibv_cq *cq, struct aio_cq *own, uint32_t more)
-{
-    more += own->unacknowledged;
-    own->unacknowledged = 0;
-    if (more)
-        ibv_ack_cq_events(cq, more);
-}
-
-/*
- * retire(address): called before ibv_destroy_cq, in any thread. From now on the drain neither arms
- * nor polls the queue, and acknowledges each event at once.
- *
- * An event that is not acknowledged keeps ibv_destroy_cq from returning, but not from beginning:
- * software iWARP unmaps the queue before it waits, and a poll that runs beside it crashes.
- */
-static PyObject *queue_retire(PyObject *object, PyObject *address)
-{
-    struct aio_cq *own = &((QueueState *)object)->cq;
-    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
-
-    if (!cq && PyErr_Occurred())
-        return NULL;
-    own->retired = 1;
-    acknowledge(cq, own, 0);
-    Py_RETURN_NONE;
-}
-
-static PyMethodDef queue_methods[] = {
-    {"retire", queue_retire, METH_O, "Before the queue with this address is destroyed."},
-    {NULL, NULL, 0, NULL},
-};
-
-#define QUEUE_FIELD(name, type, flags, doc) {#name, type, offsetof(QueueState, cq.name), flags, doc}
-
-static PyMemberDef queue_members[] = {
-    QUEUE_FIELD(token, T_ULONGLONG, READONLY, "Its number in tables."),
-    QUEUE_FIELD(managed, T_INT, 0, "Whether the drain arms and polls it."),
-    QUEUE_FIELD(solicited, T_INT, 0, "Whether it is armed for solicited completions only."),
-    QUEUE_FIELD(armed, T_INT, 0, "How it was armed last: 1 for every completion, 2 for those."),
-    QUEUE_FIELD(listeners, T_INT, 0, "Objects to be woken by every completion."),
-    QUEUE_FIELD(arm_late, T_INT, 0, "Objects that want it armed when it is empty only."),
-    QUEUE_FIELD(unacknowledged, T_UINT, READONLY, "Events that the drain has dealt with."),
-    QUEUE_FIELD(events, T_UINT, READONLY, "Events that the drain has taken, ever."),
-    {NULL, 0, 0, 0, NULL},
-};
-
-static PyGetSetDef queue_getset[] = {
-    {"address", queue_get_address, NULL, "For `ibv_cq.cq_context`.", NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot queue_slots[] = {
-    {Py_tp_new, queue_new},
-    {Py_tp_methods, queue_methods},
-    {Py_tp_members, queue_members},
-    {Py_tp_getset, queue_getset},
-    {Py_tp_doc, "What the drain of a channel knows of a completion queue, which it outlives."},
-    {0, NULL},
-};
-
-PyType_Spec aio_queue_spec = {
-    .name = "aiordma._core.QueueState",
-    .basicsize = sizeof(QueueState),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = queue_slots,
-};
-
 /* Drain */
 
 #define PENDING  32
@@ -162,8 +62,9 @@ typedef struct {
     uint32_t first;
     uint32_t last;
     uint32_t room;
-    PyObject *error; /* the exception of a task, for drain() to raise */
-    int left;        /* the result of a drain, for drain() */
+    PyObject *error;  /* the exception of a task, for drain() to raise */
+    int left;         /* the result of a drain, for drain() */
+    PyObject *poller; /* Poller, or NULL or None: every wait is by event */
     char draining;
     char deferred;
     char stopped;
@@ -203,6 +104,7 @@ static int drain_traverse(PyObject *object, visitproc visit, void *arg)
 
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->error);
+    Py_VISIT(self->poller);
     for (uint32_t i = 0; i < self->n_states; i++) {
         Py_VISIT(self->owners[i]);
         Py_VISIT(self->keepers[i]);
@@ -215,6 +117,7 @@ static int drain_clear(PyObject *object)
     Drain *self = (Drain *)object;
 
     Py_CLEAR(self->error);
+    Py_CLEAR(self->poller);
     for (uint32_t i = 0; i < self->n_states; i++) {
         self->states[i] = NULL;
         Py_CLEAR(self->owners[i]);
@@ -368,6 +271,20 @@ static void collect_events(Drain *self)
 
 /* Queues */
 
+/* Have the states take polled completions, which lie behind those for Python. */
+static void sort_out(Drain *self, int got)
+{
+    uint32_t n = self->n_completions;
+
+    for (uint32_t i = n; i < n + (uint32_t)got; i++) {
+        if (!take(self, &self->completions[i])) {
+            if (i != self->n_completions)
+                self->completions[self->n_completions] = self->completions[i];
+            self->n_completions++;
+        }
+    }
+}
+
 /*
  * Poll one queue, at most `turn` completions, of which *left loses as many as were polled.  1 when
  * the queue is empty, 0 when the turn is over, -errno.
@@ -375,19 +292,12 @@ static void collect_events(Drain *self)
 static int poll_queue(Drain *self, struct ibv_cq *cq, int turn, int *left)
 {
     while (turn > 0) {
-        uint32_t n = self->n_completions;
-        int got = ibv_poll_cq(cq, turn, self->completions + n);
+        int got = ibv_poll_cq(cq, turn, self->completions + self->n_completions);
 
         if (got < 0)
             return -EIO;
         *left -= got;
-        for (uint32_t i = n; i < n + (uint32_t)got; i++) {
-            if (!take(self, &self->completions[i])) {
-                if (i != self->n_completions)
-                    self->completions[self->n_completions] = self->completions[i];
-                self->n_completions++;
-            }
-        }
+        sort_out(self, got);
         if (got < turn)
             return 1;
         turn -= got;
@@ -398,10 +308,8 @@ static int poll_queue(Drain *self, struct ibv_cq *cq, int turn, int *left)
 /* For the next event. */
 static void arm(Drain *self, struct ibv_cq *cq, struct aio_cq *own)
 {
-    int code = ibv_req_notify_cq(cq, own->solicited);
+    int code = aio_arm(cq, own);
 
-    own->unarmed = 0;
-    own->armed = own->solicited ? 2 : 1;
     if (code && !self->failed)
         self->failed = code;
 }
@@ -419,6 +327,19 @@ static void add_segment(Drain *self, const struct aio_cq *own, uint32_t count)
  * next turn of the loop takes it.  After a second event all events are taken, each time.
  */
 #define SPARE 64
+
+static Poller *poller_of(const Drain *self)
+{
+    int has = self->poller && Py_IS_TYPE(self->poller, aio_poller_type);
+
+    return has ? (Poller *)self->poller : NULL;
+}
+
+/* Whether a Poller is going to poll the queue, and to arm it at last. */
+static int is_polled(const Drain *self, const struct aio_cq *own)
+{
+    return own->spins && poller_of(self) && poller_of(self)->asked;
+}
 
 static void admit(Drain *self)
 {
@@ -450,7 +371,12 @@ static void admit(Drain *self)
             ibv_ack_cq_events(cq, 1);
             continue;
         }
-        own->unarmed = own->arm_late && !own->pending;
+        if (!own->pending && is_polled(self, own)) {
+            own->unarmed = 1;
+            aio_settle(cq, own);
+            continue;
+        }
+        own->unarmed = (own->arm_late || own->spins) && !own->pending;
         if (!own->unarmed && !own->retired)
             arm(self, cq, own);
         if (own->pending) { /* will be polled until empty after this arming, too */
@@ -477,11 +403,8 @@ static struct ibv_cq *remove_pending(Drain *self, uint32_t i)
 static void settle(Drain *self)
 {
     struct ibv_cq *cq = remove_pending(self, 0);
-    struct aio_cq *own = cq->cq_context;
 
-    own->unacknowledged++;
-    if (own->retired || own->unacknowledged >= AIO_MOST_UNACKNOWLEDGED)
-        acknowledge(cq, own, 0);
+    aio_settle(cq, cq->cq_context);
 }
 
 /*
@@ -495,7 +418,8 @@ static void settle(Drain *self)
  * A queue with `arm_late` is armed when it was found empty, and then polled once more.  A program
  * often answers a completion with a request that completes at once: so the caller calls the owners,
  * and drains again (AGAIN), until the queue is empty.  Until then the loop does not sleep, and
- * needs no event.  This is done only while the queue is the only queue in `pending`.
+ * needs no event.  This is done only while the queue is the only queue in `pending`.  A queue with
+ * `spins` is treated alike, until a Poller polls it, which then arms it.
  *
  * A queue that was found to have fewer completions than were asked for is empty: a later completion
  * raises an event, because the queue was armed before.
@@ -639,10 +563,56 @@ static int drain_and_deliver(Drain *self)
             return -1;
         if (!(took & AGAIN) || self->stopped)
             return 0;
+        if (self->n_pending && is_polled(self, self->pending[0]->cq_context)) {
+            settle(self);
+            return 0;
+        }
         if (round == ROUNDS || self->deferred)
             return AGAIN; /* in another turn of the loop, and with all other events */
         self->again = 1;
     }
+}
+
+/*
+ * A turn of the Poller, as drain_and_deliver.  Completions that are polled without the interpreter
+ * lock are on the stack: the drain is not to be touched without it.
+ */
+static int spin_and_deliver(Drain *self)
+{
+    Poller *poller = poller_of(self);
+    PyObject *type, *value, *traceback;
+    struct ibv_wc polled[TURN];
+    uint64_t token;
+    int got, rc = 0;
+
+    if (!poller || poller->ask == Py_None) /* the channel is closed, or has failed */
+        return 0;
+    Py_INCREF((PyObject *)poller);
+    self->failed = 0;
+    self->n_completions = self->n_segments = self->n_ready = 0;
+    got = aio_poller_turn(poller, polled, TURN < self->most ? TURN : self->most, &token);
+    self->more = self->n_pending > 0;
+    if (got < 0) {
+        self->failed = EIO;
+        rc = LOOK;
+    } else if (got && !self->stopped) {
+        memcpy(self->completions, polled, (size_t)got * sizeof(*polled));
+        sort_out(self, got);
+        if (self->n_completions)
+            self->segments[self->n_segments++] =
+                (struct segment){.token = token, .count = self->n_completions};
+        collect_events(self);
+        self->draining = 1;
+        rc = keep(self) ? -1 : self->n_segments ? LOOK : deliver_all(self);
+    }
+    /* Whatever an owner has raised: queues may not be armed yet. */
+    PyErr_Fetch(&type, &value, &traceback);
+    if ((got > 0 || poller->open) && aio_poller_ask(poller) && rc >= 0)
+        rc = -1;
+    else
+        PyErr_Restore(type, value, traceback);
+    Py_DECREF((PyObject *)poller);
+    return rc;
 }
 
 /* For Python */
@@ -777,7 +747,7 @@ static PyObject *drain_forget(PyObject *object, PyObject *address)
         if (!cq || self->pending[i] == cq) {
             struct ibv_cq *left = remove_pending(self, i);
 
-            acknowledge(left, left->cq_context, 1);
+            aio_acknowledge(left, left->cq_context, 1);
         }
     }
     Py_RETURN_NONE;
@@ -818,6 +788,7 @@ static PyMethodDef drain_methods[] = {
 
 static PyMemberDef drain_members[] = {
     {"draining", T_BOOL, offsetof(Drain, draining), 0, "Whether tasks are being resumed."},
+    {"poller", T_OBJECT, offsetof(Drain, poller), 0, "Its Poller, if a wait begins with a spin."},
     {"deferred", T_BOOL, offsetof(Drain, deferred), 0, "Whether Python has to run something."},
     {"stopped", T_BOOL, offsetof(Drain, stopped), 0, "Whether the channel is not to be touched."},
     {"spare", T_INT, offsetof(Drain, spare), 0, "Drains that may leave off after one event."},
@@ -898,11 +869,9 @@ static void readable_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/* Drain; whether all is done. If not, drain->left or drain->error is for Python. */
-static int all_done(Drain *drain)
+/* Whether all is done, with this result. If not, drain->left or drain->error is for Python. */
+static int all_done(Drain *drain, int took)
 {
-    int took = drain_and_deliver(drain);
-
     if (took < 0) {
         replace(&drain->error, aio_raised());
         return 0;
@@ -914,9 +883,8 @@ static int all_done(Drain *drain)
     return 1;
 }
 
-static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
+static PyObject *call(Readable *self, int (*function)(Drain *))
 {
-    Readable *self = (Readable *)object;
     PyObject *drain = PyObject_CallNoArgs(self->drain);
     PyObject *slow, *result;
     int done = 0;
@@ -925,7 +893,7 @@ static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
         return NULL;
     if (drain != Py_None && !((Drain *)drain)->stopped) {
         aio_turn = (struct aio_turn){.thread = PyThread_get_thread_ident()};
-        done = all_done((Drain *)drain);
+        done = all_done((Drain *)drain, function((Drain *)drain));
         aio_turn = (struct aio_turn){0};
     }
     Py_DECREF(drain);
@@ -937,9 +905,20 @@ static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
     return result;
 }
 
+static PyObject *readable_run(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return call((Readable *)object, drain_and_deliver);
+}
+
+static PyObject *readable_spin(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    return call((Readable *)object, spin_and_deliver);
+}
+
 /* A method, which is called without the tuple of arguments that a call of the object takes. */
 static PyMethodDef readable_methods[] = {
     {"run", readable_run, METH_NOARGS, "The channel is readable."},
+    {"spin", readable_spin, METH_NOARGS, "A turn of the drain's Poller."},
     {NULL, NULL, 0, NULL},
 };
 

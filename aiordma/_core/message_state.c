@@ -78,6 +78,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->pd);
     Py_VISIT(self->known);
     Py_VISIT(self->lent);
+    Py_VISIT(self->spin);
     for (uint32_t i = 0; self->operations && i < self->state.n_operations; i++)
         Py_VISIT(self->operations[i]);
     return 0;
@@ -106,6 +107,7 @@ static int state_clear(PyObject *object)
     Py_CLEAR(self->pd);
     Py_CLEAR(self->known);
     Py_CLEAR(self->lent);
+    Py_CLEAR(self->spin);
     return 0;
 }
 
@@ -543,6 +545,19 @@ static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+/* spin_with(messages, operations): the Spins of the waits for them. */
+static PyObject *state_spin_with(PyObject *object, PyObject *args)
+{
+    MessageState *self = (MessageState *)object;
+    PyObject *messages, *operations;
+
+    if (!PyArg_ParseTuple(args, "O!O!", aio_spin_type, &messages, aio_spin_type, &operations))
+        return NULL;
+    replace(&self->parked->wakeup.spin, Py_NewRef(messages));
+    replace(&self->spin, Py_NewRef(operations));
+    Py_RETURN_NONE;
+}
+
 /* The adapter's side */
 
 static PyObject *state_bind(PyObject *object, PyObject *args)
@@ -855,6 +870,8 @@ static PyMethodDef state_methods[] = {
      "WRITE in the same way."},
     {"lend", aio_operations_lend, METH_O,
      "A region that bytes are copied through; see operation.c."},
+    {"spin_with", state_spin_with, METH_VARARGS,
+     "Spin while a task waits for a message, for an operation."},
     {"ended", aio_operation_ended, METH_VARARGS,
      "An operation has ended: its number, error or None."},
     {NULL, NULL, 0, NULL},

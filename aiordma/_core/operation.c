@@ -218,6 +218,7 @@ static Operation *fresh(MessageState *self, uint32_t number)
     if (!made)
         return NULL;
     ((Wakeup *)made)->loop = Py_XNewRef(self->parked->wakeup.loop);
+    ((Wakeup *)made)->spin = Py_XNewRef(self->spin);
     if (under_way(self, number))
         Py_DECREF(made);
     else

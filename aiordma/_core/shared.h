@@ -11,7 +11,8 @@
  * A completion queue, as the drain of its channel sees it; its `cq_context`.
  *
  * Owner: a QueueState (drain.c).  Python sets `managed`, `solicited`, `listeners` and `arm_late`;
- * the drain the rest.  All of it under the interpreter lock, but for `token`, which never changes.
+ * the drain the rest.  All of it under the interpreter lock, but for `token`, which never changes,
+ * and for `retired` and `polled` (queue.c).
  */
 struct aio_cq {
     uint64_t token;
@@ -20,9 +21,11 @@ struct aio_cq {
     int armed;     /* how it was armed last: 1 for every completion, 2 for those */
     int listeners; /* objects to be woken by every completion, solicited or not */
     int arm_late;  /* while not 0, the queue is armed only when it is empty, see drain_once */
+    int spins;     /* Spins (spin.c) that poll the queue before it is armed */
     int pending;   /* the queue is in the drain's `pending` */
-    int unarmed;   /* the queue is in `pending`, and not armed yet */
+    int unarmed;   /* not armed since its last event, by the drain or a Poller, which will do it */
     int retired;   /* being destroyed: the queue is neither armed nor polled */
+    int polled;    /* a thread polls it without the interpreter lock */
     uint32_t unacknowledged; /* events that the drain has dealt with */
     uint32_t events;         /* that the drain has taken off the channel, ever */
 };

@@ -76,6 +76,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->run);
     Py_VISIT(self->rest);
     Py_VISIT(self->elsewhere);
+    Py_VISIT(self->spin);
     return 0;
 }
 
@@ -93,6 +94,7 @@ static int state_clear(PyObject *object)
     Py_CLEAR(self->run);
     Py_CLEAR(self->rest);
     Py_CLEAR(self->elsewhere);
+    Py_CLEAR(self->spin);
     return 0;
 }
 
@@ -210,15 +212,13 @@ static int failed(StreamState *self)
     return rc;
 }
 
-/* The events that C has noted, at the end of a drain. */
-int aio_stream_events(StreamState *self, uint32_t events)
+/* Give the bytes to the protocol, or tell the stream of other events: 0, or -1. */
+static int give_events(StreamState *self, uint32_t events)
 {
     struct aio_stream_state *s = &self->state;
     PyObject *data, *done, *push, *protocol, *run;
     int rc;
 
-    if (events == AIO_STREAM_DATA && s->waiter && self->parked)
-        return aio_wake(&self->parked->wakeup) < 0 ? -1 : 0;
     if (events != AIO_STREAM_DATA || !s->plain || !s->readable || !self->protocol || !self->run) {
         PyObject *bits = PyLong_FromUnsignedLong(events);
 
@@ -239,6 +239,16 @@ int aio_stream_events(StreamState *self, uint32_t events)
     Py_XDECREF(data);
     Py_XDECREF(done);
     return rc;
+}
+
+/* The events that C has noted, at the end of a drain. */
+int aio_stream_events(StreamState *self, uint32_t events)
+{
+    if (events == AIO_STREAM_DATA && self->state.waiter && self->parked)
+        return aio_wake(&self->parked->wakeup) < 0 ? -1 : 0;
+    if (give_events(self, events))
+        return -1;
+    return events & AIO_STREAM_DATA && self->spin ? aio_spin_heard(self->spin) : 0;
 }
 
 static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -307,8 +317,24 @@ static PyObject *state_park(PyObject *object, PyObject *loop)
         if (!self->parked)
             return NULL;
         self->parked->gave_up = gave_up;
+        self->parked->wakeup.spin = Py_XNewRef(self->spin);
     }
     return Py_NewRef((PyObject *)self->parked);
+}
+
+/* spin_with(spin): the Spin of the waits for bytes. */
+static PyObject *state_spin_with(PyObject *object, PyObject *spin)
+{
+    StreamState *self = (StreamState *)object;
+
+    if (!Py_IS_TYPE(spin, aio_spin_type)) {
+        PyErr_SetString(PyExc_TypeError, "a Spin is needed");
+        return NULL;
+    }
+    replace(&self->spin, Py_NewRef(spin));
+    if (self->parked)
+        replace(&self->parked->wakeup.spin, Py_NewRef(spin));
+    Py_RETURN_NONE;
 }
 
 /* A number of bytes, or the largest if it is too large; -1 with an exception. */
@@ -526,6 +552,7 @@ static PyMethodDef state_methods[] = {
      "To await: bytes, so many at least and at most, or up to a separator; None: Python reads."},
     {"park", state_park, METH_O, "The Wakeup of the task that waits for bytes, in this loop."},
     {"done", state_done, METH_NOARGS, "The wait is over."},
+    {"spin_with", state_spin_with, METH_O, "Spin while a task, or a protocol, waits for bytes."},
     {"bind", state_bind, METH_VARARGS,
      "Name the adapter's side: queue pair, id of its requests, address of iWARP's words, lkey."},
     {"close", state_close, METH_NOARGS, "Post nothing any more: the queue pair may go."},

@@ -29,8 +29,16 @@
  */
 static PyObject *ended, *cancelled_error;
 
+/* The wait is over; `answered`: with the object that it was for. */
+static void left(Wakeup *self, int answered)
+{
+    if (self->spin && self->state == AIO_WAITING)
+        aio_spin_end(self, answered);
+}
+
 void aio_wakeup_forget(Wakeup *self)
 {
+    left(self, 0);
     Py_CLEAR(self->callback);
     Py_CLEAR(self->context);
     Py_CLEAR(self->error);
@@ -59,12 +67,14 @@ static int wakeup_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(self->callback);
     Py_VISIT(self->context);
     Py_VISIT(self->error);
+    Py_VISIT(self->spin);
     return 0;
 }
 
 static int wakeup_clear(PyObject *object)
 {
     aio_wakeup_forget((Wakeup *)object);
+    Py_CLEAR(((Wakeup *)object)->spin);
     Py_CLEAR(((Wakeup *)object)->loop);
     return 0;
 }
@@ -116,6 +126,8 @@ PyObject *aio_wakeup_next(PyObject *object)
         PyErr_SetString(PyExc_RuntimeError, "the wait was not ended by wake()");
         return NULL;
     }
+    if (self->spin && aio_spin_begin(self))
+        return NULL; /* of a signal's handler */
     self->state = AIO_WAITING;
     self->blocking = 1;
     Py_INCREF(object);
@@ -230,6 +242,7 @@ static PyObject *wakeup_cancel(PyObject *object, PyObject *args, PyObject *kwarg
                                         : PyObject_CallNoArgs(cancelled_error);
     if (!self->error)
         return NULL;
+    left(self, 0);
     self->state = AIO_READY;
     if (Py_IS_TYPE(object, aio_waiting_type)) /* the sends behind it do not wait for it */
         aio_waiting_leave((Waiting *)self);
@@ -257,6 +270,7 @@ int aio_wake(Wakeup *self)
 
     if (self->state != AIO_WAITING || !self->callback)
         return 0;
+    left(self, 1);
     self->state = AIO_READY;
     callback = self->callback;
     context = self->context;
@@ -284,6 +298,7 @@ int aio_wake_soon(Wakeup *self)
 {
     if (self->state != AIO_WAITING || !self->callback)
         return 0;
+    left(self, 1);
     self->state = AIO_READY;
     return resume_soon(self) ? -1 : 1;
 }
@@ -428,7 +443,10 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
     if (*result == Py_None && !again) {
         Py_DECREF(*result);
         *result = aio_wakeup_next(object);
-        return PYGEN_NEXT;
+        if (*result)
+            return PYGEN_NEXT;
+        give_up(&self->wakeup);
+        return PYGEN_ERROR;
     }
     self->taking = 0;
     if (!*result)

@@ -10,7 +10,7 @@ from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS, Hello
-from aiordma.link.config_check import check_numbers, check_seconds
+from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.loop.kept import kept
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
@@ -92,6 +92,12 @@ class ConnectionConfig:
             more than 64 KiB, for the next one with the same buffer.  They stay exported, too: a
             bytearray among them cannot be resized.  0: none.  On iWARP for writes alone: the peer
             could write to memory that stays registered for reads.
+        wait: How a wait for completions begins. "event": the event loop sleeps until the adapter
+            raises an event.  "spin": the completion queue is polled for up to `spin_us` before the
+            loop sleeps, which takes a processor.  "adaptive": the same while recent waits were
+            shorter than `spin_us`, otherwise as "event".  On a machine with a single processor all
+            are as "event".  See docs/connecting.md.
+        spin_us: Microseconds of polling in each wait, 1 to 1,000,000.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
@@ -140,6 +146,8 @@ class ConnectionConfig:
     initiator_depth: int = 8
     one_sided_depth: int = 16
     registration_cache_size: int = 0
+    wait: str = "event"
+    spin_us: float = 50
     tos: int | None = None
     min_rnr_timer_ms: float = 0.64
     ack_timeout: int = 16
@@ -184,6 +192,7 @@ class ConnectionConfig:
         if self.check_large not in (None, True, False):
             msg = f"check_large is a bool or None, not {self.check_large!r}"
             raise TypeError(msg)
+        check_wait(self)
         rnr_timer_code(self.min_rnr_timer_ms)
         check_seconds(
             self,

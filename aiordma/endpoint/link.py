@@ -161,6 +161,8 @@ class Link(AdapterSide):
             raw=config.raw,
             grows=plan.grows and config.shared_slots is None,
         )
+        if spins := self.completions.spins(config, 2):
+            self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights = _Rights()

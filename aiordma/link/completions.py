@@ -7,6 +7,7 @@ the frequent completions; the owner of the entry takes the others.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,15 @@ from aiordma.verbs.comp_channel import CompletionChannel, Sink
 from aiordma.verbs.cq import CompletionQueue
 
 if TYPE_CHECKING:
-    from aiordma._core import MessageState, StreamState
+    from aiordma._core import MessageState, Spin, StreamState
+    from aiordma.link.config_check import Waiting
 
 __all__ = ["Completions"]
+
+
+def _processors() -> tuple[int, int]:
+    """The processors on which this process may run, and those of the machine."""
+    return len(os.sched_getaffinity(0)), os.cpu_count() or 1
 
 
 class Completions:
@@ -35,7 +42,9 @@ class Completions:
         over: Nothing is delivered any more, nor asked of the queue.
     """
 
-    __slots__ = ("_channel", "_listeners", "_quiet", "_unused", "cq", "id", "in_c", "over")
+    __slots__ = (
+        "_channel", "_listeners", "_quiet", "_spins", "_unused", "cq", "id", "in_c", "over",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -49,6 +58,7 @@ class Completions:
         self._quiet = quiet
         self._unused = unused
         self._listeners = 0
+        self._spins: tuple[Spin, ...] = ()
         self.cq = cq
         self.id = 0
         self.in_c = self.over = False
@@ -68,9 +78,30 @@ class Completions:
         self.in_c = True
         self._channel.drain.add(self.id, state, told)
 
+    def spins(self, config: Waiting, count: int) -> tuple[Spin, ...]:
+        """Return so many Spins, as the configuration asks for them; none if all waits are by event.
+
+        While this process polls on the only processor of the machine, its peers cannot run: all
+        waits are by event.  If the process is bound to a processor, others may share it: an
+        adaptive wait is by event, and a spin yields the processor.
+        """
+        if config.wait == "event":
+            return ()
+        own, all_of_them = _processors()
+        adaptive = config.wait == "adaptive"
+        if all_of_them > 1 and not (adaptive and own == 1):
+            bound_s, yields = config.spin_us / 1e6, own == 1
+            self._spins = tuple(
+                self._channel._spin(self.cq, bound_s, adaptive=adaptive, yields=yields)
+                for _ in range(count)
+            )
+        return self._spins
+
     def end(self) -> None:
         """The queue pair is closed: nothing is delivered any more."""
         self.over = True
+        for spin in self._spins:
+            spin.close()
         if self.in_c:
             self.in_c = False
             self._channel.drain.remove(self.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiordma.link.config_check import check_numbers, check_seconds
+from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
 __all__ = ["DEFAULTS", "StreamConfig"]
@@ -24,6 +24,12 @@ class StreamConfig:
         send_depth: Messages of this side that may be on their way, 16 to 16,000.
         iomap_slots: Mappings of its memory that the peer may publish to this side at a time, 0 to
             128; see docs/interop.md.
+        wait: How a wait for completions begins. "event": the event loop sleeps until the adapter
+            raises an event.  "spin": the completion queue is polled for up to `spin_us` before the
+            loop sleeps, which takes a processor.  "adaptive": the same while recent waits were
+            shorter than `spin_us`, otherwise as "event".  On a machine with a single processor all
+            are as "event".  See docs/connecting.md.
+        spin_us: Microseconds of polling in each wait, 1 to 1,000,000.
         tos: Type of service of the packets (IPv4), or traffic class (IPv6), 0 to 255; None for the
             system's.  The connecting side chooses for both.
         min_rnr_timer_ms: Milliseconds that the peer waits when it found no receive posted here,
@@ -56,6 +62,8 @@ class StreamConfig:
     recv_depth: int = 256
     send_depth: int = 128
     iomap_slots: int = 0
+    wait: str = "event"
+    spin_us: float = 50
     tos: int | None = None
     min_rnr_timer_ms: float = 0.64
     ack_timeout: int = 16
@@ -87,6 +95,7 @@ class StreamConfig:
         if self.receive_buffer_size % 2:
             msg = f"receive_buffer_size is {self.receive_buffer_size}: it is used in two halves"
             raise ValueError(msg)
+        check_wait(self)
         rnr_timer_code(self.min_rnr_timer_ms)
         if self.linger_s != 0:
             check_seconds(self, ("linger_s",))

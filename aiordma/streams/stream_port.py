@@ -169,6 +169,8 @@ class StreamPort(AdapterSide):
             # Addresses keep nothing alive.
             memory=[region.view for region in memory.regions],
         )
+        if spins := self.completions.spins(config, 1):
+            self.state.spin_with(*spins)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:

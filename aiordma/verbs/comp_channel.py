@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from aiordma._core import Drain, Readable
+from aiordma._core import Drain, Poller, Readable, Spin
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
@@ -286,6 +286,7 @@ class CompletionChannel(Resource):
         """The descriptor cannot be read any more, mostly because the device is gone."""
         self._report(exc)
         self._failure = exc
+        self._end_spins()
         self.drain.forget(0)
         for sink in self.table.entries():
             try:
@@ -319,6 +320,31 @@ class CompletionChannel(Resource):
             self.after_drain(self._tell)
         return polled, missed, dispatched
 
+    def _spin(self, cq: CompletionQueue, bound_s: float, *, adaptive: bool, yields: bool) -> Spin:
+        """Return how waits for completions of a queue begin with polling (poller.c).
+
+        Args:
+            cq: The queue, of this channel.
+            bound_s: Seconds of polling, at most.
+            adaptive: Whether it is polled only while recent waits were shorter.
+            yields: Whether other processes get the processor between two polls.
+        """
+        self._attach()
+        poller = self.drain.poller
+        if poller is None:
+            assert self._pump is not None
+            assert self._loop is not None
+            turn = Readable(self.drain, self._pump.kick).spin
+            ask = functools.partial(self._loop.call_soon, turn)
+            poller = self.drain.poller = Poller(ask, yields)
+        poller.yields = yields
+        handle = int(ffi.cast("uintptr_t", cq._require()))
+        return Spin(poller, cq._aio, handle, max(1, round(bound_s * 1e9)), adaptive)
+
+    def _end_spins(self) -> None:
+        if self.drain.poller is not None:
+            self.drain.poller.ask = None
+
     # The safety poll: the kernel drops a completion event when it has no memory for it.
 
     def _watch(self, pause_s: float = 0.0, events: int = 0) -> None:
@@ -350,8 +376,11 @@ class CompletionChannel(Resource):
         self._kick()
         if self.drain.n_pending or self._failure is not None:
             return
+        spins = self.drain.poller is not None and self.drain.poller.asked
         found = []
         for cq in managed:
+            if spins and cq._aio.spins:
+                continue  # it is not armed, because it is being polled
             events = cq._aio.events
             polled, missed, dispatched = self._sweep(cq)
             if polled:
@@ -456,6 +485,7 @@ class CompletionChannel(Resource):
         refuse_unacknowledged(self._unacked)
 
     def _on_close(self) -> None:
+        self._end_spins()
         if self._safety is not None:
             self._safety.cancel()
             self._safety = None

@@ -15,8 +15,9 @@ import aiordma
 from aiordma._ffi import ffi, lib
 from aiordma.verbs.comp_channel import CompletionChannel
 from tests.device.ends import Ends
+from tests.device.meeting import paired
 from tests.device.oracle import until
-from tests.inside.link import channel_of
+from tests.inside.link import channel_of, count_processors, poller_of
 from tests.inside.streams import port_of
 from tests.inside.verbs import (
     handle_of,
@@ -93,7 +94,8 @@ async def test_i03_of_a_connection(pair: tuple[aiordma.Connection, aiordma.Conne
     watch_again(channel)
 
 
-async def test_i03_of_a_stream(address: str) -> None:
+async def lose_event_of_stream(address: str) -> CompletionChannel:
+    """The channel of the stream, which has found the bytes without their event."""
     served: asyncio.Queue[Any] = asyncio.Queue()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,6 +116,34 @@ async def test_i03_of_a_stream(address: str) -> None:
         for each in (writer, its_writer):
             each.close()
             await each.wait_closed()
+    return channel
+
+
+async def test_i03_of_a_stream(address: str) -> None:
+    await lose_event_of_stream(address)
+
+
+async def test_i03_of_a_stream_beside_a_connection_that_spins(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is polled all the time; the queue of the stream is not."""
+    count_processors(monkeypatch, 2, 2)
+    config = aiordma.ConnectionConfig(wait="spin", spin_us=1_000_000)
+    async with paired(address, config) as (client, _):
+
+        async def wait_on() -> None:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.2):
+                        await client.recv()
+
+        waiting = asyncio.create_task(wait_on())
+        assert await lose_event_of_stream(address) is channel_of(client)
+        poller = poller_of(client)
+        assert poller is not None
+        assert poller.asked
+        waiting.cancel()
+        await asyncio.wait([waiting])
 
 
 async def test_i03_of_a_native_queue(ends: Ends) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from aiordma import Connection, Listener, RdmaServer
+from aiordma._core import Poller, Spin
 from aiordma.endpoint.link import Link
+from aiordma.link import completions
 from aiordma.link.acceptor import Acceptor
 from aiordma.link.admission import Ledger, Places
 from aiordma.streams.stream_port import StreamPort
 from aiordma.verbs import CompletionChannel, CompletionQueue
 from tests.inside.endpoint import link_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def _side_of(end: Connection | Link | StreamPort) -> Link | StreamPort:
@@ -45,3 +51,18 @@ def sources_of(counts: Places | Ledger) -> Collection[str]:
 def listeners_of(link: Link) -> int:
     """The reasons for which the completion queue is armed for every completion."""
     return link.completions._listeners
+
+
+def count_processors(patch: pytest.MonkeyPatch, own: int, of_the_machine: int) -> None:
+    """Have connections that are opened from now on find so many processors."""
+    patch.setattr(completions, "_processors", lambda: (own, of_the_machine))
+
+
+def spins_of(end: Connection | Link | StreamPort) -> tuple[Spin, ...]:
+    """How its waits begin with polling."""
+    return _side_of(end).completions._spins
+
+
+def poller_of(end: Connection | Link | StreamPort) -> Poller | None:
+    """What polls the queues of its channel."""
+    return channel_of(end).drain.poller
