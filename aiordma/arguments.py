@@ -7,12 +7,18 @@ it would be an error of `struct` or of C, after a slot, a credit or a registrati
 from __future__ import annotations
 
 import math
+import re
 from operator import index
 from typing import Any, TypeVar
 
-__all__ = ["bytes_of", "check_kind", "check_seconds", "fitting", "no_buffer", "payload_of", "whole"]
+__all__ = [
+    "bytes_of", "check_kind", "check_seconds", "fitting", "no_buffer", "payload_of",
+    "refuse_objects", "whole",
+]  # fmt: skip
 
 T = TypeVar("T")
+#: The names of the fields of a structure, in the format of a buffer.
+_FIELD_NAMES = re.compile(":[^:]*:")
 
 
 def whole(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
@@ -106,6 +112,20 @@ def no_buffer(name: str, value: Any) -> TypeError:
     return TypeError(msg)
 
 
+def refuse_objects(name: str, view: memoryview) -> None:
+    """Raise if the bytes of a buffer are references to Python objects.
+
+    Those bytes are addresses, of no use to a peer; and bytes of a peer in their place would be
+    followed as addresses.
+
+    Raises:
+        TypeError: An item of the buffer is, or contains, a reference.
+    """
+    if "O" in view.format and "O" in _FIELD_NAMES.sub("", view.format):
+        msg = f"{name} has references to Python objects in it: use an array of numbers or of bytes"
+        raise TypeError(msg)
+
+
 def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
@@ -119,7 +139,7 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
         writable: Whether it is to be written to.
 
     Raises:
-        TypeError: It has no buffer.
+        TypeError: It has no buffer, or an array of Python objects.
         ValueError: It is not contiguous.
         BufferError: It is read-only, and is to be written to.
     """
@@ -128,6 +148,7 @@ def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:
     except TypeError:
         raise no_buffer(name, value) from None
     with view:
+        refuse_objects(name, view)
         if not view.c_contiguous:
             msg = f"{name} has to be contiguous"
             raise ValueError(msg)
@@ -148,7 +169,7 @@ def payload_of(name: str, value: Any, most: int) -> bytes:
         most: Bytes that there is room for.
 
     Raises:
-        TypeError: It has no buffer.
+        TypeError: It has no buffer, or an array of Python objects.
         ValueError: It is too long, or not contiguous.
     """
     view = bytes_of(name, value)

@@ -16,6 +16,7 @@ import asyncio
 from typing import Any, Protocol
 
 from aiordma._core import StreamState
+from aiordma.arguments import refuse_objects
 from aiordma.rsocket.machine import Machine
 
 __all__ = ["Incoming"]
@@ -169,7 +170,9 @@ class Incoming:
         protocol = self._protocol
         try:
             buffer = protocol.get_buffer(-1)
-            size = memoryview(buffer).nbytes
+            with memoryview(buffer) as view:
+                refuse_objects("the buffer of get_buffer()", view)
+                size = view.nbytes
             if not size:
                 msg = "get_buffer() returned an empty buffer"
                 raise RuntimeError(msg)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiordma._core import StreamState
+from aiordma.arguments import refuse_objects
 from aiordma.loop import fork
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.tls import start_tls
@@ -222,13 +223,15 @@ class RdmaStreamReader(asyncio.StreamReader):
             Bytes that were read, at least 1, or 0 at the end of the stream.
 
         Raises:
-            BufferError, TypeError: Not a writable contiguous buffer.
+            BufferError, TypeError: Not a writable contiguous buffer, or an array of Python objects.
             RuntimeError: Another coroutine is reading.
             ConnectionLostError: The connection broke.
 
         Cancellation: ends the wait; no bytes are lost.
         """
-        view = memoryview(buffer).cast("B")
+        with memoryview(buffer) as given:
+            refuse_objects("the buffer", given)
+            view = given.cast("B")
         try:
             if view.readonly:
                 msg = "readinto() needs a writable buffer"

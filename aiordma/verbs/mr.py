@@ -26,7 +26,7 @@ from typing import Any, Self
 from aiordma._core import Held, Registration
 from aiordma._ffi import CData, ffi, lib
 from aiordma._ffi.check import check_errno
-from aiordma.arguments import check_kind, fitting, no_buffer, whole
+from aiordma.arguments import check_kind, fitting, no_buffer, refuse_objects, whole
 from aiordma.errors import NotSupportedError, os_error
 from aiordma.loop.workers import call_blocking
 from aiordma.verbs.context import Context
@@ -71,7 +71,7 @@ class MemoryRegion(Resource):
     To pin the pages takes time with the size; `await register(...)` keeps that from the loop.
 
     Raises:
-        TypeError: No buffer.
+        TypeError: No buffer, or an array of Python objects.
         ValueError: The buffer is empty or not contiguous, or access flags or iova do not fit.
         BufferError: Write access to a read-only buffer.
         NotSupportedError: The device does not support a flag or the iova; the text names
@@ -405,6 +405,7 @@ def bytes_of(view: memoryview, access: Access) -> CData:
     """The bytes of a view, as C sees them; holds the export.
 
     Raises:
+        TypeError: They are references to Python objects.
         ValueError: It is empty or not contiguous.
         BufferError: Write access to a read-only buffer.
     """
@@ -413,6 +414,7 @@ def bytes_of(view: memoryview, access: Access) -> CData:
 
 
 def _check_view(view: memoryview, access: Access) -> None:
+    refuse_objects("memory to register", view)
     if not view.c_contiguous:
         msg = "a memory region needs a contiguous buffer in C order"
         raise ValueError(msg)
@@ -430,7 +432,7 @@ def check_memory(buffer: Any, access: Access) -> None:
     """Raise as `MemoryRegion` would, without making or exporting anything that stays.
 
     Raises:
-        TypeError: No buffer, and no number of bytes.
+        TypeError: No buffer, and no number of bytes; or an array of Python objects.
         ValueError: It is empty or not contiguous.
         BufferError: Write access to a read-only buffer.
     """

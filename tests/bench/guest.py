@@ -43,7 +43,9 @@ PACKAGES = (
 FORKED = "python:"
 FIRST_PORT = 18_600
 #: Of Python; a part of the bench does not need all of them.
-LIBRARIES = ("aiofastnet", "cffi", "ibverbs", "uvloop")
+LIBRARIES = ("aiofastnet", "cffi", "ibverbs", "uvloop", "pyzmq")
+#: Their modules of other names.
+MODULES = {"pyzmq": "zmq"}
 #: Where the outputs of a job are while it runs.
 SCRATCH = Path("/dev/shm")
 
@@ -161,7 +163,7 @@ def versions() -> dict[str, str]:
     return {
         "kernel": platform.release(),
         "python": f"{platform.python_version()} ({platform.python_compiler()})",
-        **{name: version(name) for name in LIBRARIES if find_spec(name)},
+        **{name: version(name) for name in LIBRARIES if find_spec(MODULES.get(name, name))},
         **dict(line.split(maxsplit=1) for line in listed.splitlines() if " " in line),
     }
 

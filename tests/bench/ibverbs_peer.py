@@ -1,9 +1,13 @@
-"""64 bytes there and back with the package `ibverbs` off PyPI: `main([ROLE, ADDRESS, PORT])`.
+"""64 bytes with the package `ibverbs` off PyPI: `main([ROLE, ADDRESS, PORT])`.
 
 A blocking script, as careful as one is: work requests are built once, a send asks for a completion
 now and then, and after an event the queue is armed and then polled until it is empty.  Both ends
 write their message into the registered memory and read the message that came, as the ordinary
-program does.  The client prints one JSON object: half a round trip in microseconds.
+program does.  Each exchange is done twice: the script sleeps until there is an event, or it polls,
+and calls `sched_yield` when it finds nothing, because both ends share the processor.
+
+The client prints one JSON object, microseconds: half a round trip of a message, and a whole WRITE
+from the bytes of the program, one after the other.
 
 The package cannot listen with the connection manager; the ends tell each other their queue pairs
 over TCP.
@@ -13,9 +17,12 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import socket
+import struct
 import sys
 import time
+from collections.abc import Callable
 from ctypes import addressof, c_char
 
 import ibverbs as ib
@@ -28,6 +35,9 @@ RECEIVES = 64
 SIGNALED = 32
 #: The GID of RoCE v2 and IPv4, and the port of the device.
 GID, PORT = 1, 1
+#: Address and key of the memory that the peer may write to.
+PLACE = struct.Struct("!QI")
+ACCESS = ib.AccessFlags.LOCAL_WRITE | ib.AccessFlags.REMOTE_WRITE
 
 
 class Peer:
@@ -37,11 +47,12 @@ class Peer:
         self._pd = context.alloc_pd()
         self._channel = context.create_comp_channel()
         self._arrived = context.create_cq(RECEIVES, self._channel)
-        self._sent = context.create_cq(2 * SIGNALED)
+        # It has events while it is armed: for WRITEs.
+        self._ended = context.create_comp_channel()
+        self._sent = context.create_cq(2 * SIGNALED, self._ended)
         self._memory = mmap.mmap(-1, 2 * SIZE)
         at = addressof(c_char.from_buffer(self._memory))
-        access = ib.AccessFlags.LOCAL_WRITE
-        self._region = self._pd.reg_mr(at, 2 * SIZE, access)
+        self._region = self._pd.reg_mr(at, 2 * SIZE, ACCESS)
         attributes = ib.QPInitAttr(
             self._sent, self._arrived, ib.QPType.RC, 2 * SIGNALED, RECEIVES, max_inline_data=SIZE
         )
@@ -49,20 +60,25 @@ class Peer:
         local = ib.local_qp_info(
             self._qp, context.query_port(PORT), context.query_gid(PORT, GID), port=PORT
         )
-        self.info: bytes = local.to_bytes()
+        self.info: bytes = local.to_bytes() + PLACE.pack(at + SIZE, self._region.rkey)
         going, coming = ib.SGE(self._region, SIZE), ib.SGE(self._region, SIZE, offset=SIZE)
         self._receive = ib.RecvWR(0, [coming])
         self._send, self._signaled = (
             ib.SendWR(0, [going], ib.WROpcode.SEND, ib.SendFlags.INLINE | more)
             for more in (0, ib.SendFlags.SIGNALED)
         )
+        self._going = going
         self._number = 0
 
     def connect(self, info: bytes) -> None:
         """Connect to the queue pair of the peer; receives are posted then."""
-        remote = ib.QPInfo.from_bytes(info)
-        access = ib.AccessFlags.LOCAL_WRITE
-        ib.connect_rc(self._qp, remote, port=PORT, sgid_index=GID, access=access)
+        remote = ib.QPInfo.from_bytes(info[: -PLACE.size])
+        ib.connect_rc(self._qp, remote, port=PORT, sgid_index=GID, access=ACCESS)
+        address, key = PLACE.unpack(info[-PLACE.size :])
+        self._write = ib.SendWR(
+            0, [self._going], ib.WROpcode.RDMA_WRITE, ib.SendFlags.INLINE | ib.SendFlags.SIGNALED,
+            remote_addr=address, rkey=key,
+        )  # fmt: skip
         for _ in range(RECEIVES):
             self._qp.post_recv(self._receive)
         self._arrived.req_notify()
@@ -91,6 +107,43 @@ class Peer:
         self._qp.post_recv(self._receive)
         return data
 
+    def poll_recv(self) -> bytes:
+        """Poll until a message is there, and read it."""
+        while not (found := self._arrived.poll(16)):
+            os.sched_yield()
+        for completion in found:
+            completion.raise_for_status()
+        data = self._memory[SIZE:]
+        self._qp.post_recv(self._receive)
+        return data
+
+    def start_writing(self) -> None:
+        """Nothing is sent any more."""
+        self._sent.poll(2 * SIGNALED)
+        self._sent.req_notify()
+
+    def write(self, data: bytes) -> None:
+        """Write into the memory of the peer, and sleep until that has ended."""
+        self._memory[:SIZE] = data
+        self._qp.post_send(self._write)
+        while True:
+            self._ended.get_cq_event()
+            self._sent.ack_events(1)
+            self._sent.req_notify()
+            if found := self._sent.poll(16):
+                break
+        for completion in found:
+            completion.raise_for_status()
+
+    def poll_write(self, data: bytes) -> None:
+        """Write into the memory of the peer, and poll until that has ended."""
+        self._memory[:SIZE] = data
+        self._qp.post_send(self._write)
+        while not (found := self._sent.poll(16)):
+            os.sched_yield()
+        for completion in found:
+            completion.raise_for_status()
+
 
 def meet(sock: socket.socket, peer: Peer) -> None:
     """Connect both ends, and wait until both are."""
@@ -102,11 +155,12 @@ def meet(sock: socket.socket, peer: Peer) -> None:
 
 def serve(peer: Peer) -> None:
     """Send each message back."""
-    for _ in range(WARM_UP + TRIPS):
-        peer.send(peer.recv())
+    for recv in (peer.recv, peer.poll_recv):
+        for _ in range(WARM_UP + TRIPS):
+            peer.send(recv())
 
 
-def ask(peer: Peer) -> float:
+def exchange(peer: Peer, recv: Callable[[], bytes]) -> float:
     """Half a round trip in microseconds."""
     data = bytes(SIZE)
     begun = 0.0
@@ -114,8 +168,27 @@ def ask(peer: Peer) -> float:
         if not number:
             begun = time.perf_counter()
         peer.send(data)
-        peer.recv()
+        recv()
     return (time.perf_counter() - begun) / TRIPS / 2 * 1e6
+
+
+def transfer(write: Callable[[bytes], None]) -> float:
+    """Microseconds of a WRITE."""
+    data = bytes(SIZE)
+    begun = 0.0
+    for number in range(-WARM_UP, TRIPS):
+        if not number:
+            begun = time.perf_counter()
+        write(data)
+    return (time.perf_counter() - begun) / TRIPS * 1e6
+
+
+def ask(peer: Peer) -> dict[str, float]:
+    """All figures."""
+    exchanged = {"us": exchange(peer, peer.recv), "poll us": exchange(peer, peer.poll_recv)}
+    peer.start_writing()
+    written = {"write us": transfer(peer.write), "write poll us": transfer(peer.poll_write)}
+    return exchanged | written
 
 
 def main(words: list[str]) -> int:
@@ -131,7 +204,7 @@ def main(words: list[str]) -> int:
     else:
         with socket.create_connection(to) as sock:
             meet(sock, peer)
-            print(json.dumps({"us": ask(peer)}))
+            print(json.dumps(ask(peer)))
     return 0
 
 

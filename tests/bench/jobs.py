@@ -29,8 +29,12 @@ FLOORS = ONE_SIDED.with_name("floors.so")
 #: Made of marks.c and instructions.c.
 MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
-#: Numbers of connections: words of idle_peer.py.
+#: Numbers of connections that do nothing.
 IDLE = (1, 50)
+#: How as many connections in C ask: words of connecting.c.
+ASKED = ("spread", "together", "adapter")
+#: Connections in C.
+PAIRS = 100
 #: Whether large messages are compared with checksums: words of large_peer.py.
 CHECKS = ("checked", "unchecked")
 #: How much of Python there is in a floor, by the names of floors.py; the first has no loop.
@@ -127,14 +131,25 @@ def one_sided() -> Job:
     return _own(ONE_SIDED)
 
 
-def connecting() -> Job:
+def connecting(many: int = PAIRS, way: str = "only") -> Job:
     """Connections that have what the library's have; see connecting.c."""
-    return _own(CONNECTING)
+    job = _own(CONNECTING, str(many), way)
+    return job if many == PAIRS else replace(job, name=f"{job.name} {many} {way}")
 
 
-def _own(program: Path) -> Job:
-    client, server = ((str(program), role, "{address}", "{port}") for role in ("client", "server"))
+def _own(program: Path, *words: str) -> Job:
+    client, server = (
+        (str(program), role, "{address}", "{port}", *words) for role in ("client", "server")
+    )
     return Job(f"{program.name}.c", "numbers", client, server)
+
+
+def cmtime(many: int) -> Job:
+    """So many connects at once; its server does not end."""
+    words = ("cmtime", "-p", "{port}")
+    client = (*words, "-s", "{address}", "-c", str(many))
+    server = (*words, "-b", "{address}")
+    return Job(f"cmtime {many}", "cmtime", client, server, endless=True)
 
 
 def waits() -> list[Job]:
@@ -205,19 +220,6 @@ def large() -> list[Job]:
             for role in ("client", "server")
         )
         found.append(Job(f"large {check}", "numbers", client, server, rounds=3))
-    return found
-
-
-def idle() -> list[Job]:
-    """Connections of ordinary programs that do nothing."""
-    found = []
-    for number in IDLE:
-        for loop in LOOPS:
-            client, server = (
-                ("python:tests.bench.idle_peer", role, str(number), loop, "{address}", "{port}")
-                for role in ("client", "server")
-            )
-            found.append(Job(f"idle {number} {loop}", "numbers", client, server, rounds=1))
     return found
 
 

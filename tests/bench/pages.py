@@ -314,6 +314,7 @@ PAGES: Mapping[str, Mapping[str, Maker]] = {
     "benchmarks.md": {
         "ordinary": goals(plain.ROWS),
         "plain": beside_tcp,
+        "idle": figures([job.name for job in plain.idle()]),
         "goals": goals(GOALS),
         "latency": swept([sweeps.LATENCY]),
         "sizes": swept(sweeps.OVER_SIZE),

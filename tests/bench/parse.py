@@ -72,6 +72,19 @@ def pingpong(text: str) -> Figures:
     return {"us": [float(found[1]) / 2]}
 
 
+def cmtime(text: str) -> Figures:
+    """cmtime: connections a second, of the steps from the creation of the ids to the connection.
+
+    To bind, disconnect and destroy is not part of it.
+    """
+    steps = ("create id", "resolve addr", "resolve route", "create qp", "connect")
+    rows = dict(re.findall(r"^(\w[\w ]*?) *:(?: +[\d.]+){3} +([\d.]+)$", text, re.MULTILINE))
+    if missing := [step for step in steps if step not in rows]:
+        msg = f"no step {missing[0]!r}: {text[-300:]!r}"
+        raise ValueError(msg)
+    return {"connections a second": [1e6 / sum(float(rows[step]) for step in steps)]}
+
+
 def _json(text: str) -> Any:
     """The object in the output: its first line that begins one, and what follows."""
     found = re.search(r"^\{.*", text, re.MULTILINE | re.DOTALL)
@@ -117,6 +130,7 @@ PARSERS: Mapping[str, Callable[[str], Figures]] = {
     "perftest_bw": perftest_bw,
     "rstream": rstream,
     "pingpong": pingpong,
+    "cmtime": cmtime,
     "numbers": numbers,
     "perf": perf,
     "growth": growth,

@@ -7,9 +7,10 @@ What a row stands beside is a program in C, the same program over TCP, or the sa
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from tests.bench.goals import Goal
-from tests.bench.jobs import COUNTS, LOOPS, Job, perftest
+from tests.bench.goals import PYVERBS, Goal
+from tests.bench.jobs import ASKED, COUNTS, IDLE, LOOPS, Job, cmtime, connecting, perftest
 from tests.bench.plain_peer import trips
 
 #: Bytes of the echoes, and what half a round trip may take beside ib_send_lat -e.
@@ -31,26 +32,37 @@ ONE_SIDED = ("one-sided", SMALL)
 MEMORY = {"bytearray": 1.4, "region": 1.25, "view": 1.25, "piece": math.inf}
 #: The other package for connections over TCP; what it does has a row on uvloop's loop.
 FASTNET = "aiofastnet"
+#: The package for messages over TCP, pyzmq.
+ZMQ = "zmq"
 MAIN = LOOPS[0]
-IBVERBS = "ibverbs of PyPI, event-driven"
+IBVERBS, POLLED = "ibverbs of PyPI, event-driven", "ibverbs of PyPI, polling"
+#: Forms of plain_many.py and plain_death.py.
+MANY = ("connects", "pool", "memory", "streams", "idle")
+DEATHS = ("deaths", "events")
+#: Connections of these: at once, and idle.
+AT_ONCE = IDLE[-1]
+#: Peers that are killed.
+KILLED = 100
 
 
 def name(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> str:
-    """What a job is called; `over` is "rdma", "tcp" or `FASTNET`."""
-    words = {"rdma": "", "tcp": " TCP", FASTNET: f" {FASTNET}"}
+    """What a job is called; `over` is "rdma", "tcp", `FASTNET` or `ZMQ`."""
+    words = {"rdma": "", "tcp": " TCP", FASTNET: f" {FASTNET}", ZMQ: " pyzmq"}
     return f"plain {form} {number} {loop}{words[over]}"
 
 
 def program(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> Job:
     """One of the programs."""
     files = {ONE_SIDED[0]: "one_sided"} | dict.fromkeys(dict(STREAMS), "streams")
+    files |= dict.fromkeys(MANY, "many") | dict.fromkeys(DEATHS, "death")
     module = f"python:tests.bench.plain_{files.get(form, 'peer')}"
     client, server = (
         (module, role, form, str(number), loop, over, "{address}", "{port}")
         for role in ("client", "server")
     )
     listens = "rdma" if over == "rdma" else "tcp"
-    return Job(name(form, number, loop, over), "numbers", client, server, listens)
+    job = Job(name(form, number, loop, over), "numbers", client, server, listens)
+    return replace(job, endless=over == ZMQ)
 
 
 def latency_name(size: int) -> str:
@@ -79,6 +91,28 @@ def ibverbs() -> Job:
     return Job("ibverbs", "numbers", client, server, "tcp")
 
 
+def many() -> list[Job]:
+    """Many connections at once: connecting, and idle; and what stands beside them."""
+    connects, pool, memory, streams, _ = MANY
+    once = [replace(program(form, AT_ONCE), rounds=1) for form in (memory, streams)]
+    return [program(connects, AT_ONCE), program(pool, AT_ONCE), cmtime(AT_ONCE), *once, *idle()]
+
+
+def idle() -> list[Job]:
+    """Connections that do nothing, of the library and in C."""
+    ours = (program(MANY[-1], number, loop) for number in IDLE for loop in LOOPS)
+    theirs = (connecting(AT_ONCE, way) for way in ASKED)
+    return [replace(job, rounds=1) for job in (*ours, *theirs)]
+
+
+def deaths() -> list[Job]:
+    """Peers that are killed; on both loops, beside the kernel's own event."""
+    loops = {"deaths": LOOPS, "events": (MAIN,)}
+    return [
+        replace(program(form, KILLED, loop), rounds=1) for form in DEATHS for loop in loops[form]
+    ]
+
+
 def jobs() -> list[Job]:
     """All of them, and the programs that stand beside them."""
     sizes = [size for size in ECHOES if ("echo", size) not in BESIDE_TCP]
@@ -92,7 +126,10 @@ def jobs() -> list[Job]:
         *(program(form, number, over=FASTNET) for form, number in STREAMS[:2]),
         *(program(form, SMALL) for form in ("timeout", "untimed")),
         *(program("echo", size) for size in sizes),
+        *(program("echo", size, over=ZMQ) for size in (SMALL, LARGE)),
         program(*ONE_SIDED),
+        *many(),
+        *deaths(),
         *(latency(size) for size in ECHOES if size != SMALL),
         listed(),
         ibverbs(),
@@ -137,8 +174,73 @@ def _echoes() -> list[Goal]:
         _row("echo, 64 B, on asyncio's loop", beside, asyncios, latency_name(SMALL), 1.7),
         _row("echo, 64 B, asyncio.timeout around each recv", without, timed, small, 1.08),
         _row("echo, 64 B, asyncio.timeout around nothing", without, untimed, small),
-        _row("echo, 64 B, half round trip", IBVERBS, small, "ibverbs", 0.9),
     ]
+    return found
+
+
+def _others() -> list[Goal]:
+    """What else a Python programmer would take: over TCP, and on the verbs."""
+    echo, small = "echo, 64 B, half round trip", name("echo", SMALL)
+    large = name("echo", LARGE)
+    found = [
+        _row(echo, "TCP", small, name("echo", SMALL, over="tcp"), 1.0),
+        _row(
+            "echo, 64 B, on asyncio's loop", "TCP",
+            name("echo", SMALL, "asyncio"), name("echo", SMALL, "asyncio", "tcp"), 1.0,
+        ),
+        _row(echo, "pyzmq", small, name("echo", SMALL, over=ZMQ), 1.0),
+        _row("echo, 64 KiB, half round trip", "pyzmq", large, name("echo", LARGE, over=ZMQ)),
+        # The check leaves it out: its script needs half a minute to start.
+        Goal(echo, PYVERBS, (small, "us"), ("pyverbs", "event send us"), 1.0),
+        _row(echo, IBVERBS, small, "ibverbs", 0.9),
+    ]  # fmt: skip
+    write = (name(*ONE_SIDED), "write bytearray us")
+    for figure, ours, beside, what, limit in (
+        (echo, (small, "us"), POLLED, "poll us", math.inf),
+        ("WRITE, 64 B, bytes", write, IBVERBS, "write us", 0.9),
+        ("WRITE, 64 B, bytes", write, POLLED, "write poll us", math.inf),
+    ):
+        found.append(Goal(figure, beside, ours, ("ibverbs", what), limit, guarded=True))
+    return found
+
+
+def _connections() -> list[Goal]:
+    """Many of them at once, idle ones, and those whose peer is killed."""
+    at_once = f"connections a second, {AT_ONCE} at once"
+    rate = "connections a second"
+    found = [
+        Goal(
+            figure, "cmtime", (name(form, AT_ONCE), rate), (f"cmtime {AT_ONCE}", rate), limit,
+            "higher", guarded=True,
+        )
+        for figure, form, limit in (
+            (at_once, "connects", 0.35), (f"{at_once}, with a pool", "pool", 0.45)
+        )
+    ]  # fmt: skip
+    for form, kind, limit in (
+        ("memory", "pinned", 64), ("memory", "resident", 128), ("streams", "resident", 160)
+    ):  # fmt: skip
+        what = "stream" if form == "streams" else "connection"
+        figure = f"{kind} memory of an idle {what}, an end"
+        where = (name(form, AT_ONCE), f"{kind} KiB")
+        found.append(Goal(figure, "", where, None, limit, guarded=True))
+    idle = (name("idle", AT_ONCE), "us/s")
+    figure = f"processor time of {AT_ONCE} idle connections, both ends"
+    # Connections that were made at once ask at once.
+    asked = (connecting(AT_ONCE, ASKED[1]).name, "us/s")
+    found += [
+        Goal(figure, "", idle, None, 100, guarded=True),
+        Goal(figure, "the same questions in C", idle, asked, math.inf, guarded=True),
+    ]
+    # The check leaves them out: they take minutes.
+    killed, events = (name(form, KILLED) for form in DEATHS)
+    for part in "p50 us", "p99 us":
+        found.append(
+            Goal(
+                f"peer killed, until recv raises, {part.split()[0]}", "the kernel's event",
+                (killed, part), (events, part), 1.05,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -203,4 +305,11 @@ def _one_sided() -> list[Goal]:
     ]  # fmt: skip
 
 
-ROWS: tuple[Goal, ...] = (*_echoes(), *_rates(), *_one_sided(), *_streams())
+ROWS: tuple[Goal, ...] = (
+    *_echoes(),
+    *_others(),
+    *_rates(),
+    *_one_sided(),
+    *_streams(),
+    *_connections(),
+)

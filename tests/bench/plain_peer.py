@@ -1,9 +1,10 @@
-"""Programs as a user writes them, over aiordma and over TCP.
+"""Programs as a user writes them, over aiordma, over TCP and over ZeroMQ.
 
-`main([ROLE, FORM, NUMBER, LOOP, OVER, ADDRESS, PORT])`, with OVER "rdma" or "tcp".  Each form is
-written once, for a connection that has `send`, `recv` and `async for`: over "rdma" that is
-`aiordma.Connection` itself, with the settings that it has by default, and over "tcp" asyncio's
-streams with the length before each message.  Each message is read as `bytes`.
+`main([ROLE, FORM, NUMBER, LOOP, OVER, ADDRESS, PORT])`, with OVER "rdma", "tcp" or "zmq".  Each
+form is written once, for a connection that has `send`, `recv` and `async for`: over "rdma" that is
+`aiordma.Connection` itself, with the settings that it has by default, over "tcp" asyncio's streams
+with the length before each message, and over "zmq" a pair of sockets of `zmq.asyncio`.  Each
+message is read as `bytes`.
 
 - `one-way`, with 64 bytes a message: the client sends, the server reads, and answers after the
   last message.  The figures are microseconds a message, and messages a second.
@@ -97,6 +98,30 @@ class Framed:
         """Close the connection."""
         self._writer.close()
         await self._writer.wait_closed()
+
+
+class Queued:
+    """Messages of ZeroMQ; the peer's end is not told."""
+
+    def __init__(self) -> None:
+        import zmq.asyncio  # it is there for `make bench` alone
+
+        self.socket = zmq.asyncio.Context.instance().socket(zmq.PAIR)
+
+    async def send(self, buf: Any, /) -> None:
+        """Send a message."""
+        await self.socket.send(buf)
+
+    async def recv(self) -> bytes:
+        """The next message."""
+        message: bytes = await self.socket.recv()
+        return message
+
+    def __aiter__(self) -> Queued:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await self.recv()
 
 
 Serve = Callable[[Messages], Awaitable[None]]
@@ -200,8 +225,11 @@ async def echo(conn: Messages) -> None:
 
 
 def trips(size: int) -> int:
-    """How many messages of this size go there and back."""
-    return 400 if size <= 4096 else 60 if size <= 65_536 else 30 if size <= 262_144 else 12
+    """How many messages of this size go there and back; perftest needs five."""
+    for most, count in (4096, 400), (65_536, 60), (262_144, 30), (4 << 20, 12):
+        if size <= most:
+            return count
+    return 5
 
 
 async def exchange(conn: Messages, data: bytes, count: int) -> None:
@@ -233,7 +261,7 @@ def ask(way: Callable[[Messages, bytes, int], Awaitable[None]]) -> Use:
 
     async def use(conn: Messages, size: int) -> Told:
         data, count = bytes(size), trips(size)
-        await way(conn, data, ECHO_WARM_UP)
+        await way(conn, data, ECHO_WARM_UP if size <= 1 << 20 else 2)
         begun = time.perf_counter()
         await way(conn, data, count)
         return {"us": (time.perf_counter() - begun) / count / 2 * 1e6}
@@ -286,15 +314,30 @@ async def use_tcp(talk: Use, number: int, address: str, port: int) -> None:
     await conn.close()
 
 
+async def serve_zmq(talk: Serve, address: str, port: int) -> None:
+    """Serve one client of ZeroMQ, and go on until this process is ended."""
+    conn = Queued()
+    conn.socket.bind(f"tcp://{address}:{port}")
+    await talk(conn)
+
+
+async def use_zmq(talk: Use, number: int, address: str, port: int) -> None:
+    """Connect with ZeroMQ, measure, and print."""
+    conn = Queued()
+    conn.socket.connect(f"tcp://{address}:{port}")
+    print(json.dumps(await talk(conn, number)))
+
+
+SERVES = {"rdma": serve, "tcp": serve_tcp, "zmq": serve_zmq}
+USES = {"rdma": use, "tcp": use_tcp, "zmq": use_zmq}
+
+
 def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
     role, form, number, loop, over, address, port = words
     server, client = FORMS[form]
     to = (address, int(port))
-    if role == "server":
-        end = (serve if over == "rdma" else serve_tcp)(server, *to)
-    else:
-        end = (use if over == "rdma" else use_tcp)(client, int(number), *to)
+    end = SERVES[over](server, *to) if role == "server" else USES[over](client, int(number), *to)
     with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         runner.run(end)
     return 0

@@ -42,7 +42,6 @@ def everything() -> list[jobs.Job]:
         *plain.jobs(),
         *jobs.floors(),
         *jobs.large(),
-        *jobs.idle(),
         *jobs.SPINNING,
         *jobs.waits(),
         *sweeps.jobs(),

@@ -61,6 +61,7 @@ _ONE_WAY = (plain.name("one-way", 64), "ib_send_bw -e")
 _CALLS = (plain.name("callers", 100), "TCP")
 _LINES, _PIECES = ((plain.name(*form), "TCP") for form in (plain.STREAMS[0], plain.STREAMS[2]))
 _READ = ("aiordma read lat 64 connection uvloop", "ib_read_lat -e")
+_CONNECTS = (plain.name("connects", plain.AT_ONCE), "cmtime")
 PLACES: tuple[Place, ...] = (
     Place("state_send", "_core/message_state.c", (_echo(),)),
     Place("take_frame", "_core/message.c", (_echo(64, "asyncio"),)),
@@ -73,6 +74,8 @@ PLACES: tuple[Place, ...] = (
     Place("Connection.recv", "endpoint/connection.py", (_echo(),)),
     Place("Fetcher.announce", "endpoint/large.py", (_echo(1 << 20),)),
     Place("RdmaStreamWriter.drain", "streams/stream_reader.py", (_PIECES, _LINES)),
+    # Both ends.
+    Place("Link.open", "endpoint/link.py", (_CONNECTS,), entered=2),
 )
 
 

@@ -10,7 +10,7 @@ from tests.bench.goals import Outcome, Results, Sample
 GOAL_HEAD = ("figure", "beside", "ours", "theirs", "ratio", "goal", "")
 CHECK_HEAD = ("figure / beside", "recorded", "now", "change", "band", "")
 FIGURES_HEAD = ("program", "figure", "median", "rounds")
-_UNITS = {"us": "us", "MiB/s": "MiB/s", "Mpps": "k/s"}
+_UNITS = {"us": "us", "us/s": "us/s", "MiB/s": "MiB/s", "Mpps": "k/s", "KiB": "KiB"}
 
 Row = tuple[str, ...]
 

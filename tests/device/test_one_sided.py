@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy
 import pytest
 
 import aiordma
@@ -48,6 +49,27 @@ async def test_read_and_write(pair: Pair) -> None:
     assert client.stats.bytes_read == 8
     assert client.stats.bytes_written == 2
     assert server.stats.bytes_read == 0
+    await are_alive(pair)
+
+
+async def test_references_to_objects_are_no_memory(pair: Pair) -> None:
+    """A peer's bytes in their place would be followed as addresses."""
+    client, server = pair
+    things = [object() for _ in range(8)]
+    objects = numpy.array(things)
+    refused = pytest.raises(TypeError, match="references to Python objects")
+    async with exposed(pair, bytearray(64), read=True, write=True) as remote:
+        for call in (
+            lambda: client.read(remote, objects), lambda: client.write(remote, objects),
+            lambda: client.read(remote, objects[::2]), lambda: client.send(objects),
+            lambda: client.register(objects),
+        ):  # fmt: skip
+            with refused:
+                await call()
+    with refused:
+        async with server.expose(objects, read=True, write=True):
+            pass
+    assert [*objects] == things
     await are_alive(pair)
 
 

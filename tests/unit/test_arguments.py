@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+import numpy
 import pytest
 
 import aiordma
@@ -52,3 +54,35 @@ def test_what_is_no_buffer(value: Any, words: str) -> None:
 def test_memory_that_is_read_only() -> None:
     with pytest.raises(BufferError, match="use a writable one, such as a bytearray"):
         check_memory(b"abc", Access.LOCAL_WRITE)
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        numpy.array([object()] * 3), numpy.array([], dtype=object),
+        numpy.zeros((2, 4), dtype=object)[:, ::2], numpy.zeros(2, dtype="i4,O"),
+        numpy.zeros(2, dtype=[("inner", [("O", "i4"), ("x", "O")])]), (ctypes.py_object * 2)(),
+    ],
+)  # fmt: skip
+def test_references_to_objects_are_no_bytes(objects: Any) -> None:
+    for refuses in (
+        lambda: payload_of("private data", objects, 36),
+        lambda: bytes_of("the memory", objects),
+        lambda: bytes_of("the memory", objects, writable=True),
+        lambda: check_memory(objects, Access.LOCAL_WRITE),
+    ):
+        with pytest.raises(TypeError, match="references to Python objects"):
+            refuses()
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        numpy.zeros(2, dtype=[("O", "i4"), ("xO", "f8")]), numpy.zeros((2, 3), dtype=">c16"),
+        numpy.zeros(2, dtype=[("inner", [("O", "i4")])]), (ctypes.c_int * 2)(), bytearray(3),
+    ],
+)  # fmt: skip
+def test_structures_of_numbers_are_bytes(numbers: Any) -> None:
+    size = memoryview(numbers).nbytes
+    assert bytes_of("the memory", numbers, writable=True).nbytes == size
+    check_memory(numbers, Access.LOCAL_WRITE)

@@ -40,6 +40,17 @@ PERF_BW = f"""\
  "results": [{{"BW_average": 70.25, "MsgRate": 0.001124, "cpu_us_per_message": {SPENT}}}]
 }}
 """
+CMTIME = """\
+connecting
+step              total ms     max ms     min us  us / conn
+create id    :        0.89       0.09      11.00      17.76
+resolve addr :        2.45       1.90     858.00      48.96
+resolve route:        1.69       1.11     602.00      33.74
+create qp    :        7.31       0.27     119.00     146.18
+connect      :       37.74      34.81   10694.00     754.84
+disconnect   :       20.50       0.41     209.00     410.06
+destroy      :        0.59       0.02      11.00      11.82
+"""
 GROWTH = """\
 {"rows": [{"figure": "connections", "ours": 120, "theirs": 200.5, "ratio": 0.6},
           {"figure": "memory", "ours": 15, "theirs": null, "ratio": null}]}
@@ -55,6 +66,7 @@ GROWTH = """\
         ("rstream", RSTREAM, {"us": [1390.56], "MiB/s": [44.94592]}),
         ("rstream", RSTREAM_SMALL, {"us": [1390.56], "MiB/s": [0.0438924]}),
         ("pingpong", PINGPONG, {"us": [113.91 / 2]}),
+        ("cmtime", CMTIME, {"connections a second": [1e6 / 1001.48]}),
         ("numbers", '{"lat": 3, "send us": [1, 2.5]}', {"lat": [3], "send us": [1, 2.5]}),
         ("perf", PERF_LAT, {"us": [80.5], "CPU us": [10.5]}),
         ("perf", PERF_BW, {"MiB/s": [70.25], "Mpps": [0.001124], "CPU us": [10.5]}),

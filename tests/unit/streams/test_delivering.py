@@ -12,7 +12,9 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy
 import pytest
 
 from aiordma._ffi import load_error
@@ -232,3 +234,22 @@ def test_it_forgets_everything_and_raises(stream: Stream) -> None:
     stream.lay(b"one")
     readable.run()
     assert (raised, stream.ended) == ([], [])
+
+
+def test_a_buffer_of_references_to_objects_is_not_written_to(stream: Stream) -> None:
+    thing = object()
+    objects = numpy.array([thing] * 3)
+
+    class Buffered(asyncio.BufferedProtocol):
+        def get_buffer(self, sizehint: int) -> Any:
+            return objects
+
+    def stop(exc: BaseException) -> None:  # as a transport does
+        stream.raised.append(exc)
+        stream.state.stopped = True
+
+    stream.report = stop
+    stream.incoming.set_protocol(Buffered())
+    stream.say(b"x" * 16)
+    assert [type(exc) for exc in stream.raised] == [TypeError]
+    assert all(one is thing for one in objects)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 
 from aiordma._ffi import load_error
@@ -234,6 +235,13 @@ def test_two_tasks_may_not_read(scene: Scene) -> None:
             scene.read(read)
     scene.stream.send(b"one\n")
     assert scene.result(first) == b"one\n"
+
+
+def test_references_to_objects_are_not_read_into(scene: Scene) -> None:
+    scene.stream.send(b"x" * 16)
+    with pytest.raises(TypeError, match="references to Python objects"):
+        scene.read(scene.reader.readinto(numpy.array([object()] * 2)))
+    assert scene.read(scene.reader.read(20)) == b"x" * 16
 
 
 @pytest.mark.parametrize("how", ["cancel", "close"])
