@@ -232,6 +232,7 @@ class MessageState:
     closed: Final[bool]
     raw: Final[bool]
     queued: Final[int]
+    large_waiting: int
     has_room: Final[bool]
     lacks_slot: Final[bool]
     said: Final[int]

@@ -442,7 +442,7 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
     int code;
 
     if (!m->qp || m->blocked || m->queued || !frames || m->credits < (int64_t)frames ||
-        m->n_free < frames) {
+        m->n_free < frames || (frames > 1 && m->large_waiting)) {
         code = aio_message_flush(m);
         return code ? code : -1;
     }

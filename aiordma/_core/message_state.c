@@ -913,6 +913,7 @@ static PyMemberDef state_members[] = {
     FIELD(watched, T_BOOL, 0),
     FIELD(slot_awaited, T_BOOL, 0),
     FIELD(queued, T_UINT, READONLY),
+    FIELD(large_waiting, T_UINT, 0),
     FIELD(raw, T_BOOL, READONLY),
     FIELD(closed, T_BOOL, READONLY),
     FIELD(flushing, T_BOOL, 0),

@@ -212,6 +212,7 @@ struct aio_message_state {
     uint8_t watched;          /* the waits in line need no timer, or it runs */
     uint8_t slot_awaited;     /* completed sends wake the loop, because the line lacks a slot */
     uint32_t queued;          /* tasks that wait in line for a slot and a credit */
+    uint32_t large_waiting;   /* large messages that wait for an exchange */
     uint64_t eager_size;      /* bytes of the largest message that goes through a slot */
     uint64_t bare_size;       /* of the largest whose header may be the immediate; 0: of none */
     uint64_t fragmented_size; /* of the largest that goes through several; 0: none does */

@@ -194,7 +194,12 @@ class Exposer:
         if not self.window.try_acquire():
             if self.places < self._most:
                 self._widen()
-            await self.window.acquire()
+            state = self._link.state
+            state.large_waiting += 1  # a later message does not go past it in fragments
+            try:
+                await self.window.acquire()
+            finally:
+                state.large_waiting -= 1
         copied = payload.nbytes <= _COPIED
         try:
             if copied:

@@ -170,6 +170,7 @@ class Sender:
             not state.grows
             or state.blocked
             or state.queued
+            or state.large_waiting
             or payload.nbytes > state.fragmented_size
             or state.credits < frames
         ):

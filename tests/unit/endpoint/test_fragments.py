@@ -129,6 +129,30 @@ def test_messages_of_all_kinds_arrive_in_their_order(run: Run) -> None:
     run(main())
 
 
+def test_it_goes_not_past_a_message_that_waits_to_be_announced(run: Run) -> None:
+    """Whatever is free for it: both are large to the program."""
+
+    async def main() -> None:
+        config = config_of(rendezvous_threshold=3 * SLOT, rendezvous_window=1)
+        wire = await opened(config)
+        sizes = (4 * SLOT, 5 * SLOT, 2 * SLOT)
+        sends = [asyncio.create_task(wire.ends[0].send(text_of(size))) for size in sizes]
+        await settle()
+        assert kinds(wire).count(FrameKind.RENDEZVOUS) == 1, "there is a single exchange"
+        taking = asyncio.gather(*(wire.ends[1].recv() for _ in sizes))
+        await wire.run()
+        assert [len(message) for message in await taking] == list(sizes)
+        await asyncio.gather(*sends)
+        # With the exchange free, messages of this size go in fragments.
+        announced = kinds(wire).count(FrameKind.RENDEZVOUS)
+        await wire.ends[0].send(text_of(2 * SLOT))
+        assert kinds(wire).count(FrameKind.RENDEZVOUS) == announced
+        await wire.run()
+        await wire.close()
+
+    run(main())
+
+
 def test_tasks_that_wait_get_their_messages_in_the_order_of_their_waits(run: Run) -> None:
     async def main() -> None:
         wire = await opened(config_of())
