@@ -73,7 +73,7 @@ class ElasticArena(Arena):
     whole = False
 
     __slots__ = (
-        "_base", "_chunks", "_closed", "_memory", "_pd", "_share", "_steps", "_unit",
+        "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_share", "_steps", "_unit",
         "keeper", "more", "more_addr",
     )  # fmt: skip
 
@@ -87,6 +87,7 @@ class ElasticArena(Arena):
         self._unit = unit
         self._steps = [range(n, min(n + chunk, most)) for n in range(base.count, most, chunk)]
         self._closed = False
+        self._entering = False  # the collector may run meanwhile, and messages that it finds grow
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
@@ -151,7 +152,7 @@ class ElasticArena(Arena):
         Args:
             again: Called when another call may return more.
         """
-        if self._closed:
+        if self._closed or self._entering:
             return ()
         for chunk in self._chunks.values():
             if chunk.leaving:
@@ -173,6 +174,7 @@ class ElasticArena(Arena):
         if not self._share.take(len(slots) * self._unit):
             self._share.want(again)
             return ()
+        self._entering = True
         try:
             chunk = self._enter(number)
         except BaseException as exc:
@@ -182,6 +184,8 @@ class ElasticArena(Arena):
             # The connection goes on with its present slots.
             _log.warning("no more slots: %s", exc)
             return ()
+        finally:
+            self._entering = False
         if self.keeper is not None:
             self.keeper.pin(chunk.mr)
         self.count += len(slots)

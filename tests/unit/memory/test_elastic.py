@@ -130,3 +130,31 @@ def test_memory_that_cannot_be_registered(
         assert list(arena.grow(nothing)) == [3, 4, 5, 6]
 
     run(main())
+
+
+def test_a_message_that_is_collected_while_slots_come_brings_no_second_chunk(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector may run anywhere, and a message that it finds asks for slots, too."""
+
+    async def main() -> None:
+        budget = SlotBudget(20)
+        arena = arena_of(share := budget.join(3))
+        inner: list[list[int]] = []
+
+        class Region(FakeRegion):
+            def __init__(self, *args: Any) -> None:
+                if not inner:
+                    inner.append([])
+                    inner[0] += arena.grow(nothing)
+                super().__init__(*args)
+
+        monkeypatch.setattr(elastic, "MemoryRegion", Region)
+        slots = [*arena.grow(nothing), *inner[0]]
+        assert sorted(slots) == sorted(set(slots)), "a slot came twice"
+        assert arena.count == 3 + len(slots) == share.used
+        assert len(arena.steps) == len(FakeRegion.regions)
+        inner.append([])
+        assert list(arena.grow(nothing)), "it can grow later"
+
+    run(main())
