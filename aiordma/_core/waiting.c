@@ -165,10 +165,9 @@ int aio_grant(MessageState *self)
         waiting->owned = 0;
         self->state.in_a_row = 2; /* the chain is posted at the end of the drain */
         rc = aio_wake(&waiting->wakeup);
-        if (!waiting->owned) {
+        if (!waiting->owned)
             aio_waiting_leave(waiting); /* its coroutine has ended before it could send */
-            Py_DECREF((PyObject *)waiting);
-        }
+        Py_DECREF((PyObject *)waiting);
         if (rc < 0)
             return -1;
     }

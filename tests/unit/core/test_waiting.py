@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import random
+import sys
 import weakref
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -260,6 +263,42 @@ def test_room_that_came_before_the_first_step_of_the_wait_is_taken(run: Run) -> 
         side.state.credits += 1
         assert await waiting == 0
         assert side.bodies == [b"0"]
+
+    run(main())
+
+
+def test_a_task_that_finds_no_room_when_it_is_resumed_waits_again_and_is_freed(run: Run) -> None:
+    """The awaitable around the wait runs first, and the adapter has failed there."""
+
+    class Around:
+        def __init__(self, side: Side, waiting: Waiting) -> None:
+            self.side = side
+            self.waiting = waiting
+
+        def __await__(self) -> Generator[Any, Any, Any]:
+            inner: Any = self.waiting
+            yield next(inner)
+            self.side.sender.hold()
+            return (yield from inner)
+
+    async def main() -> None:
+        side = many()
+        waiting: Any = side.state.send(b"0")
+        before = sys.getrefcount(waiting)
+
+        async def one() -> None:
+            with contextlib.suppress(ConnectionResetError):
+                await Around(side, waiting)
+
+        task = asyncio.create_task(one())
+        await settle()
+        await called_by_the_loop(lambda: give(side, 1))
+        assert (side.state.queued, task.done(), side.bodies) == (1, False, [])
+        side.sender.fail(lost)
+        await results([task])
+        del task
+        gc.collect()
+        assert sys.getrefcount(waiting) == before
 
     run(main())
 
