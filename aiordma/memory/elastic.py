@@ -73,8 +73,8 @@ class ElasticArena(Arena):
     whole = False
 
     __slots__ = (
-        "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_share", "_steps", "_unit",
-        "keeper", "more", "more_addr",
+        "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_refused", "_share",
+        "_steps", "_unit", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     def __init__(
@@ -88,6 +88,7 @@ class ElasticArena(Arena):
         self._steps = [range(n, min(n + chunk, most)) for n in range(base.count, most, chunk)]
         self._closed = False
         self._entering = False  # the collector may run meanwhile, and messages that it finds grow
+        self._refused = False  # the system has refused memory, and that was told
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
@@ -182,7 +183,9 @@ class ElasticArena(Arena):
             if not isinstance(exc, OSError):
                 raise
             # The connection goes on with its present slots.
-            _log.warning("no more slots: %s", exc)
+            if not self._refused:  # once: the peer decides how often there is a call
+                _log.warning("no more slots: %s", exc)
+            self._refused = True
             return ()
         finally:
             self._entering = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from types import SimpleNamespace
 from typing import Any
@@ -156,5 +157,27 @@ def test_a_message_that_is_collected_while_slots_come_brings_no_second_chunk(
         assert len(arena.steps) == len(FakeRegion.regions)
         inner.append([])
         assert list(arena.grow(nothing)), "it can grow later"
+
+    run(main())
+
+
+def test_memory_that_the_system_refuses_is_told_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer has it asked for whenever it uses up its credits, so that it could fill a log."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "ibv_reg_mr")
+
+    async def main() -> None:
+        budget = SlotBudget(20)
+        arena = arena_of(share := budget.join(3))
+        with monkeypatch.context() as patch:
+            patch.setattr(elastic, "MemoryRegion", refuse)
+            for _ in range(3):
+                assert list(arena.grow(nothing)) == []
+        assert (arena.count, share.used) == (3, 3)
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert list(arena.grow(nothing)) == [3, 4, 5, 6], "it is asked for again"
 
     run(main())
