@@ -599,7 +599,7 @@ class Connection:
         slot = min(self.config.slot_size, hello.slot_size)
         limit = self._large.exposer.limit
         self._state.eager_size = min(slot - FRAME_SIZE, limit)
-        if hello.takes_bare:
+        if hello.takes_bare and not self._link.context.is_iwarp:
             self._state.bare_size = min(slot, limit)
         if hello.takes_fragments:
             self._state.fragmented_size = min(self.config.rendezvous_threshold, limit)

@@ -14,6 +14,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma.cm import EventChannel
+from aiordma.endpoint.wire import FRAME, FrameKind, Hello
 from aiordma.verbs import SGE, Access, QPAttrMask
 from tests.device.foreign import Foreign, ForeignListener, foreign_client, foreign_listener
 from tests.device.meeting import are_alive
@@ -237,3 +238,28 @@ async def test_an_atomic_on_unaligned_memory(stranger: Stranger, is_siw: bool) -
     requester.close()
     responder.close()
     events.close()
+
+
+async def test_a_peer_that_takes_bare_messages_without_having_immediates(
+    address: str, is_siw: bool
+) -> None:
+    """On iWARP the victim's adapter has none either: its messages have their headers."""
+    hello = Hello(8, 1, 1024, 1024, takes_bare=True).pack(56)
+    config = ConnectionConfig(raw=True, slot_size=1024)
+    data = b"bare or not"
+    async with (
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port, config=config, private_data=hello) as peer,
+    ):
+        await peer.send(FRAME.pack(FrameKind.CREDIT, 0, 0, 0, 0))
+        async with await listener.accept() as victim:
+            await victim.send(data)
+            while bytes((message := await peer.recv())[:1]) == bytes([FrameKind.CREDIT]):
+                message.release()
+            assert (
+                message
+                == (FRAME.pack(FrameKind.DATA, 0, 0, 0, len(data)) if is_siw else b"") + data
+            )
+            assert (message.imm is None) is is_siw
+            message.release()
+            victim.abort()
