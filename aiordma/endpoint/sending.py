@@ -95,6 +95,9 @@ class Sender:
         self._watch()
         sent = state.stand_in_line(kind, data, argument, imm)
         if isinstance(sent, Waiting):
+            if self._failure is not None:  # since the first look: slots were asked for
+                sent.close()
+                raise self._failure()
             self.attend()
             sent = await sent
         self._link.check(sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -410,5 +410,31 @@ def test_refusing_lets_what_is_under_way_go_on(run: Run) -> None:
         side.acknowledge()
         await flush
         assert side.kinds == [FrameKind.DATA, FrameKind.END]
+
+    run(main())
+
+
+def test_a_connection_that_is_aborted_while_a_send_asks_for_a_slot(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector has run a function that aborts it; the send would stand in line for ever."""
+
+    async def main() -> None:
+        side = Side(send_depth=1)
+        side.grant(2)
+        await side.send()
+
+        def grow(again: Callable[[], None]) -> Iterable[int]:
+            side.sender.refuse(lost)
+            return ()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(side.link.slots.send, "grow", grow)
+            data = memoryview(bytearray(b"y"))
+            with pytest.raises(ConnectionResetError, match="lost"):
+                async with asyncio.timeout(LIMIT_S):
+                    await side.sender.data(data, None)
+            data.release()
+        assert side.state.queued == 0
 
     run(main())
