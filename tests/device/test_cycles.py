@@ -19,7 +19,7 @@ from tests.inside.core import is_released
 
 pytestmark = pytest.mark.device
 
-SIZES = (1, 10_000, 100_000, 1_000_000)
+SIZES = (1, 5_000, 100_000, 1_000_000)
 LIMIT_S = 20.0
 
 
@@ -97,7 +97,7 @@ async def test_a00_an_echo_server_that_keeps_the_errors_of_its_clients(
     async with aiordma.listen(address, 0) as listener:
         async with asyncio.TaskGroup() as clients:
             serving = clients.create_task(server.serve(listener, clients))
-            for after in (1, 4) if size <= 10_000 else (1, 2):
+            for after in (1, 4) if size <= 5_000 else (1, 2):
                 await ask_and_go(address, listener.port, server, size, after)
             listener.close()
             await serving

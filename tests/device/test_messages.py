@@ -50,16 +50,17 @@ async def test_sizes_on_both_sides_of_every_limit(pair: Pair) -> None:
         await sending
 
 
-async def test_a_message_of_a_slot_is_a_single_send(pair: Pair, *, is_siw: bool) -> None:
+async def test_a_message_of_a_slot_is_a_single_send(address: str, *, is_siw: bool) -> None:
     """Without a header; software iWARP has no immediate to put kind and credits into."""
-    client, server = pair
-    size = client.config.slot_size
-    for imm, sends in ((None, 1 + is_siw), (5, 2)):
-        before = state_of(client).sent
-        await client.send(bytes(size), imm=imm)
-        assert state_of(client).sent - before == sends
-        with await server.recv() as message:
-            assert (bytes(message), message.imm) == (bytes(size), imm)
+    size = 1024
+    config = ConnectionConfig(slot_size=size, recv_depth=8, send_depth=8)  # all slots at once
+    async with paired(address, config) as (client, server):
+        for imm, sends in ((None, 1 + is_siw), (5, 2)):
+            before = state_of(client).sent
+            await client.send(bytes(size), imm=imm)
+            assert state_of(client).sent - before == sends
+            with await server.recv() as message:
+                assert (bytes(message), message.imm) == (bytes(size), imm)
 
 
 async def test_many_buffer_types(pair: Pair) -> None:

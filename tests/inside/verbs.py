@@ -43,12 +43,13 @@ def is_gone(resource: Resource) -> bool:
 
 
 def destroying_threads(patch: pytest.MonkeyPatch) -> set[str]:
-    """The names of the threads that destroy C objects from now on."""
+    """The names of the threads that destroy C objects from now on, but small memory regions."""
     threads: set[str] = set()
     real = Resource._finish
 
     def finish(resource: Resource) -> None:
-        threads.add(threading.current_thread().name)
+        if not isinstance(resource, MemoryRegion):
+            threads.add(threading.current_thread().name)
         real(resource)
 
     patch.setattr(Resource, "_finish", finish)
