@@ -59,7 +59,7 @@ static int add_constants(PyObject *module)
         CONSTANT(STREAM_FAILED),  CONSTANT(STREAM_IDLE),      CONSTANT(STREAM_RECV),
         CONSTANT(STREAM_MESSAGE), CONSTANT(STREAM_CONTROLS),  CONSTANT(STREAM_CONTROL_SIZE),
         CONSTANT(STREAM_PROBE),   CONSTANT(LARGEST_REQUEST),  CONSTANT(CHAIN),
-        CONSTANT(WORD_SGL),
+        CONSTANT(WORD_SGL),       CONSTANT(STREAM_GROW),
     };
 
     for (size_t i = 0; i < sizeof(constants) / sizeof(constants[0]); i++)

@@ -10,6 +10,11 @@ Theory of operation
     The receiver uses its ring as two halves that it advertises in turn.  A word has no address for
     the receiver: the bytes lie in the ring in the order of the messages, without gaps.
 
+    A larger ring takes over when the first half of the ring is free: the first half of the larger
+    ring is advertised in its place.  What is free of the ring from then on is not advertised again.
+    The second half of the larger ring is free once the last byte of the ring is read, so that no
+    more than two buffers are ever advertised and not full.
+
     Both gates are enforced exactly.  A message of the peer that was not allowed is a protocol
     error, so that the waiting messages never exceed the ring and the credits.  Every check comes
     before the first change: after an error the state is as before.
@@ -116,7 +121,7 @@ def arrived(state: StreamState, length: int) -> None:
     state.ring_left -= length
     if not state.ring_left and state.ring_buffers:
         state.ring_buffers -= 1
-        state.ring_left = state.ring_size // 2
+        state.ring_left = (state.wider_size if state.moved else state.ring_size) // 2
     state.push_waiting(length)
     state.readable += length
 
@@ -138,27 +143,36 @@ def is_due(state: StreamState) -> bool:
     return state.ring_free >= state.ring_size // 2 or state.consumed >= state.due
 
 
+def _next_buffer(state: StreamState) -> Descriptor:
+    if state.wider_size and not state.ring_next:
+        state.moved = True
+        state.ring_free = 0
+        return Descriptor(state.wider_addr, state.wider_rkey, state.wider_size // 2)
+    half, offset = state.ring_size // 2, state.ring_next
+    state.ring_free -= half
+    state.ring_next = (offset + half) % state.ring_size
+    return Descriptor(state.ring_addr + offset, state.ring_rkey, half)
+
+
 def repeat(state: StreamState) -> None:
     """Have the next update sent although none is due, as a sign of life."""
     state.due = state.consumed
 
 
-def update(state: StreamState) -> tuple[int, int | None]:
-    """Return the update to send: the limit, and the offset of the half to advertise or None.
+def update(state: StreamState) -> tuple[int, Descriptor | None]:
+    """Return the update to send: the limit, and the buffer to advertise or None.
 
     It counts as sent.
     """
-    half, offset = state.ring_size // 2, None
-    if state.ring_free >= half:
-        offset = state.ring_next
-        state.ring_free -= half
-        state.ring_next = (offset + half) % state.ring_size
+    buffer = None
+    if state.ring_free >= state.ring_size // 2:
+        buffer = _next_buffer(state)
         if state.ring_left:
             state.ring_buffers += 1
         else:
-            state.ring_left = half
+            state.ring_left = buffer.length
     # The peer has its old credits and one for each message consumed since the last update; both
     # together are `credits` less the messages that wait.
     state.ring_allowed = state.credits - state.waiting_count
     state.due = state.consumed + max(1, state.credits // 2)
-    return (state.consumed + state.credits) & _SEQUENCE, offset
+    return (state.consumed + state.credits) & _SEQUENCE, buffer
