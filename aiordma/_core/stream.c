@@ -131,7 +131,8 @@ void aio_stream_shares(struct aio_stream_state *s)
 {
     uint32_t part = s->send_size < PARTS ? 1 : s->send_size / PARTS;
 
-    s->largest = s->signal_bytes = part;
+    s->largest = part;
+    s->signal_bytes = 2 * part;
 }
 
 /* Bytes that the next message of data can carry. */

@@ -42,7 +42,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     s->controls_lkey = s->send_lkey;
     s->grow_at = UINT64_MAX;
     aio_stream_shares(s);
-    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 4;
+    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 2;
     if (s->signal_messages > MOST_UNSIGNALED)
         s->signal_messages = MOST_UNSIGNALED;
     if (!s->signal_messages || send_depth / wrs < CONTROLS_PER_QUEUE)

@@ -55,8 +55,8 @@ class StreamConfig:
 
     receive_buffer_size: int = 256 * 1024
     send_buffer_size: int = 256 * 1024
-    recv_depth: int = 256
-    send_depth: int = 128
+    recv_depth: int = 100
+    send_depth: int = 60
     iomap_slots: int = 0
     tos: int | None = None
     min_rnr_timer_ms: float = 0.64

@@ -264,16 +264,16 @@ class StreamPort(AdapterSide):
             self.state.grow_at = _NEVER
 
     def widen_send(self) -> bool:
-        """Send from a ring of full size if the ring is full while the peer has room.
+        """Send from a ring of full size if the ring is full, and the peer has more room than it.
 
         Returns:
             Whether there is a new ring.
         """
         state, size = self.state, self.plan.config.send_buffer_size
-        if (
-            state.send_free or not state.left or len(self.memory.send) >= size
-            or state.progress < self._ask_at
-        ):  # fmt: skip
+        there = len(self.memory.send)
+        if state.send_free or there >= size or state.left + state.spare_left <= there:
+            return False
+        if state.progress < self._ask_at:
             return False
         region = self._larger(size, Access.LOCAL_WRITE)
         if region is None:
