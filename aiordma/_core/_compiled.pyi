@@ -403,9 +403,9 @@ class StreamState:
     send_free: Final[int]
     head: Final[int]
     progress: Final[int]
-    ring_size: Final[int]
-    ring_rkey: Final[int]
-    ring_addr: Final[int]
+    ring_size: int
+    ring_rkey: int
+    ring_addr: int
     wider_addr: int
     wider_rkey: int
     wider_size: int

@@ -256,7 +256,10 @@ static struct aio_descriptor aio_stream_half(struct aio_stream_state *s)
         half.key = s->wider_rkey;
         half.length = s->wider_size / 2;
         s->moved = 1;
-        s->ring_free = 0; /* what is left of this ring is not announced again */
+        if (s->ring_free == s->ring_size) /* nothing is left in this ring */
+            aio_stream_move(s);
+        else
+            s->ring_free = 0; /* what is left is not announced again */
     } else {
         half.addr = (uintptr_t)s->ring + s->ring_next;
         half.key = s->ring_rkey;

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from aiordma._core import StreamState
 
 __all__ = [
-    "add_buffer", "allow", "arrived", "begin_receiving", "begin_sending", "is_due", "repeat",
-    "skipped", "took_credit", "update",
+    "add_buffer", "allow", "arrived", "begin_receiving", "begin_sending", "is_due", "move",
+    "repeat", "skipped", "took_credit", "update",
 ]  # fmt: skip
 
 _SEQUENCE = 0xFFFF  # the wire's numbers of messages are taken modulo 2^16
@@ -145,13 +145,26 @@ def is_due(state: StreamState) -> bool:
 
 def _next_buffer(state: StreamState) -> Descriptor:
     if state.wider_size and not state.ring_next:
+        wider = Descriptor(state.wider_addr, state.wider_rkey, state.wider_size // 2)
         state.moved = True
-        state.ring_free = 0
-        return Descriptor(state.wider_addr, state.wider_rkey, state.wider_size // 2)
+        if state.ring_free == state.ring_size:
+            move(state)
+        else:
+            state.ring_free = 0
+        return wider
     half, offset = state.ring_size // 2, state.ring_next
     state.ring_free -= half
     state.ring_next = (offset + half) % state.ring_size
     return Descriptor(state.ring_addr + offset, state.ring_rkey, half)
+
+
+def move(state: StreamState) -> None:
+    """The bytes of the ring are read: go on in the larger ring, whose second half is free."""
+    state.ring_addr, state.ring_rkey = state.wider_addr, state.wider_rkey
+    state.ring_size, state.wider_size = state.wider_size, 0
+    state.moved = False
+    state.ring_next = state.ring_size // 2
+    state.ring_free = state.ring_next + state.offset
 
 
 def repeat(state: StreamState) -> None:

@@ -161,7 +161,7 @@ class Whole(Machine):
         if state.offset >= state.ring_size:
             state.offset -= state.ring_size
             if state.moved:
-                self._move()
+                flow.move(state)
         while length:
             first = state.first_waiting
             if first > length:
@@ -170,15 +170,6 @@ class Whole(Machine):
             state.pop_waiting()
             length -= first
             state.consumed += 1
-
-    def _move(self) -> None:
-        """Go on in the larger ring."""
-        state = cast("State", self.numbers)
-        state.ring_addr, state.ring_rkey = state.wider_addr, state.wider_rkey
-        state.ring_size, state.wider_size = state.wider_size, 0
-        state.moved = False
-        state.ring_next = state.ring_size // 2
-        state.ring_free = state.ring_next + state.offset
 
     # Sending
 
