@@ -381,7 +381,7 @@ struct aio_stream_state {
     uint32_t wider_rkey;
     uint8_t moved;  /* its first half is with the peer: bytes behind the end of `ring` lie there */
     uint64_t taken; /* bytes, since a larger ring was asked for */
-    uint64_t grow_at; /* so many are taken before one is asked for */
+    uint64_t grow_at; /* so many are taken before the next request */
     uint32_t offset;  /* of the first byte that can be read */
     uint32_t readable;
     uint32_t want;      /* readable bytes that raise AIO_STREAM_DATA */

@@ -259,7 +259,7 @@ static struct aio_descriptor aio_stream_half(struct aio_stream_state *s)
         if (s->ring_free == s->ring_size) /* nothing is left in this ring */
             aio_stream_move(s);
         else
-            s->ring_free = 0; /* what is left is not announced again */
+            s->ring_free = 0; /* its rest is not announced again */
     } else {
         half.addr = (uintptr_t)s->ring + s->ring_next;
         half.key = s->ring_rkey;

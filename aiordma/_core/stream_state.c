@@ -167,8 +167,8 @@ static int tell(StreamState *self, PyObject *method, PyObject *argument)
 }
 
 /*
- * Whether the peer can send: what it sends next is an event, with which bytes that nothing has
- * asked for go to the protocol.  Until then they may stay where they are, for the next reader.
+ * Whether the peer can send: its next message is an event, with which the rest of the bytes goes to
+ * the protocol.  Until then the rest may stay in the ring, for the next reader.
  */
 static bool more_comes(const struct aio_stream_state *s)
 {

@@ -11,7 +11,7 @@ Theory of operation
     the receiver: the bytes lie in the ring in the order of the messages, without gaps.
 
     A larger ring takes over when the first half of the ring is free: the first half of the larger
-    ring is advertised in its place.  What is free of the ring from then on is not advertised again.
+    ring is advertised in its place.  The rest of the ring is not advertised again.
     The second half of the larger ring is free once the last byte of the ring is read, so that no
     more than two buffers are ever advertised and not full.
 

@@ -76,7 +76,7 @@ class Outgoing:
     def flush(self) -> bool:
         """Send as much of the backlog as is possible now; return whether any was sent."""
         before = self.size
-        while self.size and ((room := self._state.room()) or self._port.widen_send()):
+        while self.size and ((room := self._state.room()) or self._port.growth.widen_send()):
             self._send_backlog(min(room or self._state.room(), self.size))
         return self.size != before
 

@@ -13,16 +13,10 @@ Theory of operation
 
     The ring and the table are the only memory that the peer may write to.  Each is registered for
     itself, so that the adapter refuses a write beyond it; memory for this side is one registration.
-
-    Both rings begin small, and are joined by a larger ring each when there is traffic for it.  A
-    larger ring that cannot be registered is no failure: the stream goes on with what it has.  The
-    first rings stay until the end: with them are control messages and words, and they are small.
 """
 
 from __future__ import annotations
 
-import functools
-import logging
 import struct
 from socket import ntohl
 from typing import Protocol
@@ -34,27 +28,22 @@ from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
-from aiordma.loop.workers import call_blocking
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_memory import Growth, StreamMemory
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import Access, WCFlags
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.enums import WCFlags
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["StreamMemory", "StreamOwner", "StreamPort"]
+__all__ = ["StreamOwner", "StreamPort"]
 
-_log = logging.getLogger("aiordma")
 _WORD = struct.Struct("=I")
-_THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _WITH_IMM = int(WCFlags.WITH_IMM)
-_NEVER = (1 << 64) - 1
-_PATIENCE = 1024  # messages between two attempts to get a larger ring for sending
 
 
 class StreamOwner(Owner, Protocol):
@@ -70,72 +59,6 @@ class StreamOwner(Owner, Protocol):
         """The peer's adapter has acknowledged the requests that were posted before `flush`."""
 
 
-class StreamMemory:
-    """Registered memory of one stream; made by `register`.
-
-    Attributes:
-        ring: Where the peer's bytes land.
-        table: Where the peer writes descriptors, and mappings.
-        own: For this side alone: the ring for sending, control messages, and on iWARP words.
-        send: Where own bytes lie while they are sent.
-        grown: Larger rings.
-        words: Where words land, on iWARP.
-        mapped: Regions that the program has registered for mappings.
-    """
-
-    __slots__ = ("grown", "mapped", "own", "ring", "send", "table", "words")
-
-    def __init__(
-        self, plan: Plan, ring: MemoryRegion, table: MemoryRegion, own: MemoryRegion
-    ) -> None:
-        self.ring = ring
-        self.table = table
-        self.own = own
-        self.send = own.view[: plan.sending]
-        self.words = own.view[plan.words :]
-        self.mapped: list[MemoryRegion] = []
-        self.grown: list[MemoryRegion] = []
-
-    @classmethod
-    async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:
-        """Allocate and register.
-
-        Raises:
-            OSError: Out of memory that may be pinned.
-
-        Cancellation: the memory is given back.
-        """
-        made: list[MemoryRegion] = []
-        try:
-            for size, access in (
-                (plan.ring, _THEIRS),
-                (plan.table, _THEIRS),
-                (plan.own, Access.LOCAL_WRITE),
-            ):
-                # The peer could claim to have sent bytes that other streams have left in a ring.
-                clear = access is _THEIRS
-                make = functools.partial(MemoryRegion.slab, pd, size, access, clear=clear)
-                if size <= INLINE_BYTES:
-                    made.append(make())
-                else:
-                    made.append(await call_blocking(make, undo=MemoryRegion.close))
-        except BaseException:
-            for region in made:
-                region.close()
-            raise
-        return cls(plan, *made)
-
-    @property
-    def regions(self) -> tuple[MemoryRegion, ...]:
-        """All memory that the queue pair may use."""
-        return (self.ring, self.table, self.own, *self.mapped, *self.grown)
-
-    def close(self) -> None:
-        """Deregister."""
-        for region in self.regions:
-            region.close()
-
-
 class StreamPort(AdapterSide):
     """The queue pair of one stream and its resources.
 
@@ -145,10 +68,11 @@ class StreamPort(AdapterSide):
 
     Attributes:
         memory: The rings.
+        growth: Makes them larger.
         state: Data and credits.
     """
 
-    __slots__ = ("_ask_at", "_awaited", "_views", "memory", "plan", "state")
+    __slots__ = ("_awaited", "growth", "memory", "plan", "state")
 
     _owner: StreamOwner | None
 
@@ -165,11 +89,9 @@ class StreamPort(AdapterSide):
         super().__init__(cm_id, context, completions, pd, qp)
         config = plan.config
         self.plan = plan
-        self._ask_at = 0  # completed messages, before a larger ring for sending is tried
         self.memory = memory
         self._awaited = 0  # acknowledgements until the requests posted before `flush` have arrived
         ring, table, own = memory.ring, memory.table, memory.own
-        self._views = [region.view for region in memory.regions]  # addresses keep nothing alive
         self.state = StreamState(
             ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
@@ -178,10 +100,9 @@ class StreamPort(AdapterSide):
             send_depth=plan.sends - 1,
             iwarp=context.is_iwarp,
             inline_size=qp.limits.max_inline_data,
-            memory=self._views,
+            memory=memory.views,  # addresses keep nothing alive
         )
-        if plan.ring < config.receive_buffer_size:
-            self.state.grow_at = config.receive_buffer_size
+        self.growth = Growth(self.state, pd, plan, memory)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:
@@ -252,49 +173,6 @@ class StreamPort(AdapterSide):
 
     def _on_flush(self, _: int) -> None:
         self.came_back()
-
-    # Larger rings
-
-    def widen_ring(self) -> None:
-        """Offer the peer a ring of full size, from the next time on that its first half is free."""
-        region = self._larger(self.plan.config.receive_buffer_size, _THEIRS)
-        if region is not None:
-            self.state.wider_addr, self.state.wider_rkey = region.addr, region.rkey
-            self.state.wider_size = region.length
-            self.state.grow_at = _NEVER
-
-    def widen_send(self) -> bool:
-        """Send from a ring of full size if the ring is full, and the peer has more room than it.
-
-        Returns:
-            Whether there is a new ring.
-        """
-        state, size = self.state, self.plan.config.send_buffer_size
-        there = len(self.memory.send)
-        if state.send_free or there >= size or state.left + state.spare_left <= there:
-            return False
-        if state.progress < self._ask_at:
-            return False
-        region = self._larger(size, Access.LOCAL_WRITE)
-        if region is None:
-            self._ask_at = state.progress + _PATIENCE
-            return False
-        self.memory.send = region.view
-        state.send_from(region.addr, size, region.lkey)
-        return True
-
-    def _larger(self, size: int, access: Access) -> MemoryRegion | None:
-        """Register memory; None where there is none to be had."""
-        if self.closed or self.failure is not None:
-            return None
-        try:
-            region = MemoryRegion.slab(self.pd, size, access, clear=access is _THEIRS)
-        except OSError as exc:
-            _log.debug("queue pair %d: its ring stays small: %s", self.qp.num, exc)
-            return None
-        self.memory.grown.append(region)
-        self._views.append(region.view)
-        return region
 
     # Completions
 

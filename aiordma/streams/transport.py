@@ -219,7 +219,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if events & STREAM_FAILED:
             self._port.check(self._port.state.error)
         if events & STREAM_GROW and self.is_reading():
-            self._port.widen_ring()
+            self._port.growth.widen_ring()
         self._context.run(self._process)
 
     def _on_attention(self) -> None:
@@ -424,7 +424,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._port.state.error:
             self._port.check(self._port.state.error)
         if self._out.keep(data, sent):
-            if self._port.widen_send():
+            if self._port.growth.widen_send():
                 self._out.flush()
             self._gate()
             self._maybe_pause_protocol()
@@ -534,10 +534,10 @@ class RdmaTransport(transports._FlowControlMixin):
         self._force_close(exc)
 
     def _take_leave(self) -> None:
-        """Say the end behind what the ring for sending can have at most; else drop what waits.
+        """Say the end behind all bytes; or drop those that wait, if a full ring has no room.
 
-        What waits within it would be with the kernel of a TCP connection, and `drain()` has let it
-        pass: it is sent while the peer has room, for as long as posted bytes have to arrive.
+        Fewer would be with the kernel of a TCP connection, and `drain()` has let them pass: they
+        are sent while the peer makes room, as long as posted bytes have to arrive.
         """
         lingers = self._end.hurry()
         whole = self._out.size <= self._config.send_buffer_size

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, cast
-
-import pytest
+from typing import TYPE_CHECKING, Any, cast
 
 from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport
 from aiordma.link.admission import Place, Places
-from aiordma.streams import policy, stream_port
+from aiordma.streams import policy
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
+from aiordma.verbs.mr import MemoryRegion
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def port_of(transport: object) -> StreamPort:
@@ -77,4 +79,4 @@ def refuse_larger_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "no memory that may be pinned")
 
-    monkeypatch.setattr(stream_port.MemoryRegion, "slab", refuse)
+    monkeypatch.setattr(MemoryRegion, "slab", refuse)

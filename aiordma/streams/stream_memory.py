@@ -1,0 +1,160 @@
+"""StreamMemory: the registered memory of a stream, and its growth.
+
+Theory of operation
+    Both rings begin small, and are joined by a larger ring each when there is traffic for it.  A
+    larger ring that cannot be registered is no failure: the stream goes on with the ring that it
+    has.  The first rings stay until the end: with them are control messages and words, and they are
+    small.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from aiordma._core import StreamState
+from aiordma.loop.workers import call_blocking
+from aiordma.streams.plan import Plan
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+
+__all__ = ["Growth", "StreamMemory"]
+
+_log = logging.getLogger("aiordma")
+_THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+_NEVER = (1 << 64) - 1
+_PATIENCE = 1024  # messages between two attempts to get a larger ring for sending
+
+
+class StreamMemory:
+    """Registered memory of one stream; made by `register`.
+
+    Attributes:
+        ring: Where the peer's bytes land.
+        table: Where the peer writes descriptors, and mappings.
+        own: For this side alone: the ring for sending, control messages, and on iWARP words.
+        send: Where own bytes lie while they are sent.
+        grown: Larger rings.
+        views: Of all rings and the table, for an object that has their addresses.
+        words: Where words land, on iWARP.
+        mapped: Regions that the program has registered for mappings.
+    """
+
+    __slots__ = ("grown", "mapped", "own", "ring", "send", "table", "views", "words")
+
+    def __init__(
+        self, plan: Plan, ring: MemoryRegion, table: MemoryRegion, own: MemoryRegion
+    ) -> None:
+        self.ring = ring
+        self.table = table
+        self.own = own
+        self.send = own.view[: plan.sending]
+        self.words = own.view[plan.words :]
+        self.mapped: list[MemoryRegion] = []
+        self.grown: list[MemoryRegion] = []
+        self.views = [ring.view, table.view, own.view]
+
+    @classmethod
+    async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:
+        """Allocate and register.
+
+        Raises:
+            OSError: Out of memory that may be pinned.
+
+        Cancellation: the memory is given back.
+        """
+        made: list[MemoryRegion] = []
+        try:
+            for size, access in (
+                (plan.ring, _THEIRS),
+                (plan.table, _THEIRS),
+                (plan.own, Access.LOCAL_WRITE),
+            ):
+                # The peer could claim to have sent bytes that other streams have left in a ring.
+                clear = access is _THEIRS
+                make = functools.partial(MemoryRegion.slab, pd, size, access, clear=clear)
+                if size <= INLINE_BYTES:
+                    made.append(make())
+                else:
+                    made.append(await call_blocking(make, undo=MemoryRegion.close))
+        except BaseException:
+            for region in made:
+                region.close()
+            raise
+        return cls(plan, *made)
+
+    @property
+    def regions(self) -> tuple[MemoryRegion, ...]:
+        """All memory that the queue pair may use."""
+        return (self.ring, self.table, self.own, *self.mapped, *self.grown)
+
+    def close(self) -> None:
+        """Deregister."""
+        for region in self.regions:
+            region.close()
+
+
+class Growth:
+    """The larger rings of one stream.
+
+    Args:
+        state: Data and credits; it says when there is traffic for a larger ring.
+        pd: Protection domain of the stream.
+        plan: Sizes.
+        memory: Gets the rings.
+    """
+
+    __slots__ = ("_ask_at", "_memory", "_pd", "_plan", "_state")
+
+    def __init__(
+        self, state: StreamState, pd: ProtectionDomain, plan: Plan, memory: StreamMemory
+    ) -> None:
+        self._state = state
+        self._pd = pd
+        self._plan = plan
+        self._memory = memory
+        self._ask_at = 0  # completed messages, before a larger ring for sending is tried
+        if plan.ring < plan.config.receive_buffer_size:
+            state.grow_at = plan.ring
+
+    def widen_ring(self) -> None:
+        """Offer the peer a ring of full size, from the next time on that its first half is free."""
+        state = self._state
+        region = self._larger(self._plan.config.receive_buffer_size, _THEIRS)
+        if region is not None:
+            state.wider_addr, state.wider_rkey = region.addr, region.rkey
+            state.wider_size = region.length
+            state.grow_at = _NEVER
+
+    def widen_send(self) -> bool:
+        """Send from a ring of full size if the ring is full, and the peer has more room than it.
+
+        Returns:
+            Whether there is a new ring.
+        """
+        state, size, there = self._state, self._plan.config.send_buffer_size, self._memory.send
+        if state.send_free or len(there) >= size or state.left + state.spare_left <= len(there):
+            return False
+        if state.progress < self._ask_at:
+            return False
+        region = self._larger(size, Access.LOCAL_WRITE)
+        if region is None:
+            self._ask_at = state.progress + _PATIENCE
+            return False
+        self._memory.send = region.view[:size]
+        state.send_from(region.addr, size, region.lkey)
+        return True
+
+    def _larger(self, size: int, access: Access) -> MemoryRegion | None:
+        """Register memory; None where there is none to be had."""
+        if self._state.dead:
+            return None
+        try:
+            region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
+        except OSError as exc:
+            _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
+            return None
+        self._memory.grown.append(region)
+        self._memory.views.append(region.view)
+        return region
