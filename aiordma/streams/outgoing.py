@@ -76,8 +76,11 @@ class Outgoing:
     def flush(self) -> bool:
         """Send as much of the backlog as is possible now; return whether any was sent."""
         before = self.size
-        while self.size and ((room := self._state.room()) or self._port.growth.widen_send()):
-            self._send_backlog(min(room or self._state.room(), self.size))
+        while self.size:
+            if room := self._state.room():
+                self._send_backlog(min(room, self.size))
+            elif not self._port.growth.widen_send():
+                break
         return self.size != before
 
     def control(self) -> None:
