@@ -289,7 +289,8 @@ class RdmaTransport(transports._FlowControlMixin):
             raise
 
     def _send_waiting(self) -> None:
-        if self._out.size and self._out.flush():
+        # The protocol may write when it is resumed: of a stream that is closing C takes nothing.
+        while self._out.size and self._out.flush():
             self._gate()
             self._maybe_resume_protocol()
         if not self._out.size:

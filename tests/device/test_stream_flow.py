@@ -220,6 +220,32 @@ async def test_water_marks(address: str) -> None:
             transport.set_write_buffer_limits(high=1, low=2)
 
 
+async def test_bytes_written_on_resuming_are_sent_although_the_stream_is_closing(
+    address: str,
+) -> None:
+    """asyncio's TLS does so with its `close_notify`: the last piece was sent, and there is room."""
+
+    class Closing(Note):
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.calls.count("resume") == 1:
+                self.transport.write(b"the last")
+
+    async with noted(address, client=Closing) as both:
+        both.server.transport.pause_reading()
+        transport = both.client.transport
+        transport.set_write_buffer_limits(high=0)
+        size = 0
+        while not both.client.paused:
+            transport.write(b"z" * 50_000)
+            size += 50_000
+        transport.close()
+        both.server.transport.resume_reading()
+        assert await both.server.ended() is None
+        assert await both.client.ended() is None
+        assert both.server.data == b"z" * size + b"the last"
+
+
 async def test_a_protocol_that_answers_within_the_callback(address: str) -> None:
     """Ping and pong from data_received alone; no task is woken."""
     rounds = 500
