@@ -79,7 +79,7 @@ class Outgoing:
         while self.size:
             if room := self._state.room():
                 self._send_backlog(min(room, self.size))
-            elif not self._port.growth.widen_send():
+            elif not self._port.memory.widen_send(self._state):
                 break
         return self.size != before
 

@@ -19,7 +19,7 @@ from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 
-__all__ = ["Growth", "StreamMemory"]
+__all__ = ["StreamMemory"]
 
 _log = logging.getLogger("aiordma")
 _THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
@@ -41,11 +41,22 @@ class StreamMemory:
         mapped: Regions that the program has registered for mappings.
     """
 
-    __slots__ = ("grown", "mapped", "own", "ring", "send", "table", "views", "words")
+    __slots__ = (
+        "_ask_at", "_pd", "_plan", "grown", "mapped", "own", "ring", "send", "table", "views",
+        "words",
+    )  # fmt: skip
 
     def __init__(
-        self, plan: Plan, ring: MemoryRegion, table: MemoryRegion, own: MemoryRegion
+        self,
+        pd: ProtectionDomain,
+        plan: Plan,
+        ring: MemoryRegion,
+        table: MemoryRegion,
+        own: MemoryRegion,
     ) -> None:
+        self._pd = pd
+        self._plan = plan
+        self._ask_at = 0  # completed messages, before a larger ring for sending is tried
         self.ring = ring
         self.table = table
         self.own = own
@@ -82,7 +93,7 @@ class StreamMemory:
             for region in made:
                 region.close()
             raise
-        return cls(plan, *made)
+        return cls(pd, plan, *made)
 
     @property
     def regions(self) -> tuple[MemoryRegion, ...]:
@@ -94,67 +105,42 @@ class StreamMemory:
         for region in self.regions:
             region.close()
 
-
-class Growth:
-    """The larger rings of one stream.
-
-    Args:
-        state: Data and credits; it says when there is traffic for a larger ring.
-        pd: Protection domain of the stream.
-        plan: Sizes.
-        memory: Gets the rings.
-    """
-
-    __slots__ = ("_ask_at", "_memory", "_pd", "_plan", "_state")
-
-    def __init__(
-        self, state: StreamState, pd: ProtectionDomain, plan: Plan, memory: StreamMemory
-    ) -> None:
-        self._state = state
-        self._pd = pd
-        self._plan = plan
-        self._memory = memory
-        self._ask_at = 0  # completed messages, before a larger ring for sending is tried
-        if plan.ring < plan.config.receive_buffer_size:
-            state.grow_at = plan.ring
-
-    def widen_ring(self) -> None:
+    def widen_ring(self, state: StreamState) -> None:
         """Offer the peer a ring of full size, from the next time on that its first half is free."""
-        state = self._state
+        if state.dead:
+            return
         region = self._larger(self._plan.config.receive_buffer_size, _THEIRS)
         if region is not None:
             state.wider_addr, state.wider_rkey = region.addr, region.rkey
             state.wider_size = region.length
             state.grow_at = _NEVER
 
-    def widen_send(self) -> bool:
+    def widen_send(self, state: StreamState) -> bool:
         """Send from a ring of full size if the ring is full, and the peer has more room than it.
 
         Returns:
             Whether there is a new ring.
         """
-        state, size, there = self._state, self._plan.config.send_buffer_size, self._memory.send
+        size, there = self._plan.config.send_buffer_size, self.send
         if state.send_free or len(there) >= size or state.left + state.spare_left <= len(there):
             return False
-        if state.progress < self._ask_at:
+        if state.dead or state.progress < self._ask_at:
             return False
         region = self._larger(size, Access.LOCAL_WRITE)
         if region is None:
             self._ask_at = state.progress + _PATIENCE
             return False
-        self._memory.send = region.view[:size]
+        self.send = region.view[:size]
         state.send_from(region.addr, size, region.lkey)
         return True
 
     def _larger(self, size: int, access: Access) -> MemoryRegion | None:
         """Register memory; None where there is none to be had."""
-        if self._state.dead:
-            return None
         try:
             region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
         except OSError as exc:
             _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
             return None
-        self._memory.grown.append(region)
-        self._memory.views.append(region.view)
+        self.grown.append(region)
+        self.views.append(region.view)
         return region

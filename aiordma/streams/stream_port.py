@@ -31,7 +31,7 @@ from aiordma.link.shared_queues import SharedQueues
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
-from aiordma.streams.stream_memory import Growth, StreamMemory
+from aiordma.streams.stream_memory import StreamMemory
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import WCFlags
@@ -68,11 +68,10 @@ class StreamPort(AdapterSide):
 
     Attributes:
         memory: The rings.
-        growth: Makes them larger.
         state: Data and credits.
     """
 
-    __slots__ = ("_awaited", "growth", "memory", "plan", "state")
+    __slots__ = ("_awaited", "memory", "plan", "state")
 
     _owner: StreamOwner | None
 
@@ -102,7 +101,8 @@ class StreamPort(AdapterSide):
             inline_size=qp.limits.max_inline_data,
             memory=memory.views,  # addresses keep nothing alive
         )
-        self.growth = Growth(self.state, pd, plan, memory)
+        if plan.ring < config.receive_buffer_size:
+            self.state.grow_at = plan.ring
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:

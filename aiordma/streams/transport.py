@@ -40,13 +40,13 @@ from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.link.keepalive import Keepalive
+from aiordma.link.stream_sockets import stream_socket
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
-from aiordma.streams.sockets import stream_socket
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
@@ -219,7 +219,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if events & STREAM_FAILED:
             self._port.check(self._port.state.error)
         if events & STREAM_GROW and self.is_reading():
-            self._port.growth.widen_ring()
+            self._port.memory.widen_ring(self._port.state)
         self._context.run(self._process)
 
     def _on_attention(self) -> None:
@@ -425,7 +425,7 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._port.state.error:
             self._port.check(self._port.state.error)
         if self._out.keep(data, sent):
-            if self._port.growth.widen_send():
+            if self._port.memory.widen_send(self._port.state):
                 self._out.flush()
             self._gate()
             self._maybe_pause_protocol()

