@@ -484,10 +484,10 @@ class RdmaTransport(transports._FlowControlMixin):
     def abort(self) -> None:
         """End at once; `connection_lost(None)` follows.
 
-        Bytes that the adapter has been given still arrive, and so do bytes that wait, if these are
-        at most `send_buffer_size`; if they are more, all of them are lost.  This has `linger_s`;
-        then the peer sees the end of the stream; or, if something was lost, that the connection is
-        broken.
+        Bytes that the adapter has been given still arrive, and so do bytes that wait, if `drain()`
+        would let them pass and they are at most `send_buffer_size`; if not, all that wait are lost.
+        This has `linger_s`; then the peer sees the end of the stream; or, if something was lost,
+        that the connection is broken.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -535,13 +535,14 @@ class RdmaTransport(transports._FlowControlMixin):
         self._force_close(exc)
 
     def _take_leave(self) -> None:
-        """Say the end behind all bytes; or drop those that wait, if a full ring has no room.
+        """Say the end behind all bytes; or drop those that wait, if `drain()` holds them back.
 
-        Fewer would be with the kernel of a TCP connection, and `drain()` has let them pass: they
-        are sent while the peer makes room, as long as posted bytes have to arrive.
+        Fewer would be with the kernel of a TCP connection: they are sent while the peer makes room,
+        as long as posted bytes have to arrive.
         """
         lingers = self._end.hurry()
-        whole = self._out.size <= self._config.send_buffer_size
+        waiting = self._out.size
+        whole = not self._protocol_paused and waiting <= self._config.send_buffer_size
         if not lingers or not whole:
             self._out.clear()
         if not lingers:
