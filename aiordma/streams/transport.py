@@ -647,13 +647,16 @@ class RdmaTransport(transports._FlowControlMixin):
         self._port.state.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Call another protocol from now on.
+        """Call another protocol from now on; `pause_writing` at once, if too many bytes wait.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "stream")
         self._protocol = protocol
+        if self._protocol_paused:  # asyncio's TLS fails if it is resumed and was not paused
+            self._protocol_paused = False
+            self._maybe_pause_protocol()
         self._in.set_protocol(protocol)
         if self._port.state.readable:
             self._soon()
