@@ -50,6 +50,7 @@ STREAM_DATA: Final[int]
 STREAM_ROOM: Final[int]
 STREAM_FAILED: Final[int]
 STREAM_IDLE: Final[int]
+STREAM_GROW: Final[int]
 STREAM_RECV: Final[int]
 STREAM_MESSAGE: Final[int]
 STREAM_CONTROLS: Final[int]
@@ -429,13 +430,21 @@ class StreamState:
     send_free: Final[int]
     head: Final[int]
     progress: Final[int]
-    ring_size: Final[int]
+    ring_size: int
+    ring_rkey: int
+    ring_addr: int
+    wider_addr: int
+    wider_rkey: int
+    wider_size: int
+    moved: bool
+    grow_at: int
     waiting_count: Final[int]
     def bind(self, qp: int, wr_id: int, words: int, lkey: int, /) -> None: ...
     def close(self) -> None: ...
     def write(self, data: object, /) -> None: ...
     def send(self, data: object, /) -> int: ...
     def room(self) -> int: ...
+    def send_from(self, ring: int, size: int, lkey: int, /) -> None: ...
     def send_ring(self, length: int, /) -> int: ...
     def control(
         self, word: int, wrs: int, payload: bytes, to: int, key: int, signaled: bool, /

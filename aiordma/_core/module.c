@@ -89,6 +89,7 @@ static int add_constants(PyObject *module)
         CONSTANT(LARGEST_REQUEST),
         CONSTANT(CHAIN),
         CONSTANT(WORD_SGL),
+        CONSTANT(STREAM_GROW),
     };
 
     for (size_t i = 0; i < sizeof(constants) / sizeof(constants[0]); i++)

@@ -93,6 +93,7 @@ enum {
     AIO_STREAM_ROOM = 2,
     AIO_STREAM_FAILED = 4,
     AIO_STREAM_IDLE = 8,
+    AIO_STREAM_GROW = 16, /* a larger ring would be of use */
 };
 
 #define AIO_STREAM_RECV    0x8000u /* sub-index of a receive: this and the slot of its word */
@@ -323,7 +324,7 @@ struct aio_operation {
 struct aio_message {
     uint32_t word;
     uint8_t wrs;      /* work requests of the message */
-    uint8_t in_ring;  /* its bytes lie in the ring for sending */
+    uint8_t in_ring;  /* its bytes lie in the ring for sending: 1, or 2 in the larger ring */
     uint8_t signaled; /* it asked for its completion */
 };
 
@@ -348,9 +349,12 @@ struct aio_stream_state {
     uint8_t stopped;   /* or are dropped */
     uint32_t posted;   /* work requests whose completion will come */
 
-    uint8_t *send; /* ring; behind it the payloads of four control messages */
+    uint8_t *send; /* ring */
     uint32_t send_size;
     uint32_t send_lkey;
+    uint8_t send_grown; /* it is the larger one */
+    uint8_t *controls;  /* payloads of four control messages, behind the first ring */
+    uint32_t controls_lkey;
     uint32_t head;
     uint32_t send_free;
     uint32_t largest; /* bytes of a message */
@@ -389,7 +393,13 @@ struct aio_stream_state {
     uint8_t *ring;
     uint32_t ring_size;
     uint32_t ring_rkey;
-    uint32_t offset; /* of the first byte that can be read */
+    uint8_t *wider; /* a larger ring that takes the place of this */
+    uint32_t wider_size;
+    uint32_t wider_rkey;
+    uint8_t moved;  /* its first half is with the peer: bytes behind the end of `ring` lie there */
+    uint64_t taken; /* bytes, since a larger ring was asked for */
+    uint64_t grow_at; /* so many are taken before the next request */
+    uint32_t offset;  /* of the first byte that can be read */
     uint32_t readable;
     uint32_t want;      /* readable bytes that raise AIO_STREAM_DATA */
     uint32_t ring_left; /* room of the peer, see rsocket/flow.py */
@@ -456,6 +466,8 @@ int aio_stream_used(struct aio_stream_state *s, uint32_t slot);
 uint32_t aio_stream_reach(const struct aio_stream_state *s, uint32_t sub);
 uint32_t aio_stream_retire(struct aio_stream_state *s);
 void aio_stream_drop(struct aio_stream_state *s);
+void aio_stream_shares(struct aio_stream_state *s);
+void aio_stream_send_from(struct aio_stream_state *s, uint8_t *ring, uint32_t size, uint32_t lkey);
 int aio_stream_probe(const struct aio_stream_state *s);
 
 #endif

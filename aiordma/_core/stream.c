@@ -12,10 +12,23 @@
  *   before it.  So only some messages of data ask for one: enough for the ring and the queue never
  *   to be full of messages without a completion.  A message that fails completes always.
  *
+ *   Both rings begin small.  A larger ring for sending takes over at once: the count of free bytes
+ *   is of that ring, and messages in the first ring complete without effect on it.  A larger ring
+ *   for receiving is announced in the place of the first half of the ring, so that the bytes go on
+ *   there, behind the end of the ring; C moves to it when these are read.  Python makes the rings.
+ *
  * Functions return 0 or libibverbs' positive errno, unless they say something else.
  */
 
 #include "protocol.h"
+
+#define PARTS 4 /* of the ring for sending; a message is at most one of them */
+
+/* As the peer's table has it. */
+struct aio_descriptor {
+    uint64_t addr;
+    uint32_t key, length;
+};
 
 static int aio_stream_failed(struct aio_stream_state *s, int code)
 {
@@ -39,14 +52,16 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
     uint64_t id = s->wr_id +
                   ((uint64_t)(AIO_STREAM_MESSAGE | (s->next & AIO_STREAM_NUMBER)) << AIO_SUB_SHIFT);
     unsigned int flags = length <= s->inline_size ? IBV_SEND_INLINE : 0;
-    struct ibv_sge sge = {.addr = (uintptr_t)from, .length = length, .lkey = s->send_lkey};
+    struct ibv_sge sge = {.addr = (uintptr_t)from,
+                          .length = length,
+                          .lkey = word > AIO_WORD_VALUE ? s->controls_lkey : s->send_lkey};
     struct ibv_send_wr write, *bad = NULL;
     int code;
 
     s->next++;
     message->word = word;
     message->wrs = (uint8_t)wrs;
-    message->in_ring = in_ring;
+    message->in_ring = in_ring ? (uint8_t)(1 + s->send_grown) : 0;
     message->signaled = signaled && !s->dead;
     if (s->dead)
         return 0; /* the end is on its way, and needs no further message */
@@ -85,7 +100,7 @@ static int aio_stream_post(struct aio_stream_state *s, uint32_t word, uint32_t w
 int aio_stream_control(struct aio_stream_state *s, uint32_t word, uint32_t wrs, const void *payload,
                        uint32_t size, uint64_t to, uint32_t key, bool signaled)
 {
-    uint8_t *place = s->send + s->send_size + s->control_next * AIO_STREAM_CONTROL_SIZE;
+    uint8_t *place = s->controls + s->control_next * AIO_STREAM_CONTROL_SIZE;
 
     if (size) {
         /* At most four are under way, and complete in order. */
@@ -109,6 +124,15 @@ int aio_stream_probe(const struct aio_stream_state *s)
     struct ibv_send_wr *bad = NULL;
 
     return s->qp ? ibv_post_send(s->qp, &wr, &bad) : ENOTCONN;
+}
+
+/* How the ring for sending is divided. */
+void aio_stream_shares(struct aio_stream_state *s)
+{
+    uint32_t part = s->send_size < PARTS ? 1 : s->send_size / PARTS;
+
+    s->largest = part;
+    s->signal_bytes = 2 * part;
 }
 
 /* Bytes that the next message of data can carry. */
@@ -195,40 +219,80 @@ size_t aio_stream_write(struct aio_stream_state *s, const void *data, size_t siz
     return done;
 }
 
+/* Send from this ring from now on; the ring before it stays for the messages under way. */
+void aio_stream_send_from(struct aio_stream_state *s, uint8_t *ring, uint32_t size, uint32_t lkey)
+{
+    s->send = ring;
+    s->send_size = s->send_free = size;
+    s->send_lkey = lkey;
+    s->send_grown = 1;
+    s->head = 0;
+    aio_stream_shares(s);
+}
+
 /* Receiving */
+
+/* The bytes of the ring are read: it goes on in the larger ring, whose second half is free. */
+static void aio_stream_move(struct aio_stream_state *s)
+{
+    s->ring = s->wider;
+    s->ring_size = s->wider_size;
+    s->ring_rkey = s->wider_rkey;
+    s->wider_size = s->moved = 0;
+    s->ring_next = s->ring_size / 2;
+    s->ring_free = s->ring_next + s->offset;
+}
+
+/*
+ * The next buffer for the peer, to be written to its table: a half that is free, or the first half
+ * of a larger ring in the place of that of this ring.
+ */
+static struct aio_descriptor aio_stream_half(struct aio_stream_state *s)
+{
+    struct aio_descriptor half = {.length = s->ring_size / 2};
+
+    if (s->wider_size && !s->ring_next) {
+        half.addr = (uintptr_t)s->wider;
+        half.key = s->wider_rkey;
+        half.length = s->wider_size / 2;
+        s->moved = 1;
+        if (s->ring_free == s->ring_size) /* nothing is left in this ring */
+            aio_stream_move(s);
+        else
+            s->ring_free = 0; /* its rest is not announced again */
+    } else {
+        half.addr = (uintptr_t)s->ring + s->ring_next;
+        half.key = s->ring_rkey;
+        s->ring_free -= half.length;
+        s->ring_next = s->ring_next ? 0 : half.length;
+    }
+    if (s->ring_left)
+        s->ring_buffers++;
+    else
+        s->ring_left = half.length;
+    if (s->swapped) {
+        half.addr = __builtin_bswap64(half.addr);
+        half.key = __builtin_bswap32(half.key);
+        half.length = __builtin_bswap32(half.length);
+    }
+    return half;
+}
 
 /*
  * Announce free room, and credits, when half of the ring is free or half of the credits are spent.
  */
 int aio_stream_announce(struct aio_stream_state *s)
 {
-    uint32_t half = s->ring_size / 2;
-
-    while (s->crediting && !s->dead && (s->ring_free >= half || s->consumed >= s->due) &&
+    while (s->crediting && !s->dead &&
+           (s->ring_free >= s->ring_size / 2 || s->consumed >= s->due) &&
            AIO_STREAM_CONTROLS - s->control_out > s->iwarp) {
-        struct {
-            uint64_t addr;
-            uint32_t key, length;
-        } payload;
+        struct aio_descriptor payload;
         uint32_t word, wrs = 1, size = 0;
         uint64_t place = 0;
         int code;
 
-        if (s->ring_free >= half) {
-            payload.addr = (uintptr_t)s->ring + s->ring_next;
-            payload.key = s->ring_rkey;
-            payload.length = half;
-            if (s->swapped) {
-                payload.addr = __builtin_bswap64(payload.addr);
-                payload.key = __builtin_bswap32(payload.key);
-                payload.length = __builtin_bswap32(payload.length);
-            }
-            s->ring_free -= half;
-            s->ring_next = s->ring_next ? 0 : half;
-            if (s->ring_left)
-                s->ring_buffers++;
-            else
-                s->ring_left = half;
+        if (s->ring_free >= s->ring_size / 2) {
+            payload = aio_stream_half(s);
             place = s->table_addr + (uint64_t)s->peer_entry * sizeof(payload);
             s->peer_entry = (s->peer_entry + 1) % s->table_length;
             size = sizeof(payload);
@@ -252,10 +316,14 @@ int aio_stream_announce(struct aio_stream_state *s)
 int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
 {
     s->readable -= n;
-    s->ring_free += n;
+    s->taken += n;
+    s->ring_free += s->moved ? 0 : n;
     s->offset += n;
-    if (s->offset >= s->ring_size)
+    if (s->offset >= s->ring_size) {
         s->offset -= s->ring_size;
+        if (s->moved)
+            aio_stream_move(s);
+    }
     while (n) {
         uint32_t *first = &s->waiting[s->waiting_first & s->waiting_mask];
 
@@ -271,6 +339,12 @@ int aio_stream_consume(struct aio_stream_state *s, uint32_t n)
     return aio_stream_announce(s);
 }
 
+/* Where the bytes lie that come behind the end of the ring. */
+static const uint8_t *aio_stream_behind(const struct aio_stream_state *s)
+{
+    return s->moved ? s->wider : s->ring;
+}
+
 /*
  * Copy up to `size` readable bytes out of the ring; how many that were. If the announcement of the
  * room fails, s->error is set.
@@ -284,30 +358,38 @@ uint32_t aio_stream_read(struct aio_stream_state *s, void *into, size_t size)
         memcpy(into, s->ring + s->offset, n);
     } else {
         memcpy(into, s->ring + s->offset, first);
-        memcpy((char *)into + first, s->ring, n - first);
+        memcpy((char *)into + first, aio_stream_behind(s), n - first);
     }
     if (n)
         aio_stream_consume(s, n);
     return n;
 }
 
+/* The readable byte of this number. */
+static const uint8_t *aio_stream_at(const struct aio_stream_state *s, uint32_t number)
+{
+    uint32_t first = s->ring_size - s->offset;
+
+    return number < first ? s->ring + s->offset + number : aio_stream_behind(s) + number - first;
+}
+
 /* How many of the readable bytes end with the first separator among them; 0 if there is none. */
 uint32_t aio_stream_find(const struct aio_stream_state *s, const char *separator, uint32_t size)
 {
     uint32_t end = s->readable >= size ? s->readable - size + 1 : 0; /* it begins before */
+    uint32_t first = s->ring_size - s->offset; /* bytes up to the end of the ring */
 
     for (uint32_t at = 0; at < end; at++) {
-        uint32_t place = (s->offset + at) % s->ring_size, same = 1;
-        uint32_t together = s->ring_size - place < end - at ? s->ring_size - place : end - at;
-        const uint8_t *found = memchr(s->ring + place, (unsigned char)*separator, together);
+        const uint8_t *from = aio_stream_at(s, at), *found;
+        uint32_t together = (at < first && first < end ? first : end) - at, same = 1;
 
+        found = memchr(from, (unsigned char)*separator, together);
         if (!found) {
             at += together - 1;
             continue;
         }
-        at += (uint32_t)(found - (s->ring + place));
-        while (same < size &&
-               s->ring[(s->offset + at + same) % s->ring_size] == (uint8_t)separator[same])
+        at += (uint32_t)(found - from);
+        while (same < size && *aio_stream_at(s, at + same) == (uint8_t)separator[same])
             same++;
         if (same == size)
             return at + size;
@@ -397,7 +479,12 @@ static int aio_stream_arrived(struct aio_stream_state *s, uint32_t length)
     s->ring_left -= length;
     if (!s->ring_left && s->ring_buffers) {
         s->ring_buffers--;
-        s->ring_left = s->ring_size / 2;
+        s->ring_left = (s->moved ? s->wider_size : s->ring_size) / 2;
+    }
+    /* The peer has more than fits, and the program takes what comes. */
+    if (s->taken >= s->grow_at && (length >= s->ring_size / 4 || !s->ring_left)) {
+        s->taken = 0;
+        s->base.events |= AIO_STREAM_GROW;
     }
     s->waiting[(s->waiting_first + s->waiting_count++) & s->waiting_mask] = length;
     s->readable += length;
@@ -457,7 +544,7 @@ uint32_t aio_stream_retire(struct aio_stream_state *s)
     s->progress++;
     if (message->word <= AIO_WORD_VALUE) {
         s->data_out -= message->wrs;
-        if (message->in_ring)
+        if (message->in_ring == 1 + s->send_grown)
             s->send_free += message->word;
     } else {
         s->control_out -= message->wrs;

@@ -8,7 +8,6 @@
 #include "core.h"
 
 #define CONTROLS_PER_QUEUE 4  /* work requests that are kept for control messages */
-#define PARTS              4  /* of the ring for sending; a message is at most one of them */
 #define MOST_UNSIGNALED    32 /* messages for which a single completion is asked */
 
 static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
@@ -39,8 +38,11 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
     s->send = (uint8_t *)(uintptr_t)send;
     s->send_free = s->send_size;
     s->iwarp = (uint8_t)iwarp;
-    s->largest = s->signal_bytes = s->send_size < PARTS ? 1 : s->send_size / PARTS;
-    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 4;
+    s->controls = s->send + s->send_size;
+    s->controls_lkey = s->send_lkey;
+    s->grow_at = UINT64_MAX;
+    aio_stream_shares(s);
+    s->signal_messages = (send_depth / wrs - CONTROLS_PER_QUEUE) / 2;
     if (s->signal_messages > MOST_UNSIGNALED)
         s->signal_messages = MOST_UNSIGNALED;
     if (!s->signal_messages || send_depth / wrs < CONTROLS_PER_QUEUE)
@@ -166,15 +168,25 @@ static int tell(StreamState *self, PyObject *method, PyObject *argument)
     return done ? 0 : -1;
 }
 
+/*
+ * Whether the peer can send: its next message is an event, with which the rest of the bytes goes to
+ * the protocol.  Until then the rest may stay in the ring, for the next reader.
+ */
+static bool more_comes(const struct aio_stream_state *s)
+{
+    return s->receiving && !s->dead && s->ring_left && 2 * s->waiting_count < s->credits;
+}
+
 /* The next `n` bytes, which can be read. */
 static PyObject *cut(StreamState *self, uint32_t n)
 {
+    struct aio_stream_state *s = &self->state;
     PyObject *data = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)n);
 
     if (!data)
         return NULL;
-    aio_stream_read(&self->state, PyBytes_AsString(data), n);
-    if ((self->state.readable || self->state.error) && tell(self, aio_name._on_attention, NULL)) {
+    aio_stream_read(s, PyBytes_AsString(data), n);
+    if ((s->error || (s->readable && !more_comes(s))) && tell(self, aio_name._on_attention, NULL)) {
         Py_DECREF(data);
         return NULL;
     }
@@ -416,6 +428,18 @@ static PyObject *state_send(PyObject *object, PyObject *data)
     return PyLong_FromSize_t(sent);
 }
 
+/* send_from(address, size, lkey): a larger ring for sending, from now on. */
+static PyObject *state_send_from(PyObject *object, PyObject *args)
+{
+    unsigned long long ring;
+    unsigned int size, lkey;
+
+    if (!PyArg_ParseTuple(args, "KII", &ring, &size, &lkey))
+        return NULL;
+    aio_stream_send_from(&((StreamState *)object)->state, (uint8_t *)(uintptr_t)ring, size, lkey);
+    Py_RETURN_NONE;
+}
+
 AIO_METHOD(StreamState, state_room, aio_stream_room)
 AIO_METHOD(StreamState, state_probe, aio_stream_probe)
 AIO_METHOD(StreamState, state_retire, aio_stream_retire)
@@ -539,6 +563,8 @@ static PyMethodDef state_methods[] = {
     {"room", state_room, METH_NOARGS, "Bytes that the next message of data can carry."},
     {"send_ring", state_send_ring, METH_O,
      "Post the next so many bytes of the ring for sending, which are there; 0 or an errno."},
+    {"send_from", state_send_from, METH_VARARGS,
+     "Send from another ring from now on: address, size, lkey."},
     {"control", state_control, METH_VARARGS,
      "Post a control message: word, work requests, payload, address, key, signaled."},
     {"probe", state_probe, METH_NOARGS, "Post a WRITE of nothing; 0 or an errno."},
@@ -614,7 +640,14 @@ static PyMemberDef state_members[] = {
     FIELD(table_addr, T_ULONGLONG, 0),
     FIELD(table_key, T_UINT, 0),
     FIELD(table_length, T_UINT, 0),
-    FIELD(ring_size, T_UINT, READONLY),
+    FIELD(ring_size, T_UINT, 0),
+    FIELD(ring_rkey, T_UINT, 0),
+    {"ring_addr", T_ULONGLONG, offsetof(StreamState, state.ring), 0, NULL},
+    {"wider_addr", T_ULONGLONG, offsetof(StreamState, state.wider), 0, NULL},
+    FIELD(wider_rkey, T_UINT, 0),
+    FIELD(wider_size, T_UINT, 0),
+    FIELD(moved, T_BOOL, 0),
+    FIELD(grow_at, T_ULONGLONG, 0),
     FIELD(offset, T_UINT, 0),
     FIELD(readable, T_UINT, 0),
     FIELD(want, T_UINT, 0),

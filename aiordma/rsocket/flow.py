@@ -10,6 +10,11 @@ Theory of operation
     The receiver uses its ring as two halves that it advertises in turn.  A word has no address for
     the receiver: the bytes lie in the ring in the order of the messages, without gaps.
 
+    A larger ring takes over when the first half of the ring is free: the first half of the larger
+    ring is advertised in its place.  The rest of the ring is not advertised again.
+    The second half of the larger ring is free once the last byte of the ring is read, so that no
+    more than two buffers are ever advertised and not full.
+
     Both gates are enforced exactly.  A message of the peer that was not allowed is a protocol
     error, so that the waiting messages never exceed the ring and the credits.  Every check comes
     before the first change: after an error the state is as before.
@@ -28,8 +33,8 @@ if TYPE_CHECKING:
     from aiordma._core import StreamState
 
 __all__ = [
-    "add_buffer", "allow", "arrived", "begin_receiving", "begin_sending", "is_due", "repeat",
-    "skipped", "took_credit", "update",
+    "add_buffer", "allow", "arrived", "begin_receiving", "begin_sending", "is_due", "move",
+    "repeat", "skipped", "took_credit", "update",
 ]  # fmt: skip
 
 _SEQUENCE = 0xFFFF  # the wire's numbers of messages are taken modulo 2^16
@@ -116,7 +121,7 @@ def arrived(state: StreamState, length: int) -> None:
     state.ring_left -= length
     if not state.ring_left and state.ring_buffers:
         state.ring_buffers -= 1
-        state.ring_left = state.ring_size // 2
+        state.ring_left = (state.wider_size if state.moved else state.ring_size) // 2
     state.push_waiting(length)
     state.readable += length
 
@@ -138,27 +143,49 @@ def is_due(state: StreamState) -> bool:
     return state.ring_free >= state.ring_size // 2 or state.consumed >= state.due
 
 
+def _next_buffer(state: StreamState) -> Descriptor:
+    if state.wider_size and not state.ring_next:
+        wider = Descriptor(state.wider_addr, state.wider_rkey, state.wider_size // 2)
+        state.moved = True
+        if state.ring_free == state.ring_size:
+            move(state)
+        else:
+            state.ring_free = 0
+        return wider
+    half, offset = state.ring_size // 2, state.ring_next
+    state.ring_free -= half
+    state.ring_next = (offset + half) % state.ring_size
+    return Descriptor(state.ring_addr + offset, state.ring_rkey, half)
+
+
+def move(state: StreamState) -> None:
+    """The bytes of the ring are read: go on in the larger ring, whose second half is free."""
+    state.ring_addr, state.ring_rkey = state.wider_addr, state.wider_rkey
+    state.ring_size, state.wider_size = state.wider_size, 0
+    state.moved = False
+    state.ring_next = state.ring_size // 2
+    state.ring_free = state.ring_next + state.offset
+
+
 def repeat(state: StreamState) -> None:
     """Have the next update sent although none is due, as a sign of life."""
     state.due = state.consumed
 
 
-def update(state: StreamState) -> tuple[int, int | None]:
-    """Return the update to send: the limit, and the offset of the half to advertise or None.
+def update(state: StreamState) -> tuple[int, Descriptor | None]:
+    """Return the update to send: the limit, and the buffer to advertise or None.
 
     It counts as sent.
     """
-    half, offset = state.ring_size // 2, None
-    if state.ring_free >= half:
-        offset = state.ring_next
-        state.ring_free -= half
-        state.ring_next = (offset + half) % state.ring_size
+    buffer = None
+    if state.ring_free >= state.ring_size // 2:
+        buffer = _next_buffer(state)
         if state.ring_left:
             state.ring_buffers += 1
         else:
-            state.ring_left = half
+            state.ring_left = buffer.length
     # The peer has its old credits and one for each message consumed since the last update; both
     # together are `credits` less the messages that wait.
     state.ring_allowed = state.credits - state.waiting_count
     state.due = state.consumed + max(1, state.credits // 2)
-    return (state.consumed + state.credits) & _SEQUENCE, offset
+    return (state.consumed + state.credits) & _SEQUENCE, buffer

@@ -96,7 +96,7 @@ class Machine:
     peer can claim to have written bytes that it has not written.
 
     Args:
-        ring: Memory that the peer writes data to; the size must be even.
+        ring: Memory that the peer writes data to first; the size must be even.
         table: Memory that the peer writes descriptors to, and behind them iomap slots.
         memory: The bytes of the table, writable.
         send_depth: Work requests of the send queue; four are kept for control messages.
@@ -109,7 +109,7 @@ class Machine:
 
     __slots__ = (
         "_early", "_ending", "_hello", "_is_open", "_iwarp", "_listens", "_live", "_memory",
-        "_peer", "_ring", "_state", "iomap",
+        "_peer", "_state", "iomap",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +122,6 @@ class Machine:
         iwarp: bool,
         state: StreamState,
     ) -> None:
-        self._ring = ring
         self._memory = memory
         self.iomap = Iomap(self._memory[_TABLE_SIZE:])
         self._iwarp = iwarp
@@ -320,14 +319,14 @@ class Machine:
 
     def _update(self, peer: Hello) -> Post:
         """Return the update of credits and, if half of the ring is free, of that half."""
-        limit, offset = flow.update(self._state)
+        limit, buffer = flow.update(self._state)
         word = pack_word(Kind.SGL, limit)
-        if offset is None:
+        if buffer is None:
             return self._post(word)
-        ring, entry = self._ring, self._state.peer_entry
+        entry = self._state.peer_entry
         self._state.peer_entry = (entry + 1) % peer.table_length
-        half = Descriptor(ring.addr + offset, ring.key, ring.size // 2).pack(peer.big_endian)
-        return self._post(word, half, peer.table_addr + entry * DESCRIPTOR_SIZE, peer.table_key)
+        packed = buffer.pack(peer.big_endian)
+        return self._post(word, packed, peer.table_addr + entry * DESCRIPTOR_SIZE, peer.table_key)
 
     def _post(self, word: int, payload: bytes = b"", addr: int = 0, key: int = 0) -> Post:
         """Return a control message; its work requests count as posted."""

@@ -61,7 +61,6 @@ class Incoming:
         stream: The stream; its methods are called until `part`.
 
     Attributes:
-        half: Bytes that the peer can always send without an advertisement of more room.
         paused: Whether the program wants no bytes now.
         eof_given: Whether `eof_received` of the protocol was called.
         wakeup: Resumes the task that waits for bytes.
@@ -69,13 +68,12 @@ class Incoming:
 
     __slots__ = (
         "_buffered", "_end_is_due", "_end_is_next", "_machine", "_port", "_protocol", "_stream",
-        "eof_given", "half", "paused", "state", "wakeup",
+        "eof_given", "paused", "state", "wakeup",
     )  # fmt: skip
 
     def __init__(self, port: Port, machine: Machine, stream: Receiving) -> None:
         self._port = port
         self.state: StreamState = port.state
-        self.half = port.state.ring_size // 2
         self._machine = machine
         self._stream: Receiving | None = stream
         self._protocol: Any = None
@@ -256,7 +254,8 @@ class Incoming:
             msg = "another coroutine is already waiting for incoming data"
             raise RuntimeError(msg)
         state = self.state
-        state.want = min(length, self.half)
+        # Half of the ring the peer can always send without an advertisement of more room.
+        state.want = min(length, state.ring_size // 2)
         if self.enough():
             state.done()
             return

@@ -76,8 +76,11 @@ class Outgoing:
     def flush(self) -> bool:
         """Send as much of the backlog as is possible now; return whether any was sent."""
         before = self.size
-        while self.size and (room := self._state.room()):
-            self._send_backlog(min(room, self.size))
+        while self.size:
+            if room := self._state.room():
+                self._send_backlog(min(room, self.size))
+            elif not self._port.memory.widen_send(self._state):
+                break
         return self.size != before
 
     def control(self) -> None:

@@ -14,6 +14,7 @@ from aiordma.rsocket.wire import DESCRIPTOR_SIZE, IOMAP_SLOT_SIZE, TABLE_LENGTH
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES
 from aiordma.verbs.qp import QPInitAttr
 from aiordma.verbs.rnr_timer import rnr_timer_code
 
@@ -25,6 +26,11 @@ _MAPPED_WRITES = 16  # under way past the stream, see iomap.py
 _UNANNOUNCED = 16 + CHAIN
 _INLINE = 64
 _LINE = 64  # bytes; the part behind a ring of any size begins with a page
+_FIRST = 16 * 1024  # bytes of a ring with which a stream begins
+
+
+def _first(size: int) -> int:
+    return size if size > INLINE_BYTES else min(size, _FIRST)
 
 
 class Plan:
@@ -36,18 +42,22 @@ class Plan:
         receives: Work requests of the receive queue.
         sends: Those of the send queue that messages and the probe take.
         completions: Room that a stream takes of a completion queue.
+        ring: Bytes of the ring that the peer writes to at first.  It grows to the size that the
+            configuration has, unless registering so many bytes would hold up the loop: such a
+            ring is there from the beginning.
+        sending: Bytes of the ring for sending at first; the same holds for it.
         table: Bytes of the table that the peer writes to.
         words: Where in this side's own memory words land, on iWARP; before them lie the ring for
             sending and the payloads of control messages.
         own: Bytes of that memory.
-        pinned: Bytes that a stream pins.
+        pinned: Bytes that a stream may come to pin.
         silence: Seconds between two looks whether the peer is there; None for never.
         attributes: Of queue pairs; the completion queue is not in them.
     """
 
     __slots__ = (
         "_parameters", "attributes", "completions", "config", "own", "pinned", "policy",
-        "receives", "sends", "silence", "table", "words",
+        "receives", "ring", "sending", "sends", "silence", "table", "words",
     )  # fmt: skip
 
     def __init__(self, config: StreamConfig, *, iwarp: bool) -> None:
@@ -69,10 +79,15 @@ class Plan:
             max_send_sge=1, max_recv_sge=1, max_inline_data=_INLINE,
         )  # fmt: skip
         self.table = TABLE_LENGTH * DESCRIPTOR_SIZE + config.iomap_slots * IOMAP_SLOT_SIZE
-        sending = config.send_buffer_size + STREAM_CONTROLS * _PAYLOAD
-        self.words = -(-sending // _LINE) * _LINE
+        self.ring = _first(config.receive_buffer_size)
+        self.sending = _first(config.send_buffer_size)
+        self.words = -(-(self.sending + STREAM_CONTROLS * _PAYLOAD) // _LINE) * _LINE
         self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
-        parts = (config.receive_buffer_size, self.table, self.own)
+        parts = [self.ring, self.table, self.own]
+        if config.receive_buffer_size > self.ring:
+            parts.append(config.receive_buffer_size)
+        if config.send_buffer_size > self.sending:
+            parts.append(config.send_buffer_size)
         self.pinned = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVarTuple
 
 from aiordma.cm.address import Address
 from aiordma.link.reach import device_at, device_towards
+from aiordma.link.stream_sockets import obstacle
 from aiordma.link.transport_socket import address_of
 from aiordma.streams.connecting import create_connection
 from aiordma.streams.server import create_server
-from aiordma.streams.sockets import obstacle
 from aiordma.streams.tls import start_tls
 
 __all__ = ["RdmaEventLoop", "RdmaLoopMixin", "event_loop_policy", "new_event_loop"]

@@ -36,6 +36,7 @@ from aiordma.link.limits import DEFAULT_LIMITS, ListenerLimits
 from aiordma.link.listening import choose, require_device, resolve
 from aiordma.link.refusal import RefusalReason, begins_hello
 from aiordma.link.source import source_of
+from aiordma.link.stream_sockets import listening_socket, only_ipv6, take_place
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.loop import fork, registry
 from aiordma.loop.limit import PatientLimit
@@ -44,7 +45,6 @@ from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.loop.wait_line import WaitLine
 from aiordma.rsocket.wire import Hello
 from aiordma.streams.plan import plan_of
-from aiordma.streams.sockets import listening_socket, only_ipv6, take_place
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 from aiordma.streams.stream_port import StreamPort
 from aiordma.streams.stream_reader import READER_LIMIT, RdmaStreamReader, RdmaStreamWriter

@@ -16,9 +16,11 @@ class StreamConfig:
 
     Attributes:
         receive_buffer_size: Bytes that the peer may send ahead of the program, registered for the
-            peer to write to; even, at least 4,096.
-        send_buffer_size: Bytes of registered memory that data is sent from, at least 4,096.  Bytes
-            that are written beyond it wait in ordinary memory, see `set_write_buffer_limits`.
+            peer to write to; even, at least 4,096.  A stream begins with 16 KiB, and has more when
+            the peer has sent more and the program has taken it; above 1 MiB all from the beginning.
+        send_buffer_size: Bytes of registered memory that data is sent from, at least 4,096.  A
+            stream begins with 16 KiB in the same way.  Bytes that are written beyond it wait in
+            ordinary memory, see `set_write_buffer_limits`.
         recv_depth: Messages that the peer may send ahead, 16 to 16,000.  Each `write` is one or
             more.
         send_depth: Messages of this side that may be on their way, 16 to 16,000.
@@ -57,10 +59,10 @@ class StreamConfig:
             foreign program of rsockets has to say something.
     """
 
-    receive_buffer_size: int = 128 * 1024
-    send_buffer_size: int = 128 * 1024
-    recv_depth: int = 256
-    send_depth: int = 128
+    receive_buffer_size: int = 256 * 1024
+    send_buffer_size: int = 256 * 1024
+    recv_depth: int = 100
+    send_depth: int = 60
     iomap_slots: int = 0
     wait: str = "event"
     spin_us: float = 50

@@ -17,7 +17,6 @@ Theory of operation
 
 from __future__ import annotations
 
-import functools
 import struct
 from socket import ntohl
 from typing import Protocol
@@ -29,23 +28,21 @@ from aiordma.errors import ProtocolError, os_error
 from aiordma.link.adapter_side import AdapterSide, Owner
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
-from aiordma.loop.workers import call_blocking
 from aiordma.rsocket.machine import Machine, Place, Post
 from aiordma.streams.plan import WORD_SIZE, Plan, plan_of
 from aiordma.streams.stream_config import StreamConfig
+from aiordma.streams.stream_memory import StreamMemory
 from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
-from aiordma.verbs.enums import Access, WCFlags
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.enums import WCFlags
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.wc import WCRecord
 
-__all__ = ["StreamMemory", "StreamOwner", "StreamPort"]
+__all__ = ["StreamOwner", "StreamPort"]
 
 _WORD = struct.Struct("=I")
-_THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _WITH_IMM = int(WCFlags.WITH_IMM)
 
 
@@ -60,70 +57,6 @@ class StreamOwner(Owner, Protocol):
 
     def _on_flushed(self) -> None:
         """The peer's adapter has acknowledged the requests that were posted before `flush`."""
-
-
-class StreamMemory:
-    """Registered memory of one stream; made by `register`.
-
-    Attributes:
-        ring: Where the peer's bytes land.
-        table: Where the peer writes descriptors, and mappings.
-        own: For this side alone: the ring for sending, control messages, and on iWARP words.
-        send: Where own bytes lie while they are sent.
-        words: Where words land, on iWARP.
-        mapped: Regions that the program has registered for mappings.
-    """
-
-    __slots__ = ("mapped", "own", "ring", "send", "table", "words")
-
-    def __init__(
-        self, plan: Plan, ring: MemoryRegion, table: MemoryRegion, own: MemoryRegion
-    ) -> None:
-        self.ring = ring
-        self.table = table
-        self.own = own
-        self.send = own.view[: plan.config.send_buffer_size]
-        self.words = own.view[plan.words :]
-        self.mapped: list[MemoryRegion] = []
-
-    @classmethod
-    async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:
-        """Allocate and register.
-
-        Raises:
-            OSError: Out of memory that may be pinned.
-
-        Cancellation: the memory is given back.
-        """
-        made: list[MemoryRegion] = []
-        try:
-            for size, access in (
-                (plan.config.receive_buffer_size, _THEIRS),
-                (plan.table, _THEIRS),
-                (plan.own, Access.LOCAL_WRITE),
-            ):
-                # The peer could claim to have sent bytes that other streams have left in a ring.
-                clear = access is _THEIRS
-                make = functools.partial(MemoryRegion.slab, pd, size, access, clear=clear)
-                if size <= INLINE_BYTES:
-                    made.append(make())
-                else:
-                    made.append(await call_blocking(make, undo=MemoryRegion.close))
-        except BaseException:
-            for region in made:
-                region.close()
-            raise
-        return cls(plan, *made)
-
-    @property
-    def regions(self) -> tuple[MemoryRegion, ...]:
-        """All memory that the queue pair may use."""
-        return (self.ring, self.table, self.own, *self.mapped)
-
-    def close(self) -> None:
-        """Deregister."""
-        for region in self.regions:
-            region.close()
 
 
 class StreamPort(AdapterSide):
@@ -161,16 +94,17 @@ class StreamPort(AdapterSide):
         self.state = StreamState(
             ring=(ring.addr, ring.rkey, ring.length),
             table=table.addr,
-            send=(own.addr, config.send_buffer_size, own.lkey),
+            send=(own.addr, plan.sending, own.lkey),
             credits=config.recv_depth,
             send_depth=plan.sends - 1,
             iwarp=context.is_iwarp,
             inline_size=qp.limits.max_inline_data,
-            # Addresses keep nothing alive.
-            memory=[region.view for region in memory.regions],
+            memory=memory.views,  # addresses keep nothing alive
         )
         if spins := self.completions.spins(config, 1):
             self.state.spin_with(*spins)
+        if plan.ring < config.receive_buffer_size:
+            self.state.grow_at = plan.ring
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: StreamConfig) -> StreamPort:

@@ -34,19 +34,19 @@ from asyncio import constants, transports
 from collections.abc import Callable
 from typing import Any
 
-from aiordma._core import STREAM_FAILED
+from aiordma._core import STREAM_FAILED, STREAM_GROW
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.cm.step import Stage
 from aiordma.errors import ConnectionLostError, ProtocolError, cm_error
 from aiordma.link.keepalive import Keepalive
+from aiordma.link.stream_sockets import stream_socket
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_thread, from_finalizer
 from aiordma.loop.timers import now
 from aiordma.streams.incoming import Incoming
 from aiordma.streams.iomap import StreamIomap
 from aiordma.streams.outgoing import Outgoing
-from aiordma.streams.sockets import stream_socket
 from aiordma.streams.stream_config import StreamConfig
 from aiordma.streams.stream_end import StreamEnd, lost, vanished
 from aiordma.streams.stream_port import StreamPort
@@ -218,6 +218,8 @@ class RdmaTransport(transports._FlowControlMixin):
     def _on_events(self, events: int) -> None:
         if events & STREAM_FAILED:
             self._port.check(self._port.state.error)
+        if events & STREAM_GROW and self.is_reading():
+            self._port.memory.widen_ring(self._port.state)
         self._context.run(self._process)
 
     def _on_attention(self) -> None:
@@ -287,7 +289,8 @@ class RdmaTransport(transports._FlowControlMixin):
             raise
 
     def _send_waiting(self) -> None:
-        if self._out.size and self._out.flush():
+        # The protocol may write when it is resumed: of a stream that is closing C takes nothing.
+        while self._out.size and self._out.flush():
             self._gate()
             self._maybe_resume_protocol()
         if not self._out.size:
@@ -304,7 +307,11 @@ class RdmaTransport(transports._FlowControlMixin):
         self._out.control()
 
     def _linger(self) -> None:
-        """Post control messages: the program is done, and the adapter still delivers bytes."""
+        """Post what is left: the program is done, and the adapter still delivers bytes."""
+        if self._out.size:
+            self._out.flush()
+            if not self._out.size:
+                self._end.say()
         self._out.control()
         if self._machine.disconnected or self._end.cause is not None:
             self._end.arrived()
@@ -418,6 +425,8 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._port.state.error:
             self._port.check(self._port.state.error)
         if self._out.keep(data, sent):
+            if self._port.memory.widen_send(self._port.state):
+                self._out.flush()
             self._gate()
             self._maybe_pause_protocol()
 
@@ -473,10 +482,12 @@ class RdmaTransport(transports._FlowControlMixin):
             self._soon()
 
     def abort(self) -> None:
-        """End at once; waiting bytes are lost.  `connection_lost(None)` follows.
+        """End at once; `connection_lost(None)` follows.
 
-        Bytes that the adapter has been given still arrive, for `linger_s` at most, and then the
-        peer sees the end of the stream; or, if something was lost, that the connection is broken.
+        Bytes that the adapter has been given still arrive, and so do bytes that wait, if `drain()`
+        would let them pass and they are at most `send_buffer_size`; if not, all that wait are lost.
+        This has `linger_s`; then the peer sees the end of the stream; or, if something was lost,
+        that the connection is broken.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
@@ -513,11 +524,9 @@ class RdmaTransport(transports._FlowControlMixin):
         if self._over:
             self._finish(exc)
             return
-        waiting = self._out.size
-        self._out.clear()
         self._closing = True
         self._in.stop()
-        self._take_leave(whole=not waiting)
+        self._take_leave()
         self._finish(exc)
 
     def _give_up(self, exc: BaseException | None) -> None:
@@ -525,15 +534,24 @@ class RdmaTransport(transports._FlowControlMixin):
         self._end.hurry(0)
         self._force_close(exc)
 
-    def _take_leave(self, *, whole: bool) -> None:
-        """Say the end behind the posted bytes, if these are `whole`; else have them arrive."""
-        if not self._end.hurry():
+    def _take_leave(self) -> None:
+        """Say the end behind all bytes; or drop those that wait, if `drain()` holds them back.
+
+        Fewer would be with the kernel of a TCP connection: they are sent while the peer makes room,
+        as long as posted bytes have to arrive.
+        """
+        lingers = self._end.hurry()
+        waiting = self._out.size
+        whole = not self._protocol_paused and waiting <= self._config.send_buffer_size
+        if not lingers or not whole:
+            self._out.clear()
+        if not lingers:
             self._end.arrived()
-        elif whole:
+        elif not whole:
+            self._port.flush()
+        elif not self._out.size:
             self._end.say()
             self._out.control()
-        else:
-            self._port.flush()
 
     def _finish(self, exc: BaseException | None) -> None:
         # A server waits for the report, and a KeyboardInterrupt comes between any two steps.
@@ -566,7 +584,7 @@ class RdmaTransport(transports._FlowControlMixin):
             self._keepalive.stop()
             if self._machine.met and self._port.cm_id.stage is Stage.CONNECTED:
                 self._machine.open()
-                self._take_leave(whole=True)
+                self._take_leave()
             else:
                 self._end.arrived()
             self._end.begin()
@@ -577,7 +595,7 @@ class RdmaTransport(transports._FlowControlMixin):
             return
         if not self._over:
             self._end.leaving = True
-            self._take_leave(whole=not self._out.size)
+            self._take_leave()
         self._end.hurry()
         self._end.begin()
         await self._end.wait()
@@ -600,7 +618,7 @@ class RdmaTransport(transports._FlowControlMixin):
 
     def get_write_buffer_size(self) -> int:
         """Bytes that wait; those that the adapter has been given do not count."""
-        return self._out.size
+        return 0 if self._over else self._out.size
 
     def is_closing(self) -> bool:
         """Whether the end has begun."""
@@ -629,13 +647,16 @@ class RdmaTransport(transports._FlowControlMixin):
         self._port.state.rest = _written_in_a_child
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Call another protocol from now on.
+        """Call another protocol from now on; `pause_writing` at once, if too many bytes wait.
 
         Raises:
             RuntimeError: The stream's event loop runs in another thread; nothing was done.
         """
         check_thread(self._loop, "stream")
         self._protocol = protocol
+        if self._protocol_paused:  # asyncio's TLS fails if it is resumed and was not paused
+            self._protocol_paused = False
+            self._maybe_pause_protocol()
         self._in.set_protocol(protocol)
         if self._port.state.readable:
             self._soon()

@@ -220,6 +220,49 @@ async def test_water_marks(address: str) -> None:
             transport.set_write_buffer_limits(high=1, low=2)
 
 
+async def test_bytes_written_on_resuming_are_sent_although_the_stream_is_closing(
+    address: str,
+) -> None:
+    """asyncio's TLS does so with its `close_notify`: the last piece was sent, and there is room."""
+
+    class Closing(Note):
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self.calls.count("resume") == 1:
+                self.transport.write(b"the last")
+
+    async with noted(address, client=Closing) as both:
+        both.server.transport.pause_reading()
+        transport = both.client.transport
+        transport.set_write_buffer_limits(high=0)
+        size = 0
+        while not both.client.paused:
+            transport.write(b"z" * 50_000)
+            size += 50_000
+        transport.close()
+        both.server.transport.resume_reading()
+        assert await both.server.ended() is None
+        assert await both.client.ended() is None
+        assert both.server.data == b"z" * size + b"the last"
+
+
+async def test_a_protocol_that_comes_while_writing_is_paused_is_told(address: str) -> None:
+    """asyncio's TLS, which takes over with `start_tls`, is resumed only if it was paused."""
+    async with noted(address) as both:
+        both.server.transport.pause_reading()
+        transport, later = both.client.transport, Note()
+        while not both.client.paused:
+            transport.write(b"z" * 50_000)
+        transport.set_protocol(later)
+        assert later.calls == ["pause"]
+        both.server.transport.resume_reading()
+        await until(lambda: not later.paused)
+        assert later.calls == ["pause", "resume"]
+        assert both.client.calls == ["made", "pause"]
+        transport.close()
+        assert await later.ended() is None
+
+
 async def test_a_protocol_that_answers_within_the_callback(address: str) -> None:
     """Ping and pong from data_received alone; no task is woken."""
     rounds = 500

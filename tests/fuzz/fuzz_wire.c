@@ -407,18 +407,22 @@ static void fuzz_messages(struct input *in)
 
 static void check_stream(const struct aio_stream_state *s)
 {
-    uint32_t waiting = 0;
+    uint32_t waiting = 0, rest = s->ring_size - s->offset, wider = s->wider_size;
 
-    CHECK(s->readable <= s->ring_size && s->offset < s->ring_size);
+    CHECK(s->offset < s->ring_size && (!s->moved || wider));
+    CHECK(s->readable <= (s->moved ? rest + wider / 2 : s->ring_size));
     CHECK(s->waiting_count <= s->credits && s->waiting_count <= s->waiting_mask + 1);
     for (uint32_t i = 0; i < s->waiting_count; i++)
         waiting += s->waiting[(s->waiting_first + i) & s->waiting_mask];
     CHECK(waiting == s->readable);
     /* Room in the ring is in one place: read but not told, told and not written, or not yet read.
      */
-    CHECK(s->ring_free + s->readable <= s->ring_size);
-    CHECK(s->ring_free + s->readable + s->ring_left + s->ring_buffers * (s->ring_size / 2) ==
-          s->ring_size);
+    if (s->moved) /* the rest of the ring, and the first half of the larger ring */
+        CHECK(!s->ring_free &&
+              s->readable + s->ring_left + s->ring_buffers * (wider / 2) == rest + wider / 2);
+    else
+        CHECK(s->ring_free + s->readable + s->ring_left + s->ring_buffers * (s->ring_size / 2) ==
+              s->ring_size);
     CHECK(s->send_free <= s->send_size && s->head < s->send_size);
     CHECK(s->next - s->first <= s->messages_mask + 1);
     CHECK(s->entry < 2 && s->peer_entry < s->table_length);
@@ -473,9 +477,10 @@ static void word(struct aio_stream_state *s, struct input *in)
 
 static void fuzz_stream(struct input *in)
 {
-    enum { RING = 256, SEND = 128, CREDITS = 8, DEPTH = 64, LIMIT = 12 };
+    enum { RING = 256, WIDER = 640, SEND = 128, CREDITS = 8, DEPTH = 64, LIMIT = 12 };
     struct aio_stream_state *s = zeros(1, sizeof(*s));
-    uint8_t how = take8(in), into[RING + 16], data[SEND + 32] = {0};
+    uint8_t how = take8(in), into[WIDER + 16], data[SEND + 32] = {0};
+    uint8_t *wider = zeros(1, WIDER), *larger = zeros(1, 2 * SEND);
     uint8_t *ring = zeros(1, RING), *table = zeros(2, 16), *words = zeros(CREDITS + 8, 4);
     uint8_t *send = zeros(1, SEND + AIO_STREAM_CONTROLS * AIO_STREAM_CONTROL_SIZE);
     uint32_t *waiting = zeros(CREDITS, sizeof(*waiting));
@@ -488,7 +493,8 @@ static void fuzz_stream(struct input *in)
     s->inline_size = how & 4 ? 16 : 0;
     s->qp = &queue_pair;
     s->ring = ring, s->ring_size = RING, s->table = table, s->send = send, s->send_size = SEND;
-    s->send_free = SEND, s->largest = s->signal_bytes = SEND / 4;
+    s->send_free = SEND, s->controls = send + SEND, s->grow_at = RING;
+    aio_stream_shares(s);
     s->data_wrs = s->iwarp ? 2 : 1;
     s->signal_messages = (DEPTH / s->data_wrs - 4) / 4;
     s->data_limit = DEPTH - 4 * 2 - s->data_wrs;
@@ -507,7 +513,13 @@ static void fuzz_stream(struct input *in)
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_RDMA_WRITE};
         uint32_t n;
 
-        switch (take8(in) % 9) {
+        switch (take8(in) % 10) {
+        case 9: /* Python has made larger rings */
+            if (!s->wider_size && s->ring_size == RING)
+                s->wider = wider, s->wider_size = WIDER;
+            if (!s->send_grown && take8(in) % 2)
+                aio_stream_send_from(s, larger, 2 * SEND, 7);
+            break;
         case 0:
         case 1:
         case 2:
@@ -521,7 +533,7 @@ static void fuzz_stream(struct input *in)
                 memset(table + n * 16, 0xFF, 7);
             break;
         case 4:
-            CHECK(aio_stream_read(s, into, take_edge(in, RING) % sizeof(into)) <= RING);
+            CHECK(aio_stream_read(s, into, take_edge(in, WIDER) % sizeof(into)) <= WIDER);
             break;
         case 5:
             n = take_edge(in, SEND / 4) % sizeof(data);
@@ -549,6 +561,7 @@ static void fuzz_stream(struct input *in)
             check_stream(s);
     }
     free(messages), free(waiting), free(send), free(words), free(table), free(ring), free(s);
+    free(wider), free(larger);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport
 from aiordma.link.admission import Place, Places
 from aiordma.streams import policy
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
+from aiordma.verbs.mr import MemoryRegion
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def port_of(transport: object) -> StreamPort:
@@ -66,3 +71,12 @@ def connect_of_switch(
 ) -> Awaitable[Any]:
     """Connect as a loop under the switch does, to the first host that answers."""
     return policy._connect(factory, hosts, port, options)
+
+
+def refuse_larger_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stream gets memory for a larger ring from now on."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory that may be pinned")
+
+    monkeypatch.setattr(MemoryRegion, "slab", refuse)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from aiordma._core import (
+    STREAM_GROW,
     STREAM_IDLE,
     STREAM_MESSAGE,
     STREAM_RECV,
@@ -37,7 +38,7 @@ if load_error() is not None:
 
 SEED = os.environ.get("AIORDMA_TEST_SEED", "20241121")
 CASES = 1500
-RING, SEND = 64, 128
+RING, WIDER, SEND = 64, 160, 128
 SHUTDOWN = 0xE0000002
 #: What C and the protocol in Python both count.
 NUMBERS = (
@@ -45,6 +46,7 @@ NUMBERS = (
     "credits", "consumed", "due", "waiting_count", "addr", "key", "left", "spare_left", "allowed",
     "limit", "sequence", "data_out", "data_limit", "data_wrs", "control_out", "entry", "peer_entry",
     "table_addr", "table_key", "table_length", "swapped", "sending", "crediting", "owing",
+    "ring_addr", "ring_rkey", "ring_size", "wider_size", "moved",
 )  # fmt: skip
 
 
@@ -57,6 +59,7 @@ class InC:
 
     def __init__(self, rng: Random, credit: int, depth: int, iwarp: bool, inline: int) -> None:
         self.ring = ffi.new("uint8_t[]", RING)
+        self.wider = ffi.new("uint8_t[]", WIDER)
         self.table = ffi.new("uint8_t[]", 32)
         self.source = ffi.new("uint8_t[]", SEND + 96)
         self.words = ffi.new("uint32_t[]", 64)
@@ -181,6 +184,7 @@ class Case:
         self.completed = 0
         self.ring_left = 0  # bytes of the ring for sending, as Python would count them
         self.given = 0
+        self.grew = False
 
     def both(self, step: Any) -> None:
         """Do the same with both; they raise alike."""
@@ -209,7 +213,7 @@ class Case:
         rng, c, py = self.rng, self.c, self.py
         self.both(lambda side: side.control())
         for _ in range(rng.randint(10, 120)):
-            match rng.randrange(8):
+            match rng.randrange(9):
                 case 0 | 1 | 2:
                     self.say()
                 case 3:
@@ -219,20 +223,30 @@ class Case:
                 case 5:
                     if py.readable:
                         count = rng.randint(1, py.readable)
-                        at, _ = py.peek()
                         assert len(c.state.cut(count) or b"") == count
                         py.consume(count)
                         self.control()
-                        assert c.state.offset == (at + count) % RING
                 case 6:
                     self.complete()
                 case 7:
+                    self.widen()
+                case 8:
                     if not rng.randrange(20):
                         end = rng.choice(("shutdown", "disconnect"))
                         getattr(c.machine, end)()
                         getattr(py, end)()
             self.both(lambda side: side.control())
             self.check()
+
+    def widen(self) -> None:
+        """A larger ring for both."""
+        numbers = self.py.numbers
+        if numbers.wider_size or numbers.ring_size > RING:
+            return
+        for state in (self.c.state, numbers):
+            state.wider_addr, state.wider_rkey = _address(self.c.wider), 0x12
+            state.wider_size = WIDER
+        self.grew = True
 
     def say(self) -> None:
         rng, py = self.rng, self.py
@@ -332,11 +346,76 @@ def test_c_and_python_agree() -> None:
             seen["over" if case.py.disconnected else "alive"] += 1
         seen["taken"] += case.c.taken
         seen["passed"] += case.c.passed
+        seen["moved"] += case.c.state.ring_size == WIDER
         seen["untold"] += sum(not one[4] for one in case.c.posted)
     print(seen)
     # A generator that never gets anywhere would show nothing.
-    for what in ("broken", "over", "alive", "taken", "passed", "untold"):
+    for what in ("broken", "over", "alive", "taken", "passed", "moved", "untold"):
         assert seen[what] > CASES / 50, seen
+
+
+def _grown(handler: Any = None) -> tuple[StreamState, Completing, Any]:
+    """A state whose ring has 64 bytes, and that asks for more after 64 that were taken."""
+    memory = ffi.new("uint8_t[]", 1024)
+    at = _address(memory)
+    state = StreamState(
+        ring=(at, 1, RING), table=at + 256, send=(at + 512, SEND, 5), credits=20,
+        send_depth=8, iwarp=False, inline_size=0, memory=memory,
+    )  # fmt: skip
+    Whole(
+        ring=Place(at, 1, RING), table=Place(at + 256, 2, 32),
+        memory=memoryview(ffi.buffer(memory))[256:288], credits=20, send_depth=8, state=state,
+    ).begin()  # fmt: skip
+    state.receiving = state.dead = True
+    state.grow_at = 64
+    return state, Completing(state), memory
+
+
+def _data(length: int) -> Any:
+    wc = ffi.new("struct ibv_wc *")
+    wc.wr_id, wc.imm_data, wc.wc_flags = STREAM_RECV << SUB_SHIFT, socket.htonl(length), 2
+    return wc
+
+
+@pytest.mark.parametrize(
+    ("lengths", "asks"),
+    [
+        pytest.param((15, 1), False, id="little"),
+        pytest.param((16,), True, id="much at once"),
+        pytest.param((8, 8, 8, 8), True, id="no room is left"),
+    ],
+)
+def test_a_larger_ring_is_asked_for_when_there_is_more_than_fits(
+    lengths: tuple[int, ...], asks: bool
+) -> None:
+    state, completing, _memory = _grown()
+    for length in lengths:
+        completing.take(_data(length))
+    assert not completing.events & STREAM_GROW, "the program has taken nothing yet"
+    state.cut(state.readable)
+    state.ring_left, state.grow_at = 32, sum(lengths)
+    for length in lengths:
+        completing.take(_data(length))
+    assert bool(completing.events & STREAM_GROW) is asks
+
+
+def test_bytes_go_on_in_the_larger_ring() -> None:
+    state, completing, memory = _grown()
+    ring, wider = ffi.buffer(memory, RING), ffi.new("uint8_t[]", WIDER)
+    state.wider_addr, state.wider_rkey, state.wider_size = _address(wider), 3, WIDER
+    state.moved, state.ring_free, state.ring_next = True, 0, 0
+    state.ring_left, state.ring_buffers = 10, 1
+    state.offset = RING - 10
+    ring[RING - 10 : RING] = b"0123456789"
+    ffi.memmove(wider, b"abc\ndef", 7)
+    completing.take(_data(10))
+    assert state.ring_left == WIDER // 2
+    completing.take(_data(7))
+    assert state.cut(4) == b"0123"
+    assert state.cut(8) == b"456789ab"
+    assert (state.moved, state.ring_size, state.ring_addr) == (False, WIDER, _address(wider))
+    assert (state.offset, state.ring_free, state.ring_next) == (2, WIDER // 2 + 2, WIDER // 2)
+    assert state.cut(5) == b"c\ndef"
 
 
 def _completed(sub: int, status: WCStatus = WCStatus.WR_FLUSH_ERR) -> Any:

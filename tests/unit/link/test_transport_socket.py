@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from aiordma.link.stream_sockets import listening_socket, stream_socket
 from aiordma.link.transport_socket import RdmaTransportSocket
-from aiordma.streams.sockets import listening_socket, stream_socket
 from aiordma.streams.stream_config import DEFAULTS, StreamConfig
 
 HERE, THERE = ("127.0.0.1", 7), ("127.0.0.1", 9)

@@ -31,5 +31,5 @@ def test_words_of_iwarp_come_by_memory(form: str, iwarp: bool) -> None:
 
 
 def test_a_state_in_c_has_the_names_of_the_plain_one() -> None:
-    plain = {name for name in (*vars(State(64, 8)), *vars(State)) if not name.startswith("_")}
+    plain = {name for name in (*vars(State(0, 0, 64, 8)), *vars(State)) if not name.startswith("_")}
     assert plain <= set(vars(StreamState))

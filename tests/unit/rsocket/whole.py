@@ -21,8 +21,14 @@ __all__ = ["State", "Whole"]
 class State:
     """The numbers of a connection, by the names of `StreamState`."""
 
+    ring_addr: int
+    ring_rkey: int
     ring_size: int
     credits: int
+    wider_addr: int = 0
+    wider_rkey: int = 0
+    wider_size: int = 0
+    moved: bool = False
     readable: int = 0
     offset: int = 0
     ring_left: int = 0
@@ -106,7 +112,7 @@ class Whole(Machine):
         state: StreamState | None = None,
     ) -> None:
         # In Python or in C.
-        self.numbers = state or cast("StreamState", State(ring.size, credits))
+        self.numbers = state or cast("StreamState", State(*ring, credits))
         super().__init__(
             ring=ring, table=table, memory=memory, send_depth=send_depth, iwarp=iwarp,
             state=self.numbers,
@@ -149,8 +155,13 @@ class Whole(Machine):
             msg = f"{length} bytes consumed, {state.readable} are there"
             raise ValueError(msg)
         state.readable -= length
-        state.ring_free += length
-        state.offset = (state.offset + length) % state.ring_size
+        state.offset += length
+        if not state.moved:
+            state.ring_free += length
+        if state.offset >= state.ring_size:
+            state.offset -= state.ring_size
+            if state.moved:
+                flow.move(state)
         while length:
             first = state.first_waiting
             if first > length:

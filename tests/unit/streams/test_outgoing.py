@@ -20,18 +20,23 @@ class State:
         self.head = 0
         self.ring = bytearray(RING)
         self.sent = bytearray()
+        self.credits = 1 << 20
 
     def room(self) -> int:
-        return RING - self.head
+        return RING - self.head if self.credits else 0
 
     def send_ring(self, length: int) -> int:
+        assert length, "a message of data that brings none breaks the protocol"
+        self.credits -= 1
         self.sent += self.ring[self.head : self.head + length]
         self.head = (self.head + length) % RING
         return 0
 
 
-def sending(state: State) -> Outgoing:
-    memory = SimpleNamespace(send=memoryview(state.ring))
+def sending(state: State, *larger: bool) -> Outgoing:
+    """What sends; `larger` says, each time there is no room, whether there is a larger ring now."""
+    asked = iter(larger)
+    memory = SimpleNamespace(send=memoryview(state.ring), widen_send=lambda _: next(asked, False))
     machine: Any = None
     port: Any = SimpleNamespace(state=state, memory=memory, check=lambda _: None)
     return Outgoing(port, machine)
@@ -71,3 +76,16 @@ def test_what_waits_keeps_its_order_and_its_bytes() -> None:
         assert out.flush()
     assert not backlog_of(out)
     assert state.sent == expected
+
+
+def test_a_larger_ring_without_a_credit_sends_nothing() -> None:
+    state = State()
+    state.credits = 1
+    out = sending(state, True, False, True)
+    assert out.keep(b"x" * (RING + 5), 0)
+    assert out.flush()
+    assert (len(state.sent), out.size) == (RING, 5)
+    assert not out.flush(), "no credit has come"
+    state.credits = 1
+    assert out.flush()
+    assert (len(state.sent), out.size) == (RING + 5, 0)

@@ -8,15 +8,34 @@ from __future__ import annotations
 
 import errno
 import socket
-from typing import Any
+from typing import Any, Protocol
 
 from aiordma.cm.address import Address
 from aiordma.link.transport_socket import RdmaTransportSocket, SocketOption, address_of
-from aiordma.streams.stream_config import StreamConfig
 
 __all__ = ["listening_socket", "obstacle", "only_ipv6", "stream_socket", "take_place"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
+
+
+class Settings(Protocol):
+    """The part of a `StreamConfig` that a stand-in shows."""
+
+    @property
+    def receive_buffer_size(self) -> int:
+        """Bytes."""
+
+    @property
+    def send_buffer_size(self) -> int:
+        """Bytes."""
+
+    @property
+    def keepalive_s(self) -> float | None:
+        """Seconds; None for never."""
+
+    @property
+    def tos(self) -> int | None:
+        """The type of service; None for that of the host."""
 
 
 def obstacle(sock: Any) -> str | None:
@@ -63,7 +82,7 @@ def take_place(sock: Any) -> Address:
 
 
 def stream_socket(
-    sockname: Address, peername: Address | None, config: StreamConfig
+    sockname: Address, peername: Address | None, config: Settings
 ) -> RdmaTransportSocket:
     """The stand-in of a connection."""
     facts = {**_buffers(config), **_type_of_service(sockname, config)}
@@ -71,7 +90,7 @@ def stream_socket(
     return RdmaTransportSocket(sockname, peername, facts=facts, defaults=keepalive)
 
 
-def listening_socket(sockname: Address, config: StreamConfig) -> RdmaTransportSocket:
+def listening_socket(sockname: Address, config: Settings) -> RdmaTransportSocket:
     """The stand-in of a server, for one of its addresses."""
     facts = {**_buffers(config), (socket.SOL_SOCKET, socket.SO_ACCEPTCONN): 1}
     if ":" in sockname[0]:
@@ -80,14 +99,14 @@ def listening_socket(sockname: Address, config: StreamConfig) -> RdmaTransportSo
     return RdmaTransportSocket(sockname, facts=facts, defaults=free_at_once)
 
 
-def _buffers(config: StreamConfig) -> dict[SocketOption, int]:
+def _buffers(config: Settings) -> dict[SocketOption, int]:
     return {
         (socket.SOL_SOCKET, socket.SO_RCVBUF): config.receive_buffer_size,
         (socket.SOL_SOCKET, socket.SO_SNDBUF): config.send_buffer_size,
     }
 
 
-def _type_of_service(sockname: Address, config: StreamConfig) -> dict[SocketOption, int]:
+def _type_of_service(sockname: Address, config: Settings) -> dict[SocketOption, int]:
     if config.tos is None:
         return {}
     if ":" in sockname[0]:

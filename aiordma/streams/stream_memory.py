@@ -1,0 +1,146 @@
+"""StreamMemory: the registered memory of a stream, and its growth.
+
+Theory of operation
+    Both rings begin small, and are joined by a larger ring each when there is traffic for it.  A
+    larger ring that cannot be registered is no failure: the stream goes on with the ring that it
+    has.  The first rings stay until the end: with them are control messages and words, and they are
+    small.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from aiordma._core import StreamState
+from aiordma.loop.workers import call_blocking
+from aiordma.streams.plan import Plan
+from aiordma.verbs.enums import Access
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.pd import ProtectionDomain
+
+__all__ = ["StreamMemory"]
+
+_log = logging.getLogger("aiordma")
+_THEIRS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+_NEVER = (1 << 64) - 1
+_PATIENCE = 1024  # messages between two attempts to get a larger ring for sending
+
+
+class StreamMemory:
+    """Registered memory of one stream; made by `register`.
+
+    Attributes:
+        ring: Where the peer's bytes land.
+        table: Where the peer writes descriptors, and mappings.
+        own: For this side alone: the ring for sending, control messages, and on iWARP words.
+        send: Where own bytes lie while they are sent.
+        grown: Larger rings.
+        views: Of all rings and the table, for an object that has their addresses.
+        words: Where words land, on iWARP.
+        mapped: Regions that the program has registered for mappings.
+    """
+
+    __slots__ = (
+        "_ask_at", "_pd", "_plan", "grown", "mapped", "own", "ring", "send", "table", "views",
+        "words",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pd: ProtectionDomain,
+        plan: Plan,
+        ring: MemoryRegion,
+        table: MemoryRegion,
+        own: MemoryRegion,
+    ) -> None:
+        self._pd = pd
+        self._plan = plan
+        self._ask_at = 0  # completed messages, before a larger ring for sending is tried
+        self.ring = ring
+        self.table = table
+        self.own = own
+        self.send = own.view[: plan.sending]
+        self.words = own.view[plan.words :]
+        self.mapped: list[MemoryRegion] = []
+        self.grown: list[MemoryRegion] = []
+        self.views = [ring.view, table.view, own.view]
+
+    @classmethod
+    async def register(cls, pd: ProtectionDomain, plan: Plan) -> StreamMemory:
+        """Allocate and register.
+
+        Raises:
+            OSError: Out of memory that may be pinned.
+
+        Cancellation: the memory is given back.
+        """
+        made: list[MemoryRegion] = []
+        try:
+            for size, access in (
+                (plan.ring, _THEIRS),
+                (plan.table, _THEIRS),
+                (plan.own, Access.LOCAL_WRITE),
+            ):
+                # The peer could claim to have sent bytes that other streams have left in a ring.
+                clear = access is _THEIRS
+                make = functools.partial(MemoryRegion.slab, pd, size, access, clear=clear)
+                if size <= INLINE_BYTES:
+                    made.append(make())
+                else:
+                    made.append(await call_blocking(make, undo=MemoryRegion.close))
+        except BaseException:
+            for region in made:
+                region.close()
+            raise
+        return cls(pd, plan, *made)
+
+    @property
+    def regions(self) -> tuple[MemoryRegion, ...]:
+        """All memory that the queue pair may use."""
+        return (self.ring, self.table, self.own, *self.mapped, *self.grown)
+
+    def close(self) -> None:
+        """Deregister."""
+        for region in self.regions:
+            region.close()
+
+    def widen_ring(self, state: StreamState) -> None:
+        """Offer the peer a ring of full size, from the next time on that its first half is free."""
+        if state.dead:
+            return
+        region = self._larger(self._plan.config.receive_buffer_size, _THEIRS)
+        if region is not None:
+            state.wider_addr, state.wider_rkey = region.addr, region.rkey
+            state.wider_size = region.length
+            state.grow_at = _NEVER
+
+    def widen_send(self, state: StreamState) -> bool:
+        """Send from a ring of full size if the ring is full, and the peer has more room than it.
+
+        Returns:
+            Whether there is a new ring.
+        """
+        size, there = self._plan.config.send_buffer_size, self.send
+        if state.send_free or len(there) >= size or state.left + state.spare_left <= len(there):
+            return False
+        if state.dead or state.progress < self._ask_at:
+            return False
+        region = self._larger(size, Access.LOCAL_WRITE)
+        if region is None:
+            self._ask_at = state.progress + _PATIENCE
+            return False
+        self.send = region.view[:size]
+        state.send_from(region.addr, size, region.lkey)
+        return True
+
+    def _larger(self, size: int, access: Access) -> MemoryRegion | None:
+        """Register memory; None where there is none to be had."""
+        try:
+            region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
+        except OSError as exc:
+            _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
+            return None
+        self.grown.append(region)
+        self.views.append(region.view)
+        return region
