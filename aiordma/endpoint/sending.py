@@ -132,10 +132,11 @@ class Sender:
         """Get more slots; whether a slot is free."""
         arena = self._link.slots.send
         before = arena.count
-        for slot in arena.grow(self.room):
-            self._state.give_slot(slot)
+        slots = list(arena.grow(self.room))
         if arena.count != before:
-            self._link.fit()
+            self._link.fit()  # the keys of the slots, before a send can have one
+        for slot in slots:
+            self._state.give_slot(slot)
         return bool(self._state.n_free)
 
     def _give(self, slot: int) -> None:

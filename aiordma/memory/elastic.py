@@ -155,8 +155,8 @@ class ElasticArena(Arena):
         """
         if self._closed or self._entering:
             return ()
-        for chunk in self._chunks.values():
-            if chunk.leaving:
+        for chunk in list(self._chunks.values()):  # the collector may hand slots in meanwhile
+            if chunk.leaving and chunk.inside:
                 if self._share.could_spare(len(chunk.slots) * self._unit):
                     self._share.want(again)
                     return ()
