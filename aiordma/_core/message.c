@@ -237,9 +237,8 @@ static int pump(struct aio_message_state *m)
     return put && !code ? aio_message_flush(m) : code;
 }
 
-/* Post receive slots of one registration; without `slots` the first `count`. */
-int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count,
-                        uint32_t key)
+/* Post receive slots; without `slots` the first `count`. */
+int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint32_t count)
 {
     struct ibv_sge sge[AIO_RECV_CHAIN];
     struct ibv_recv_wr wr[AIO_RECV_CHAIN], *bad = NULL;
@@ -253,7 +252,7 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
 
             sge[i].addr = aio_slot_addr(&m->recv, slot);
             sge[i].length = m->recv.stride;
-            sge[i].lkey = key;
+            sge[i].lkey = slot_key(&m->recv, slot);
             wr[i].wr_id = m->base.id | (uint64_t)(AIO_SUB_RECV | slot) << AIO_SUB_SHIFT;
             wr[i].sg_list = &sge[i];
             wr[i].num_sge = 1;
@@ -265,20 +264,12 @@ int aio_message_receive(struct aio_message_state *m, const uint16_t *slots, uint
     return code;
 }
 
-/* Post the receive slots that are free, those of one registration in one chain. */
+/* Post the receive slots that are free. */
 static int post_back(struct aio_message_state *m)
 {
-    uint32_t n = m->n_back, end;
-    int code = 0;
+    int code = aio_message_receive(m, m->back, m->n_back);
 
-    for (uint32_t i = 0; i < n && !code; i = end) {
-        uint32_t key = slot_key(&m->recv, m->back[i]);
-
-        for (end = i + 1; end < n && slot_key(&m->recv, m->back[end]) == key; end++)
-            ;
-        code = aio_message_receive(m, m->back + i, end - i, key);
-    }
-    m->posted += n;
+    m->posted += m->n_back;
     m->n_back = 0;
     return code;
 }

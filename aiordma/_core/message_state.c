@@ -657,18 +657,14 @@ static PyObject *state_post_read(PyObject *object, PyObject *args)
     return PyLong_FromLong(aio_message_read(m, number, addr, length, lkey, remote_addr, rkey));
 }
 
-/* post_receives(key, slots): `slots` is a list, or a number of slots, from the first on. */
-static PyObject *state_post_receives(PyObject *object, PyObject *args)
+/* post_receives(slots): `slots` is a list, or a number of slots, from the first on. */
+static PyObject *state_post_receives(PyObject *object, PyObject *slots)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
     uint16_t *numbers = NULL;
-    PyObject *slots;
-    unsigned int key;
     Py_ssize_t count;
     int code;
 
-    if (!PyArg_ParseTuple(args, "IO", &key, &slots))
-        return NULL;
     if (PyList_Check(slots)) {
         count = PyList_Size(slots);
         numbers = aio_room_for((size_t)count, sizeof(*numbers));
@@ -681,7 +677,7 @@ static PyObject *state_post_receives(PyObject *object, PyObject *args)
         PyMem_Free(numbers);
         return NULL;
     }
-    code = m->qp ? aio_message_receive(m, numbers, (uint32_t)count, key) : ENOTCONN;
+    code = m->qp ? aio_message_receive(m, numbers, (uint32_t)count) : ENOTCONN;
     PyMem_Free(numbers);
     return PyLong_FromLong(code);
 }
@@ -846,8 +842,8 @@ static PyMethodDef state_methods[] = {
     {"size", state_size, METH_O, "Fit what follows from the window."},
     {"post_read", state_post_read, METH_VARARGS,
      "Post a READ of a large message: number, address, length, lkey, remote address, rkey."},
-    {"post_receives", state_post_receives, METH_VARARGS,
-     "Post receive slots of one key: a list, or how many from the first on; 0 or an errno."},
+    {"post_receives", state_post_receives, METH_O,
+     "Post receive slots: a list, or how many from the first on; 0 or an errno."},
     {"back", state_back, METH_O, "The slot of a data message is free; as aio_message_back."},
     {"back_now", state_back_now, METH_O, "That of a frame without credit; as aio_message_back."},
     {"take_unposted", state_take_unposted, METH_NOARGS,

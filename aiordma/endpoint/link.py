@@ -14,7 +14,6 @@ Theory of operation
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -200,11 +199,8 @@ class Link(AdapterSide):
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)
-        recv = self.slots.recv
-        if recv.whole:
-            self.check(self.state.post_receives(recv.lkey, recv.count), "ibv_post_recv")
-        else:
-            self.post_recv(range(recv.count))
+        count = self.slots.recv.count
+        self.check(self.state.post_receives(count), "ibv_post_recv")
 
     def _bind(self) -> None:
         recv, send, control = self.slots.recv, self.slots.send, self.slots.control
@@ -289,15 +285,9 @@ class Link(AdapterSide):
         self.check(code)
 
     def post_recv(self, slots: Iterable[int]) -> None:
-        """Post receive slots, in a chain for each row of slots of one registration."""
-        arena = self.slots.recv
-        chains: Iterable[tuple[int, Iterable[int]]] = ((arena.lkey, slots),)
-        if not arena.whole:
-            chains = itertools.groupby(slots, arena.key)
-        for key, chain in chains:
-            if self.closed or self.failure is not None:
-                return
-            self.check(self.state.post_receives(key, list(chain)), "ibv_post_recv")
+        """Post receive slots."""
+        if not self.closed and self.failure is None:
+            self.check(self.state.post_receives(list(slots)), "ibv_post_recv")
 
     def fit(self) -> None:
         """Set the keys of slots that come and go in the state, after some have."""

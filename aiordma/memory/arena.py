@@ -23,8 +23,6 @@ class Arena:
     The arguments are its attributes, too; `lkey` is the local key of the slab.
     """
 
-    #: Whether all slots lie in one registration.
-    whole = True
     #: Bytes of slots that have come.
     more = memoryview(b"")
 
@@ -39,10 +37,6 @@ class Arena:
         self.view = view
         self.addr = addr
         self.lkey = mr.lkey
-
-    def key(self, slot: int) -> int:
-        """Local key of a slot's memory."""
-        return self.lkey
 
     # `ElasticArena` overrides these; here the slots neither come nor go.
 

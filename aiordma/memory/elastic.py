@@ -70,8 +70,6 @@ class ElasticArena(Arena):
         keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
     """
 
-    whole = False
-
     __slots__ = (
         "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_refused", "_share",
         "_steps", "_unit", "keeper", "more", "more_addr",
@@ -137,10 +135,6 @@ class ElasticArena(Arena):
 
     def _number(self, slot: int) -> int:
         return (slot - self._base) // self.step
-
-    def key(self, slot: int) -> int:
-        """Local key of a slot's memory."""
-        return self.lkey if slot < self._base else self._chunks[self._number(slot)].mr.lkey
 
     @property
     def steps(self) -> list[MemoryRegion]:

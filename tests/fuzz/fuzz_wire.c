@@ -319,7 +319,7 @@ static void fuzz_messages(struct input *in)
     m->credits = how & 4 ? 3 : 0;
     m->operations_done = done;
     m->done_mask = OPERATIONS - 1;
-    CHECK(!aio_message_receive(m, NULL, RECEIVES, 2) && m->receives == RECEIVES);
+    CHECK(!aio_message_receive(m, NULL, RECEIVES) && m->receives == RECEIVES);
     ASAN_POISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
     while (in->at < in->end) {
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};

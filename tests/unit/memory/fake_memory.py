@@ -21,7 +21,6 @@ def _address(view: memoryview) -> int:
 class FakeArena:
     """Slots of memory."""
 
-    whole = True
     more = memoryview(b"")
     steps: ClassVar[list[Any]] = []
     _keys = itertools.count(7)
@@ -128,6 +127,9 @@ class FakeElastic(ElasticArena):
         chunk = super()._enter(number)
         self.more_addr = _address(self.more)
         return chunk
+
+    def key(self, slot: int) -> int:
+        return self.lkey if slot < self._base else self._chunks[self._number(slot)].mr.lkey
 
     @property
     def first(self) -> int:
