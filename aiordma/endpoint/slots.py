@@ -137,8 +137,11 @@ class Slots:
         if total is not None:
             first, unit = self.recv.count + self.send.count, 1
             step = max(4, (config.receives - self.recv.count) // _POOL_STEPS)
-        key = ("slots", id(pd.context), total, config.slot_size) if total else "steps"
-        budget, release = registry.acquire(key, lambda: SlotBudget(total or step_bytes()))
+        if total is None:
+            budget, release = step_budget()
+        else:
+            key = ("slots", id(pd.context), total, config.slot_size)
+            budget, release = registry.acquire(key, lambda: SlotBudget(total))
         self._undo.append(release)
         self._loop = asyncio.get_running_loop()
         share = self._share = budget.join(first)

@@ -23,8 +23,10 @@ from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import errno_error
+from aiordma.loop import registry
+from aiordma.memory.memlock import step_bytes
 
-__all__ = ["Share", "SlotBudget"]
+__all__ = ["Share", "SlotBudget", "step_budget"]
 
 
 class Share:
@@ -162,3 +164,12 @@ class SlotBudget:
             if self._waiting.pop(function, None) is not None:
                 self._crowded[0] = bool(self._waiting)
                 function()
+
+
+def step_budget() -> tuple[SlotBudget, Callable[[], None]]:
+    """The bytes that come with traffic, of the running loop's connections and streams.
+
+    Returns:
+        The budget, and a function that lets it go.
+    """
+    return registry.acquire("steps", lambda: SlotBudget(step_bytes()))

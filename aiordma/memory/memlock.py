@@ -35,8 +35,8 @@ def memory_to_pin() -> int:
 
 
 def step_bytes() -> int:
-    """Bytes that the connections of a loop may pin beyond their first slots: an eighth.
+    """Bytes that a loop's connections and streams may pin beyond those they begin with: an eighth.
 
-    The rest is for the first slots of connections, for large messages and for the program.
+    The rest is for the first slots and rings, for large messages and for the program.
     """
     return memory_to_pin() // 8

@@ -50,7 +50,7 @@ class Plan:
         words: Where in this side's own memory words land, on iWARP; before them lie the ring for
             sending and the payloads of control messages.
         own: Bytes of that memory.
-        pinned: Bytes that a stream may come to pin.
+        pinned: Bytes that a stream pins from its handshake on.
         silence: Seconds between two looks whether the peer is there; None for never.
         attributes: Of queue pairs; the completion queue is not in them.
     """
@@ -83,11 +83,7 @@ class Plan:
         self.sending = _first(config.send_buffer_size)
         self.words = -(-(self.sending + STREAM_CONTROLS * _PAYLOAD) // _LINE) * _LINE
         self.own = self.words + (self.receives * WORD_SIZE if iwarp else 0)
-        parts = [self.ring, self.table, self.own]
-        if config.receive_buffer_size > self.ring:
-            parts.append(config.receive_buffer_size)
-        if config.send_buffer_size > self.sending:
-            parts.append(config.send_buffer_size)
+        parts = (self.ring, self.table, self.own)
         self.pinned = sum(-(-size // mmap.PAGESIZE) * mmap.PAGESIZE for size in parts)
         # However short the patience, the peer is asked before it is given up.
         waits = [config.keepalive_s, config.idle_timeout_s and config.idle_timeout_s / 4]

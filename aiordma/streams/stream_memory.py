@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 
 from aiordma._core import StreamState
 from aiordma.loop.workers import call_blocking
+from aiordma.memory.budget import Share, step_budget
 from aiordma.streams.plan import Plan
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -30,6 +32,8 @@ _PATIENCE = 1024  # messages between two attempts to get a larger ring for sendi
 class StreamMemory:
     """Registered memory of one stream; made by `register`.
 
+    Larger rings count in the budget of the loop (`memory.budget.step_budget`) until `leave`.
+
     Attributes:
         ring: Where the peer's bytes land.
         table: Where the peer writes descriptors, and mappings.
@@ -42,8 +46,8 @@ class StreamMemory:
     """
 
     __slots__ = (
-        "_ask_at", "_pd", "_plan", "grown", "mapped", "own", "ring", "send", "table", "views",
-        "words",
+        "_ask_at", "_pd", "_plan", "_release", "_share", "grown", "mapped", "own", "ring", "send",
+        "table", "views", "words",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +61,8 @@ class StreamMemory:
         self._pd = pd
         self._plan = plan
         self._ask_at = 0  # completed messages, before a larger ring for sending is tried
+        self._share: Share | None = None
+        self._release: Callable[[], None] | None = None
         self.ring = ring
         self.table = table
         self.own = own
@@ -104,6 +110,14 @@ class StreamMemory:
         """Deregister."""
         for region in self.regions:
             region.close()
+        if not self.grown:
+            self.leave()
+
+    def leave(self) -> None:
+        """Count the larger rings no more; not before the queue pair is gone, which pins them."""
+        if self._share is not None and self._release is not None:
+            self._share.leave()
+            self._release()
 
     def widen_ring(self, state: StreamState) -> None:
         """Offer the peer a ring of full size, from the next time on that its first half is free."""
@@ -136,10 +150,16 @@ class StreamMemory:
 
     def _larger(self, size: int, access: Access) -> MemoryRegion | None:
         """Register memory; None where there is none to be had."""
+        if self._share is None:
+            budget, self._release = step_budget()
+            self._share = budget.join(0)
+        if not self._share.take(size):
+            return None
         try:
             region = MemoryRegion.slab(self._pd, size, access, clear=access is _THEIRS)
         except OSError as exc:
             _log.debug("a ring of %d bytes cannot be registered: %s", size, exc)
+            self._share.give(size)
             return None
         self.grown.append(region)
         self.views.append(region.view)

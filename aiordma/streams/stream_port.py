@@ -295,4 +295,6 @@ class StreamPort(AdapterSide):
 
     def _give_back(self) -> list[Resource]:
         self.memory.close()
+        if self.memory.grown:
+            self.when_gone(self.memory.leave)
         return list(self.memory.regions)

@@ -11,7 +11,7 @@ import aiordma
 from aiordma import StreamConfig
 from tests.device.oracle import until
 from tests.device.streaming import LIMIT_S, noted, stream_pair
-from tests.inside.streams import port_of, refuse_larger_rings
+from tests.inside.streams import bytes_of_steps, limit_steps, port_of, refuse_larger_rings
 
 pytestmark = pytest.mark.device
 
@@ -63,6 +63,32 @@ async def test_rings_grow_with_traffic(
         assert rings(writer.transport) == rings(_back.transport) == (full, full)
 
 
+async def test_larger_rings_count_in_the_budget_of_the_loop(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring that the budget refuses is the next stream's once the first stream is gone."""
+    data = random.Random(9).randbytes(20 * PIECE)
+    config = StreamConfig(send_buffer_size=FIRST)
+    limit_steps(monkeypatch, FULL + FULL // 2)
+
+    async def there_and_back() -> None:
+        async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
+            tasks.create_task(send(writer, data))
+            assert await there.readexactly(len(data)) == data
+
+    async with stream_pair(address, config) as ((_, writer), (there, back)):
+        await there_and_back()
+        assert rings(back.transport) == (FULL, FIRST)
+        async with stream_pair(address, config) as ((_, writer), (there, back)):
+            await there_and_back()
+            assert rings(back.transport) == (FIRST, FIRST)
+    await until(lambda: not bytes_of_steps(), LIMIT_S)
+    async with stream_pair(address, config) as ((_, writer), (there, back)):
+        await there_and_back()
+        assert rings(back.transport) == (FULL, FIRST)
+        assert bytes_of_steps() == FULL
+
+
 async def test_small_lines_need_no_larger_ring(address: str) -> None:
     async with stream_pair(address) as ((_, writer), (there, _back)):
         for _ in range(2 * FULL // 1000):
@@ -88,12 +114,13 @@ async def test_no_ring_grows_while_reading_is_paused(address: str) -> None:
 
 
 async def test_abort_keeps_bytes_that_wait_for_room(address: str) -> None:
-    """Bytes that `drain` lets pass arrive; of more than may be kept nothing more does."""
+    """Bytes that `drain` lets pass arrive; of those that it holds back nothing more does."""
     config = StreamConfig(receive_buffer_size=FIRST)
-    for size, whole in ((FIRST + 60_000, True), (FIRST + FULL + 1, False)):
+    for size, whole in ((FIRST + 40_000, True), (FIRST + 80_000, False)):
         async with noted(address, config) as both:
             both.server.transport.pause_reading()
             both.client.transport.write(b"x" * size)
+            assert both.client.paused is not whole
             both.client.transport.abort()
             assert await both.client.ended() is None
             both.server.transport.resume_reading()

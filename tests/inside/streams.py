@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aiordma import RdmaServer, RdmaStreamReader, RdmaTransport
 from aiordma.link.admission import Place, Places
+from aiordma.loop import registry
+from aiordma.memory import budget
 from aiordma.streams import policy
 from aiordma.streams.outgoing import Outgoing
 from aiordma.streams.stream_port import StreamPort
@@ -80,3 +82,14 @@ def refuse_larger_rings(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOMEM, "no memory that may be pinned")
 
     monkeypatch.setattr(MemoryRegion, "slab", refuse)
+
+
+def limit_steps(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Slots and rings that come with traffic have `size` bytes, of loops that have had none."""
+    monkeypatch.setattr(budget, "step_bytes", lambda: size)
+
+
+def bytes_of_steps() -> int:
+    """Bytes of slots and rings that have come with traffic, of the running loop."""
+    entry = registry._entries_of(asyncio.get_running_loop()).get("steps")
+    return entry.shared.used if entry else 0
