@@ -35,6 +35,10 @@ FRAME_PING: Final[int]
 FRAME_PONG: Final[int]
 FRAME_END: Final[int]
 FRAME_ABORT: Final[int]
+FRAME_FREE: Final[int]
+LANDING_SHIFT: Final[int]
+LANDINGS: Final[int]
+LANDING_SIZE: Final[int]
 WRONG_SHORT: Final[int]
 WRONG_LENGTH: Final[int]
 WRONG_CREDIT: Final[int]
@@ -210,6 +214,9 @@ class MessageState:
     fragmented_size: int
     bare_size: int
     largest: int
+    written_size: int
+    landed_size: int
+    landing_wanted: int
     credits: int
     sent: int
     completed: int
@@ -230,6 +237,9 @@ class MessageState:
     atomics: int
     parked: Final[Parked]
     id: Final[int]
+    landing: Final[int]
+    peer_landing: Final[int]
+    stage_size: Final[int]
     closed: Final[bool]
     raw: Final[bool]
     queued: Final[int]
@@ -285,6 +295,8 @@ class MessageState:
         /,
     ) -> None: ...
     def size(self, window: int, /) -> None: ...
+    def land(self, number: int, addr: int, rkey: int, memory: object, /) -> int: ...
+    def set_stage(self, addr: int, lkey: int, size: int, /) -> None: ...
     def send(self, data: object, /) -> int | Waiting: ...
     def send_buffer(self, data: object, imm: int | None, /) -> int: ...
     def stand_in_line(

@@ -138,6 +138,7 @@ typedef struct message_state {
     uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
     uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
     char may_read;         /* initiator_depth is not 0 */
+    PyObject *landings[AIO_LANDINGS + 1]; /* what keeps their memory alive */
 } MessageState;
 
 /* message_object.c: bytes of a buffer, which stays exported */

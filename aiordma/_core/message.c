@@ -101,6 +101,36 @@ static uint32_t grant_credits(struct aio_message_state *m, int alone)
     return (uint32_t)credits;
 }
 
+/* Landings. */
+
+/* The flag of the frame that is about to be sent: the peer may write to the newest landing again. */
+static uint8_t grant_landing(struct aio_message_state *m)
+{
+    struct aio_landings *landings = &m->landings;
+
+    if (!landings->freed)
+        return 0;
+    landings->freed = 0;
+    landings->granted |= (uint8_t)(1 << landings->newest);
+    return AIO_FRAME_FREE;
+}
+
+/* The number of the stage among the slots, in a request: behind all of them. */
+static uint32_t stage_slot(const struct aio_message_state *m)
+{
+    return m->data_slots + m->controls;
+}
+
+/* Whether a message goes into the peer's landing, and not through slots. */
+static int is_written(const struct aio_message_state *m, uint64_t length, int has_imm)
+{
+    const struct aio_stage *stage = &m->stage;
+
+    return stage->free && !stage->busy && !has_imm && length > m->eager_size &&
+           length <= stage->most && length <= stage->size &&
+           length <= aio_landing_size(stage->number);
+}
+
 /* Posting. */
 
 /* The adapter takes no sends any more: the sends of the chain have ended. */
@@ -131,15 +161,16 @@ int aio_message_flush(struct aio_message_state *m)
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct aio_unposted *send = &m->unposted[i];
-        int is_data = send->slot < m->data_slots;
+        int is_data = send->slot < m->data_slots, is_write = send->slot == stage_slot(m);
         const struct aio_slots *slots = is_data ? &m->send : &m->frames;
         uint32_t slot = is_data ? send->slot : send->slot - m->data_slots;
 
-        sge[i] = (struct ibv_sge){
-            .addr = aio_slot_addr(slots, slot),
-            .length = send->length,
-            .lkey = slot_key(slots, slot),
-        };
+        sge[i] = is_write ? m->stage.sge
+                          : (struct ibv_sge){
+                                .addr = aio_slot_addr(slots, slot),
+                                .length = send->length,
+                                .lkey = slot_key(slots, slot),
+                            };
         wr[i] = (struct ibv_send_wr){
             .wr_id = m->base.id | (uint64_t)send->slot << AIO_SUB_SHIFT,
             .next = i + 1 < n ? &wr[i + 1] : NULL,
@@ -149,6 +180,11 @@ int aio_message_flush(struct aio_message_state *m)
             .send_flags = m->send_flags | (send->length <= m->inline_size ? IBV_SEND_INLINE : 0),
             .imm_data = htonl(send->imm),
         };
+        if (is_write) {
+            wr[i].opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+            wr[i].wr.rdma.remote_addr = m->stage.write_addr;
+            wr[i].wr.rdma.rkey = m->stage.write_key;
+        }
     }
     code = ibv_post_send(m->qp, wr, &bad);
     posted = code && bad ? (uint32_t)(bad - wr) : n;
@@ -187,10 +223,19 @@ static int may_wait(const struct aio_message_state *m)
 static int put_control(struct aio_message_state *m, enum aio_frame_kind kind, uint8_t flags,
                        uint64_t argument)
 {
-    uint32_t slot = m->control_free[--m->n_control_free];
+    uint32_t slot = m->control_free[--m->n_control_free], credits, key = 0;
     uint8_t *at = (uint8_t *)(uintptr_t)aio_slot_addr(&m->frames, slot);
+    struct aio_landings *landings = &m->landings;
 
-    write_header(at, kind, flags, grant_credits(m, kind == AIO_FRAME_CREDIT), 0, argument);
+    credits = grant_credits(m, kind == AIO_FRAME_CREDIT);
+    if (kind == AIO_FRAME_PING && landings->offered) {
+        landings->offered = landings->freed = 0;
+        landings->granted |= (uint8_t)(1 << landings->newest);
+        flags |= (uint8_t)(landings->newest << AIO_LANDING_SHIFT);
+        argument = landings->addr[landings->newest];
+        key = landings->key;
+    }
+    write_header(at, kind, flags | grant_landing(m), credits, key, argument);
     return put_slot(m, m->data_slots + slot, AIO_FRAME_SIZE, 0, 0);
 }
 
@@ -209,11 +254,18 @@ static int has_pending(const struct aio_message_state *m)
 static const enum aio_frame_kind single_frames[] = {
     AIO_FRAME_PONG, AIO_FRAME_PING, AIO_FRAME_CREDIT, AIO_FRAME_END, AIO_FRAME_ABORT};
 
-/* Send frames without data, as long as there are slots for them. */
+/*
+ * Send frames without data, as long as there are slots for them.  A landing is offered in a PING, of
+ * which one is unanswered at a time.
+ */
 static int pump(struct aio_message_state *m)
 {
     int code = 0, put = 0;
 
+    if (m->landings.offered && !m->asking) {
+        m->asking = 1;
+        m->controls_pending |= 1 << AIO_FRAME_PING;
+    }
     while (!code && m->n_control_free && !m->dead && m->qp) {
         if (is_queued(&m->dones_pending)) {
             const struct aio_done *done =
@@ -325,6 +377,13 @@ int aio_message_give_credit(struct aio_message_state *m)
     return code ? code : pump(m);
 }
 
+/* Offer the newest landing to the peer. 0 or an errno. */
+int aio_message_offer(struct aio_message_state *m)
+{
+    m->landings.offered = 1;
+    return m->qp ? pump(m) : 0;
+}
+
 /* Send a frame without data, as soon as there is a slot for it. */
 int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind kind,
                              uint64_t argument, uint8_t flags)
@@ -358,12 +417,19 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
     uint32_t size = (uint32_t)length;
 
     if (!m->raw) {
-        write_header(at, kind, flags, grant_credits(m, 0), imm, argument);
+        write_header(at, kind, flags | grant_landing(m), grant_credits(m, 0), imm, argument);
         at += AIO_FRAME_SIZE;
         size += AIO_FRAME_SIZE;
     }
     memcpy(at, data, length);
     return put_slot(m, slot, size, m->raw && flags & AIO_FRAME_HAS_IMM, imm);
+}
+
+/* The first four bytes of the header of a whole message, with these flags. */
+static uint32_t head_word(struct aio_message_state *m, uint32_t flags)
+{
+    flags |= grant_landing(m);
+    return (uint32_t)AIO_FRAME_DATA << 24 | flags << 16 | grant_credits(m, 0);
 }
 
 /*
@@ -373,8 +439,23 @@ static int put_from(struct aio_message_state *m, uint32_t slot, enum aio_frame_k
 static int put_bare(struct aio_message_state *m, uint32_t slot, const void *data, uint64_t length)
 {
     memcpy((void *)(uintptr_t)aio_slot_addr(&m->send, slot), data, length);
-    return put_slot(m, slot, (uint32_t)length, 1,
-                    (uint32_t)AIO_FRAME_DATA << 24 | grant_credits(m, 0));
+    return put_slot(m, slot, (uint32_t)length, 1, head_word(m, 0));
+}
+
+/* Put a write of a whole message, into the peer's landing, into the chain; the header is as above. */
+static int put_write(struct aio_message_state *m, const void *data, uint64_t length)
+{
+    struct aio_stage *stage = &m->stage;
+
+    aio_copy((void *)(uintptr_t)stage->addr, data, length);
+    stage->sge = (struct ibv_sge){
+        .addr = stage->addr, .length = (uint32_t)length, .lkey = stage->key};
+    stage->write_addr = stage->to_addr;
+    stage->write_key = stage->to_key;
+    stage->free = 0;
+    stage->busy = 1;
+    return put_slot(m, stage_slot(m), (uint32_t)length, 1,
+                    head_word(m, (uint32_t)stage->number << AIO_LANDING_SHIFT));
 }
 
 /* Post the chain, unless it may wait, after `code` of the last put. */
@@ -427,13 +508,14 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
                      uint32_t imm)
 {
     int bare = !has_imm && length && length <= m->bare_size;
-    uint64_t frames = bare ? 1 : frames_of(m, length);
+    int write = !bare && is_written(m, length, has_imm);
+    uint64_t frames = bare || write ? 1 : frames_of(m, length);
     uint8_t flags = has_imm ? AIO_FRAME_HAS_IMM : 0;
     const uint8_t *at = data;
     int code;
 
     if (!m->qp || m->blocked || m->queued || !frames || m->credits < (int64_t)frames ||
-        m->n_free < frames || (frames > 1 && m->large_waiting)) {
+        (m->n_free < frames && !write) || ((frames > 1 || write) && m->large_waiting)) {
         code = aio_message_flush(m);
         return code ? code : -1;
     }
@@ -451,7 +533,9 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
         flags = 0;
         imm = 0;
     }
-    if (bare)
+    if (write)
+        code = put_write(m, data, length);
+    else if (bare)
         code = put_bare(m, m->free[--m->n_free], data, length);
     else
         code = put_from(m, m->free[--m->n_free], AIO_FRAME_DATA, flags, at, length, length, imm);
@@ -621,7 +705,7 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
 static int is_in_order(struct aio_message_state *m, const struct aio_arrival *arrival,
                        uint64_t announced)
 {
-    if (m->missing && (arrival->large || announced != m->missing))
+    if (m->missing && (arrival->large || arrival->landing || announced != m->missing))
         violate(m, AIO_WRONG_ORDER, m->missing, 0);
     else if (arrival->large)
         return 1;
@@ -647,16 +731,64 @@ static void post_again(struct aio_message_state *m, uint32_t slot)
         m->base.events |= AIO_EVENT_SENT; /* Python then has completed sends wake the loop */
 }
 
+/* Whether a message of so many bytes may be in the landing with this number, which is taken. */
+static int has_landed(struct aio_message_state *m, uint32_t number, uint32_t length)
+{
+    if (number > AIO_LANDINGS || !(m->landings.granted & 1 << number) || !length ||
+        length > aio_landing_size(number) || length > m->largest)
+        return 0;
+    m->landings.granted &= (uint8_t)~(1 << number);
+    return 1;
+}
+
+/* Note a message of so many bytes for which a larger landing would be of use: Python makes it. */
+static void want_landing(struct aio_message_state *m, uint64_t length)
+{
+    struct aio_landings *landings = &m->landings;
+
+    if (length > landings->most || length <= m->recv.stride ||
+        (landings->newest && length <= aio_landing_size(landings->newest)))
+        return;
+    landings->wanted = length;
+    m->base.events |= AIO_EVENT_FRAMES;
+}
+
+/* The peer's landing: offered by a PING, or free again. */
+static void take_landing(struct aio_message_state *m, const uint8_t *at)
+{
+    struct aio_stage *stage = &m->stage;
+    uint8_t number = at[1] >> AIO_LANDING_SHIFT;
+
+    if (at[1] & AIO_FRAME_FREE)
+        stage->free = stage->number != 0;
+    if (at[0] == AIO_FRAME_PING && number && number <= AIO_LANDINGS) {
+        stage->number = number;
+        stage->free = 1;
+        stage->to_key = aio_read32(at + 4);
+        stage->to_addr = aio_read64(at + 8);
+        m->base.events |= AIO_EVENT_FRAMES; /* Python makes a stage for it */
+    }
+}
+
 static void take_frame(struct aio_message_state *m, uint32_t slot, const struct ibv_wc *wc)
 {
-    uint8_t bare = (wc->wc_flags & IBV_WC_WITH_IMM) != 0;
+    uint8_t written = wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM;
+    uint8_t bare = written || (wc->wc_flags & IBV_WC_WITH_IMM) != 0, flags;
     const uint8_t *at = bare ? (const uint8_t *)&wc->imm_data
                              : (const uint8_t *)(uintptr_t)aio_slot_addr(&m->recv, slot);
     struct aio_arrival arrival = {.length = wc->byte_len, .slot = (uint16_t)slot, .bare = bare};
     uint64_t argument = wc->byte_len;
     uint32_t returned;
 
-    if (bare && (at[0] != AIO_FRAME_DATA || at[1])) {
+    if (written) {
+        arrival.landing = at[1] >> AIO_LANDING_SHIFT;
+        if (!has_landed(m, arrival.landing, wc->byte_len)) {
+            violate(m, AIO_WRONG_WRITE, 0, 0);
+            return;
+        }
+    }
+    flags = m->stage.most ? at[1] & (uint8_t)~AIO_FRAME_FREE : at[1];
+    if (bare && (at[0] != AIO_FRAME_DATA || flags != arrival.landing << AIO_LANDING_SHIFT)) {
         violate(m, AIO_WRONG_BARE, at[0], at[1]);
         return;
     }
@@ -668,6 +800,8 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         arrival.length -= AIO_FRAME_SIZE;
         argument = aio_read64(at + 8);
     }
+    if (m->stage.most)
+        take_landing(m, at);
     returned = (uint32_t)at[2] << 8 | at[3];
     if (returned) {
         m->credits += returned;
@@ -675,10 +809,10 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
             m->base.events |= AIO_EVENT_ROOM;
     }
     if (at[0] == AIO_FRAME_DATA || at[0] == AIO_FRAME_RENDEZVOUS) {
-        arrival.has_imm = at[1] & AIO_FRAME_HAS_IMM;
+        arrival.has_imm = flags & AIO_FRAME_HAS_IMM;
         arrival.imm = arrival.has_imm ? aio_read32(at + 4) : 0;
         arrival.large = at[0] == AIO_FRAME_RENDEZVOUS;
-        arrival.more = !arrival.large && at[1] & AIO_FRAME_MORE;
+        arrival.more = !arrival.large && flags & AIO_FRAME_MORE;
         if (m->unused <= 0) {
             violate(m, AIO_WRONG_CREDIT, 0, 0);
             return;
@@ -687,6 +821,8 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
             m->base.events |= AIO_EVENT_FRAMES; /* Python gets more slots */
         if (!is_in_order(m, &arrival, argument))
             return;
+        if (arrival.large || arrival.more)
+            want_landing(m, argument);
         m->missing = arrival.more ? argument - arrival.length : 0;
         if (!m->discarding) {
             m->large += arrival.large;
@@ -698,7 +834,7 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         while (m->fragments)
             post_again(m, m->arrivals[(m->tail + --m->fragments) & m->arrival_mask].slot);
     } else {
-        take_control(m, at[0], at[1], argument);
+        take_control(m, at[0], flags, argument);
         if (m->violation)
             return;
     }
@@ -721,8 +857,6 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
         };
 
         arrived(m, &arrival);
-    } else if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-        violate(m, AIO_WRONG_WRITE, 0, 0);
     } else {
         take_frame(m, slot, wc);
     }
@@ -734,7 +868,11 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
  */
 static int take_sent(struct aio_message_state *m, uint32_t slot)
 {
-    if (slot >= m->data_slots) {
+    if (slot == stage_slot(m)) {
+        if (!m->stage.busy)
+            return 0;
+        m->stage.busy = 0;
+    } else if (slot >= m->data_slots) {
         if (m->n_control_free >= m->controls || slot - m->data_slots >= m->controls)
             return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);

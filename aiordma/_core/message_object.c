@@ -66,6 +66,16 @@ void aio_message_own(Message *self, PyObject *bytes)
     self->bytes.readonly = 1;
 }
 
+/* Bytes of their own. */
+static PyObject *copy_of(const char *start, Py_ssize_t length)
+{
+    PyObject *copy = PyBytes_FromStringAndSize(NULL, length);
+
+    if (copy)
+        aio_copy(PyBytes_AsString(copy), start, (size_t)length);
+    return copy;
+}
+
 /* Export the bytes of a view that exists as those of `owner`. */
 static int aio_export(const AioBytes *bytes, PyObject *owner, Py_buffer *view, int flags)
 {
@@ -304,7 +314,7 @@ static PyObject *message_detach(PyObject *object, PyObject *Py_UNUSED(unused))
     }
     if (look(self))
         return NULL;
-    copy = PyBytes_FromStringAndSize(self->bytes.start, self->length);
+    copy = copy_of(self->bytes.start, self->length);
     if (!copy)
         return NULL;
     aio_let_loose(&self->bytes);
@@ -472,7 +482,7 @@ static PyObject *message_bytes(PyObject *object, PyObject *Py_UNUSED(unused))
     if (self->bytes.view &&
         PyBytes_CheckExact(self->bytes.view)) /* of a message that was joined or detached */
         return Py_NewRef(self->bytes.view);
-    return PyBytes_FromStringAndSize(start, self->length);
+    return copy_of(start, self->length);
 }
 
 static PyObject *message_item(PyObject *object, Py_ssize_t index)

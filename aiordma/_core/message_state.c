@@ -31,7 +31,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) ||
         controls + answers > receives || answers > exchanges ||
-        send_depth + controls >= AIO_SUB_READ || exchanges > 0xFFFF) {
+        send_depth + controls + 1 >= AIO_SUB_READ || exchanges > 0xFFFF) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
         return -1;
     }
@@ -123,6 +123,8 @@ static void state_dealloc(PyObject *object)
     replace((PyObject **)&self->parked, NULL);
     replace((PyObject **)&self->bounce, NULL);
     state_clear(object);
+    for (int i = 0; i <= AIO_LANDINGS; i++)
+        Py_CLEAR(self->landings[i]);
     PyMem_Free(self->state.free);
     PyMem_Free(self->state.control_free);
     PyMem_Free(self->state.freed);
@@ -149,7 +151,10 @@ static void give_back(MessageState *self, uint32_t slot)
     Py_XDECREF(told);
 }
 
-/* Copy a message in fragments, and take it out of the ring; 0, or -1 with an exception. */
+/*
+ * Copy a message in fragments, or in a landing, and take it out of the ring; 0, or -1 with an
+ * exception.  A peer may write to its landing meanwhile: the message is what was copied.
+ */
 static int join(MessageState *self, Message *message)
 {
     struct aio_message_state *m = &self->state;
@@ -172,10 +177,8 @@ static int join(MessageState *self, Message *message)
     for (uint32_t i = 0; i < count; i++) {
         const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
 
-        memcpy(at,
-               (char *)(uintptr_t)aio_slot_addr(&m->recv, arrival->slot) +
-                   aio_head_size(m, arrival->bare),
-               arrival->length);
+        aio_copy(at, aio_arrival_at(m, arrival), arrival->length);
+        m->landings.freed |= arrival->landing && arrival->landing == m->landings.newest;
         at += arrival->length;
         slots[i] = arrival->slot;
     }
@@ -208,7 +211,7 @@ PyObject *aio_take_first(MessageState *self)
         Py_RETURN_NONE;
     }
     message->imm = aio_imm_object(first);
-    if (!message->imm || (first->more && join(self, message))) {
+    if (!message->imm || ((first->more || first->landing) && join(self, message))) {
         Py_DECREF((PyObject *)message);
         return NULL;
     }
@@ -644,6 +647,44 @@ static PyObject *state_size(PyObject *object, PyObject *window)
     Py_RETURN_NONE;
 }
 
+/* land(number, address, rkey, memory): offer a landing to the peer; 0 or an errno. */
+static PyObject *state_land(PyObject *object, PyObject *args)
+{
+    MessageState *self = (MessageState *)object;
+    struct aio_landings *landings = &self->state.landings;
+    unsigned int number, key;
+    unsigned long long addr;
+    PyObject *memory;
+
+    if (!PyArg_ParseTuple(args, "IKIO", &number, &addr, &key, &memory))
+        return NULL;
+    if (number <= landings->newest || number > AIO_LANDINGS) {
+        PyErr_SetString(PyExc_ValueError, "no number of a new landing");
+        return NULL;
+    }
+    replace(&self->landings[number], Py_NewRef(memory));
+    landings->addr[number] = addr;
+    landings->key = key;
+    landings->newest = (uint8_t)number;
+    landings->freed = 0;
+    return PyLong_FromLong(aio_message_offer(&self->state));
+}
+
+/* set_stage(address, lkey, size): the memory that messages are written from. */
+static PyObject *state_set_stage(PyObject *object, PyObject *args)
+{
+    struct aio_stage *stage = &((MessageState *)object)->state.stage;
+    unsigned long long addr, size;
+    unsigned int key;
+
+    if (!PyArg_ParseTuple(args, "KIK", &addr, &key, &size))
+        return NULL;
+    stage->addr = addr;
+    stage->key = key;
+    stage->size = size;
+    Py_RETURN_NONE;
+}
+
 static PyObject *state_post_read(PyObject *object, PyObject *args)
 {
     struct aio_message_state *m = &((MessageState *)object)->state;
@@ -840,6 +881,10 @@ static PyMethodDef state_methods[] = {
     {"fit", state_fit, METH_VARARGS,
      "Slots of a pool have come or gone: receives?, slots of a registration, keys, leaving, full."},
     {"size", state_size, METH_O, "Fit what follows from the window."},
+    {"land", state_land, METH_VARARGS,
+     "Offer a landing to the peer: number, address, rkey, the object that keeps it alive."},
+    {"set_stage", state_set_stage, METH_VARARGS,
+     "Name the memory that messages are written from: address, lkey, bytes."},
     {"post_read", state_post_read, METH_VARARGS,
      "Post a READ of a large message: number, address, length, lkey, remote address, rkey."},
     {"post_receives", state_post_receives, METH_O,
@@ -918,6 +963,12 @@ static PyMemberDef state_members[] = {
     FIELD(fragmented_size, T_ULONGLONG, 0),
     FIELD(bare_size, T_ULONGLONG, 0),
     FIELD(largest, T_ULONGLONG, 0),
+    {"written_size", T_ULONGLONG, offsetof(MessageState, state.stage.most), 0, NULL},
+    {"stage_size", T_ULONGLONG, offsetof(MessageState, state.stage.size), READONLY, NULL},
+    {"peer_landing", T_UBYTE, offsetof(MessageState, state.stage.number), READONLY, NULL},
+    {"landed_size", T_ULONGLONG, offsetof(MessageState, state.landings.most), 0, NULL},
+    {"landing_wanted", T_ULONGLONG, offsetof(MessageState, state.landings.wanted), 0, NULL},
+    {"landing", T_UBYTE, offsetof(MessageState, state.landings.newest), READONLY, NULL},
     FIELD(credits, T_LONGLONG, 0),
     FIELD(inline_size, T_UINT, READONLY),
     FIELD(n_free, T_UINT, READONLY),

@@ -45,6 +45,10 @@
 #define AIO_FRAME_SIZE    16
 #define AIO_FRAME_HAS_IMM 1
 #define AIO_FRAME_MORE    2 /* of DATA: the message goes on in the next */
+#define AIO_FRAME_FREE    4 /* the newest landing that the receiver of the frame knows is free */
+#define AIO_LANDING_SHIFT 3 /* the flags from this bit on: the number of a landing */
+#define AIO_LANDINGS      3 /* the largest number; a landing has four times the bytes of the last */
+#define AIO_LANDING_SIZE  (1u << 16) /* bytes of the first */
 
 enum aio_frame_kind {
     AIO_FRAME_CREDIT,
@@ -70,6 +74,34 @@ static inline uint64_t aio_read64(const uint8_t *at)
     return (uint64_t)aio_read32(at) << 32 | aio_read32(at + 4);
 }
 
+/* Bytes of the landing with a number, from 1 on. */
+static inline uint64_t aio_landing_size(uint32_t number)
+{
+    return (uint64_t)AIO_LANDING_SIZE << 2 * (number - 1);
+}
+
+/*
+ * memcpy of many bytes.  From 8 KiB on libc copies with `rep movsb`.  On a processor pieces take as
+ * long, if their target is aligned; the clock of the bench charges that instruction by the byte
+ * (docs/benchmarks.md).  Above AIO_COPY_PIECES libc is quicker.
+ */
+#define AIO_COPY_PIECE  4096
+#define AIO_COPY_PIECES (1u << 18)
+static inline void aio_copy(void *to, const void *from, size_t size)
+{
+    char *target = to;
+    const char *source = from;
+    size_t piece = AIO_COPY_PIECE - ((uintptr_t)target & 63);
+
+    for (; size > piece && size <= AIO_COPY_PIECES; piece = AIO_COPY_PIECE) {
+        memcpy(target, source, piece);
+        target += piece;
+        source += piece;
+        size -= piece;
+    }
+    memcpy(target, source, size);
+}
+
 #define AIO_CREDIT_FRAMES 2  /* that may be unprocessed at a time */
 #define AIO_HEAD_SIZE     32 /* bytes of the body of a RENDEZVOUS frame that Python sees */
 
@@ -80,7 +112,7 @@ enum aio_violation {
     AIO_WRONG_LENGTH, /* of a DATA frame: announced, came */
     AIO_WRONG_CREDIT, /* a message without credit */
     AIO_WRONG_KIND,   /* of frame: the kind */
-    AIO_WRONG_WRITE,  /* a write with an immediate */
+    AIO_WRONG_WRITE,  /* a write with an immediate, and not into a landing that is free */
     AIO_WRONG_DONE,   /* more answers than exchanges can be open: the number */
     AIO_WRONG_SIZE,   /* of a message: announced, the largest */
     AIO_WRONG_BARE,   /* another frame than DATA in an immediate, or flags: its kind, and they */
@@ -136,6 +168,7 @@ struct aio_arrival {
     uint8_t large; /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
     uint8_t more;  /* the next has further bytes of the message */
     uint8_t bare;  /* no header lies in `slot` */
+    uint8_t landing; /* the message lies in the landing with this number, and `slot` is empty */
 };
 
 /* A DONE frame that waits for Python, or for a slot to be sent from. */
@@ -171,6 +204,34 @@ struct aio_slots {
     uint8_t more;       /* there are such slots */
     uint8_t leaving;    /* some slots leave the connection as soon as they are free */
     uint8_t full;       /* no further slot can come */
+};
+
+/* Landings of this side: registered memory that the peer writes messages to, each at its start. */
+struct aio_landings {
+    uint64_t addr[AIO_LANDINGS + 1]; /* by their numbers; 0: there is none */
+    uint32_t key;                    /* of the newest */
+    uint8_t newest;
+    uint8_t offered;  /* it is to be offered to the peer */
+    uint8_t freed;    /* it is free, and the peer has not been told */
+    uint8_t granted;  /* bits, 1 << number: the peer may write to these */
+    uint64_t most;    /* bytes of the largest message that may need a landing; 0: of none */
+    uint64_t wanted;  /* bytes of a message for which there was none; Python makes one */
+};
+
+/* The newest landing of the peer, and the memory that is written from: the stage. */
+struct aio_stage {
+    uint64_t most; /* bytes of the largest message that is written to a landing; 0: of none */
+    uint64_t to_addr;
+    uint32_t to_key;
+    uint8_t number; /* of the landing; 0: the peer has offered none */
+    uint8_t free;   /* no message lies in it */
+    uint8_t busy;   /* a write has not completed; the fields below are its own until then */
+    uint64_t addr;
+    uint64_t size;
+    uint32_t key;
+    struct ibv_sge sge;
+    uint64_t write_addr;
+    uint32_t write_key;
 };
 
 static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)
@@ -235,6 +296,7 @@ struct aio_message_state {
     uint8_t delivering;   /* owners are being called; the chain is posted after that */
     uint8_t turn_flushes; /* the loop posts the chain at the end of the turn */
     uint8_t in_a_row;     /* sends since the last events that did not wait in the chain, up to 2 */
+    struct aio_stage stage;
 
     /* Frames without data that wait for a slot: each at most once, but for DONE. */
     uint8_t controls_pending; /* bits, 1 << enum aio_frame_kind */
@@ -266,6 +328,7 @@ struct aio_message_state {
     uint32_t chain; /* so many */
     uint32_t held;  /* messages that the program has */
     uint32_t half;  /* as many as it may have without copies, at least */
+    struct aio_landings landings;
 
     /* Frames that the peer has sent: bits, 1 << enum aio_frame_kind; CREDIT: its first frame. */
     uint8_t said;
@@ -307,6 +370,15 @@ struct aio_message_state {
 static inline uint32_t aio_head_size(const struct aio_message_state *m, int bare)
 {
     return m->raw || bare ? 0 : AIO_FRAME_SIZE;
+}
+
+/* Where the bytes of a message, or of a fragment, lie. */
+static inline const void *aio_arrival_at(const struct aio_message_state *m,
+                                         const struct aio_arrival *arrival)
+{
+    return (const void *)(uintptr_t)(arrival->landing ? m->landings.addr[arrival->landing]
+                                                      : aio_slot_addr(&m->recv, arrival->slot) +
+                                                            aio_head_size(m, arrival->bare));
 }
 
 struct aio_operation {
@@ -439,6 +511,7 @@ int aio_message_has_room(const struct aio_message_state *m);
 int aio_message_lacks_slot(const struct aio_message_state *m);
 int aio_message_send_control(struct aio_message_state *m, enum aio_frame_kind kind,
                              uint64_t argument, uint8_t flags);
+int aio_message_offer(struct aio_message_state *m);
 int aio_message_flush(struct aio_message_state *m);
 void aio_message_drop(struct aio_message_state *m);
 int aio_message_give_credit(struct aio_message_state *m);

@@ -57,9 +57,10 @@ class ConnectionConfig:
             adapters with immediates, are copied through a registered slot.  A connection begins
             with 11 slots, and gets more as its traffic asks for them; if all take 64 KiB or less,
             or with `raw`, it has all from the beginning.
-        rendezvous_threshold: Bytes up to which a longer message is copied through several slots, if
-            they are free on both sides; 0 for none.  The receiver fetches other messages from the
-            sender's memory.
+        rendezvous_threshold: Bytes up to which a longer message is copied: through a landing of
+            the receiver, of up to 1 MiB, or through several slots, up to 256 KiB, if they are free
+            on both sides; 0 for neither (docs/adr/landings.md).  The receiver fetches other
+            messages from the sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000; three in any case, and
             so many if there is memory (docs/adr/growing-slots.md).
         send_depth: Messages of this side that may be on their way, 1 to 16,000.
@@ -133,7 +134,7 @@ class ConnectionConfig:
 
     raw: bool = False
     slot_size: int = 5888
-    rendezvous_threshold: int = 256 * 1024
+    rendezvous_threshold: int = 1024 * 1024
     recv_depth: int = 64
     send_depth: int = 64
     shared_slots: int | None = None
@@ -225,7 +226,7 @@ class ConnectionConfig:
     @property
     def sends(self) -> int:
         """Work requests of the send queue at most."""
-        own = self.send_depth + (0 if self.raw else CONTROL_SLOTS)
+        own = self.send_depth + (0 if self.raw else CONTROL_SLOTS + 1)  # 1: a landing's
         return own + self.initiator_depth + self.one_sided_depth
 
     @property
@@ -389,6 +390,7 @@ def hello_of(
         user_data=private_data,
         asks_checksums=check,
         takes_bare=bare,
+        knows_landings=bare,
     )
 
 

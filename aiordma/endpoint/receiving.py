@@ -37,7 +37,7 @@ from typing import Protocol
 
 from aiordma._core import Message, MessageState
 from aiordma.endpoint.config import CONTROL_SLOTS, MIN_WINDOW, ConnectionConfig
-from aiordma.endpoint.link import Link
+from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.loop.empty import EMPTY
 from aiordma.loop.wait_line import WaitLine
 
@@ -97,7 +97,7 @@ class Window:
 
     def fit_fragments(self, size: int) -> None:
         """Get slots for messages of so many bytes, of which the peer has had to announce one."""
-        if self._state.grows and size <= self._config.rendezvous_threshold:
+        if self._state.grows and size <= min(self._config.rendezvous_threshold, COPIED_BYTES):
             frames = -(-size // self._config.eager_size)
             while self.size < min(2 * frames, self._config.recv_depth) and self._step(self.grow):
                 pass

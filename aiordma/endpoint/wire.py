@@ -52,6 +52,7 @@ _KNOWS_CHECKSUMS = 0x01
 _ASKS_CHECKSUMS = 0x02
 _TAKES_FRAGMENTS = 0x04
 _TAKES_BARE = 0x08
+_KNOWS_LANDINGS = 0x10
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
@@ -104,6 +105,7 @@ class Hello:
         asks_checksums: Whether it asks for checksums of the peer's messages.
         takes_fragments: Whether it takes messages that go through several slots.
         takes_bare: Whether it takes messages whose header is the adapter's immediate.
+        knows_landings: Whether it offers landings, and writes messages to landings of the peer.
     """
 
     recv_depth: int
@@ -117,6 +119,7 @@ class Hello:
     asks_checksums: bool = False
     takes_fragments: bool = True
     takes_bare: bool = False
+    knows_landings: bool = False
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
@@ -133,6 +136,7 @@ class Hello:
             | _ASKS_CHECKSUMS * self.asks_checksums
             | _TAKES_FRAGMENTS * self.takes_fragments
             | _TAKES_BARE * self.takes_bare
+            | _KNOWS_LANDINGS * self.knows_landings
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
@@ -169,4 +173,5 @@ class Hello:
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
             bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
+            bool(flags & _KNOWS_LANDINGS),
         )  # fmt: skip
