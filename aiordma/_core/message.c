@@ -115,12 +115,6 @@ static uint8_t grant_landing(struct aio_message_state *m)
     return AIO_FRAME_FREE;
 }
 
-/* The number of the stage among the slots, in a request: behind all of them. */
-static uint32_t stage_slot(const struct aio_message_state *m)
-{
-    return m->data_slots + m->controls;
-}
-
 /* Whether a message goes into the peer's landing, and not through slots. */
 static int is_written(const struct aio_message_state *m, uint64_t length, int has_imm)
 {
@@ -161,7 +155,7 @@ int aio_message_flush(struct aio_message_state *m)
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct aio_unposted *send = &m->unposted[i];
-        int is_data = send->slot < m->data_slots, is_write = send->slot == stage_slot(m);
+        int is_data = send->slot < m->data_slots, is_write = m->stage.busy && send->slot == m->stage.slot;
         const struct aio_slots *slots = is_data ? &m->send : &m->frames;
         uint32_t slot = is_data ? send->slot : send->slot - m->data_slots;
 
@@ -442,8 +436,11 @@ static int put_bare(struct aio_message_state *m, uint32_t slot, const void *data
     return put_slot(m, slot, (uint32_t)length, 1, head_word(m, 0));
 }
 
-/* Put a write of a whole message, into the peer's landing, into the chain; the header is as above. */
-static int put_write(struct aio_message_state *m, const void *data, uint64_t length)
+/*
+ * Put a write of a whole message, into the peer's landing, into the chain; the header is as above.
+ * The write stands for a send slot, so that there is a place for it in the send queue.
+ */
+static int put_write(struct aio_message_state *m, uint32_t slot, const void *data, uint64_t length)
 {
     struct aio_stage *stage = &m->stage;
 
@@ -454,7 +451,8 @@ static int put_write(struct aio_message_state *m, const void *data, uint64_t len
     stage->write_key = stage->to_key;
     stage->free = 0;
     stage->busy = 1;
-    return put_slot(m, stage_slot(m), (uint32_t)length, 1,
+    stage->slot = (uint16_t)slot;
+    return put_slot(m, slot, (uint32_t)length, 1,
                     head_word(m, (uint32_t)stage->number << AIO_LANDING_SHIFT));
 }
 
@@ -515,7 +513,7 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
     int code;
 
     if (!m->qp || m->blocked || m->queued || !frames || m->credits < (int64_t)frames ||
-        (m->n_free < frames && !write) || ((frames > 1 || write) && m->large_waiting)) {
+        m->n_free < frames || ((frames > 1 || write) && m->large_waiting)) {
         code = aio_message_flush(m);
         return code ? code : -1;
     }
@@ -534,7 +532,7 @@ int aio_message_send(struct aio_message_state *m, const void *data, uint64_t len
         imm = 0;
     }
     if (write)
-        code = put_write(m, data, length);
+        code = put_write(m, m->free[--m->n_free], data, length);
     else if (bare)
         code = put_bare(m, m->free[--m->n_free], data, length);
     else
@@ -766,7 +764,8 @@ static void take_landing(struct aio_message_state *m, const uint8_t *at)
         stage->free = 1;
         stage->to_key = aio_read32(at + 4);
         stage->to_addr = aio_read64(at + 8);
-        m->base.events |= AIO_EVENT_FRAMES; /* Python makes a stage for it */
+        if (stage->size < aio_landing_size(number))
+            m->base.events |= AIO_EVENT_FRAMES; /* Python makes one */
     }
 }
 
@@ -786,6 +785,9 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
             violate(m, AIO_WRONG_WRITE, 0, 0);
             return;
         }
+    } else if (!bare && wc->byte_len < AIO_FRAME_SIZE) {
+        violate(m, AIO_WRONG_SHORT, wc->byte_len, 0);
+        return;
     }
     flags = m->stage.most ? at[1] & (uint8_t)~AIO_FRAME_FREE : at[1];
     if (bare && (at[0] != AIO_FRAME_DATA || flags != arrival.landing << AIO_LANDING_SHIFT)) {
@@ -793,10 +795,6 @@ static void take_frame(struct aio_message_state *m, uint32_t slot, const struct 
         return;
     }
     if (!bare) {
-        if (wc->byte_len < AIO_FRAME_SIZE) {
-            violate(m, AIO_WRONG_SHORT, wc->byte_len, 0);
-            return;
-        }
         arrival.length -= AIO_FRAME_SIZE;
         argument = aio_read64(at + 8);
     }
@@ -868,11 +866,9 @@ static void take_receive(struct aio_message_state *m, uint32_t slot, const struc
  */
 static int take_sent(struct aio_message_state *m, uint32_t slot)
 {
-    if (slot == stage_slot(m)) {
-        if (!m->stage.busy)
-            return 0;
+    if (slot == m->stage.slot) /* of the write, if there is one under way */
         m->stage.busy = 0;
-    } else if (slot >= m->data_slots) {
+    if (slot >= m->data_slots) {
         if (m->n_control_free >= m->controls || slot - m->data_slots >= m->controls)
             return 0;
         m->control_free[m->n_control_free++] = (uint16_t)(slot - m->data_slots);

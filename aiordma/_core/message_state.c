@@ -31,7 +31,7 @@ static int state_init(PyObject *object, PyObject *args, PyObject *kwargs)
         return -1;
     if (!arrivals || sends > send_depth || arrivals & (arrivals - 1) ||
         controls + answers > receives || answers > exchanges ||
-        send_depth + controls + 1 >= AIO_SUB_READ || exchanges > 0xFFFF) {
+        send_depth + controls >= AIO_SUB_READ || exchanges > 0xFFFF) {
         PyErr_SetString(PyExc_ValueError, "sizes that do not fit one another");
         return -1;
     }

@@ -225,13 +225,14 @@ struct aio_stage {
     uint32_t to_key;
     uint8_t number; /* of the landing; 0: the peer has offered none */
     uint8_t free;   /* no message lies in it */
-    uint8_t busy;   /* a write has not completed; the fields below are its own until then */
+    uint8_t busy;   /* a write has not completed, */
+    uint16_t slot;  /* which stands for this send slot, */
+    struct ibv_sge sge;
+    uint64_t write_addr; /* and has these, whatever the peer offers meanwhile */
+    uint32_t write_key;
     uint64_t addr;
     uint64_t size;
     uint32_t key;
-    struct ibv_sge sge;
-    uint64_t write_addr;
-    uint32_t write_key;
 };
 
 static inline uint64_t aio_slot_addr(const struct aio_slots *slots, uint32_t slot)

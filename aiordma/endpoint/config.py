@@ -226,7 +226,7 @@ class ConnectionConfig:
     @property
     def sends(self) -> int:
         """Work requests of the send queue at most."""
-        own = self.send_depth + (0 if self.raw else CONTROL_SLOTS + 1)  # 1: a landing's
+        own = self.send_depth + (0 if self.raw else CONTROL_SLOTS)
         return own + self.initiator_depth + self.one_sided_depth
 
     @property

@@ -28,7 +28,7 @@ from pathlib import Path
 from tests.bench import machine, profile_limits, profile_tables, report
 from tests.bench.jobs import PLUGIN
 from tests.bench.profile_counts import Profile, read
-from tests.bench.profile_jobs import CONNECTING, FLOORS, MESSAGES, ROWS, Profiled
+from tests.bench.profile_jobs import CONNECTING, FLOORS, LARGE, MESSAGES, ROWS, Profiled
 from tests.bench.tables import Row, markdown, plain
 
 #: Counting makes the emulation about half as fast.
@@ -72,7 +72,7 @@ def shown(profiles: Sequence[Profile], top: int) -> str:
     """Everything as plain text."""
     limits = profile_limits.rows(profiles)
     parts = [plain(profile_limits.HEAD, limits)] if limits else []
-    for group in MESSAGES, FLOORS, CONNECTING:
+    for group in MESSAGES, LARGE, FLOORS, CONNECTING:
         some = [profile for profile in profiles if profile.row.group == group]
         if some:
             parts += [plain(head, rows) for head, rows in tables(some).values()]

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 
 from tests.bench import jobs
 from tests.bench.jobs import GID, LOOPS, MARKS, Job
+from tests.bench.plain_peer import trips
+from tests.bench.plain_streams import PIECES
 
 #: What is divided by.
 HALF, PAIR = "half round trip", "connected pair"
 #: Which stand in one table.
-MESSAGES, FLOORS, CONNECTING = "messages", "floors", "connecting"
+MESSAGES, LARGE, FLOORS, CONNECTING = "messages", "large", "floors", "connecting"
 TRIPS = 500
 CONNECTIONS = 100
 #: Completions of ib_send_lat before its window; it has one for each message, sent or received.
@@ -90,6 +92,25 @@ def _floor(way: str, loop: str) -> Profiled:
     return Profiled(name, replace(job, name=name), HALF, 2 * jobs.TRIPS, FLOORS)
 
 
+def _plain(module: str, form: str, size: int, number: int, unit: str) -> Profiled:
+    client, server = (
+        ("python:tests.bench.profiled", "plain", module, role, form, str(size), LOOPS[0], "rdma")
+        + ("{address}", "{port}")
+        for role in ("client", "server")
+    )
+    name = f"{form} {size}"
+    return Profiled(name, Job(name, "text", client, server), unit, number, LARGE)
+
+
+def _ib_send_lat_large(size: int) -> Profiled:
+    count = trips(size)
+    words = ("ib_send_lat", "-e", "-s", str(size), "-n", str(count + 5), "-F", "-x", GID, "-p", "{port}")
+    call = "ibv_get_cq_event"
+    client = _watched(f"{call}:10", f"{call}:{10 + 2 * count}", *words, "{address}")
+    job = Job(f"ib_send_lat -e {size}", "perftest_lat", client, words, "tcp")
+    return Profiled(job.name, job, HALF, 2 * count, LARGE)
+
+
 def _pyverbs(what: str, group: str, unit: str, number: int) -> Profiled:
     program = ("/usr/bin/python3", "-m", "tests.bench.profile_pyverbs", what)
     client, server = ((*program, role, "{address}", "{port}") for role in ("client", "server"))
@@ -104,6 +125,9 @@ ROWS: tuple[Profiled, ...] = (
     _pyverbs("exchange", MESSAGES, HALF, 2 * _PYVERBS_TRIPS),
     _floor("pump", LOOPS[0]),
     *(_floor(way, loop) for loop in LOOPS for way in ("callback", "resume")),
+    *(_plain("peer", "echo", size, 2 * trips(size), HALF) for size in (4096, 65_536, 262_144, 1 << 20, 16 << 20)),
+    *(_ib_send_lat_large(size) for size in (4096, 65_536, 262_144, 1 << 20, 16 << 20)),
+    _plain("streams", "pieces", 65_536, PIECES, "piece"),
     _cmtime(),
     _connecting(),
     _connect("uvloop"),

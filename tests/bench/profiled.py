@@ -2,6 +2,8 @@
 
     perf ...                            `aiordma perf`; the last of its measurements
     connect ROLE ADDRESS PORT LOOP      so many connections at once, as growth_connect.py has them
+    plain MODULE ROLE ...               a program of plain_peer.py or plain_streams.py; the last of
+                                        its measurements
 
 The marks are those of marks.c.
 """
@@ -13,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import socket
+import time
 from typing import Any
 
 import aiordma
@@ -20,6 +23,7 @@ from aiordma.cli import __main__ as cli
 from aiordma.cli.perf.kinds import Stop
 from aiordma.cli.perf.messages import MessageClient
 from aiordma.cli.perf.stream_protocols import ProtocolClient
+from tests.bench import plain_peer, plain_streams
 from tests.bench.growth import CONFIGS, loop_factory
 from tests.bench.jobs import MARKS
 from tests.bench.profile_jobs import CONNECTIONS
@@ -50,6 +54,22 @@ def mark_perf() -> None:
     Stop.begin = begun  # type: ignore[method-assign]
     for kind in MessageClient, ProtocolClient:
         kind.lat = ending(kind.lat)  # type: ignore[method-assign]
+
+
+class Marking:
+    """A clock in place of `time`, read where a measurement begins and ends."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def perf_counter(self) -> float:
+        """Seconds, and a mark."""
+        if self._begun:
+            _marks.bench_stop()
+        else:
+            _marks.bench_start()
+        self._begun = not self._begun
+        return time.perf_counter()
 
 
 def told_at(port: int) -> str:
@@ -99,6 +119,11 @@ def main(words: list[str]) -> int:
     if kind == "perf":
         mark_perf()
         return int(cli.main([kind, *words]))
+    if kind == "plain":
+        module: Any = {"peer": plain_peer, "streams": plain_streams}[words[0]]
+        if words[1] == "client":
+            module.time = Marking()
+        return int(module.main(words[1:]))
     # What was there before the fork is collected now, and not again: that would copy all of it.
     gc.collect()
     gc.freeze()

@@ -31,10 +31,12 @@ def window_of(connection: aiordma.Connection) -> int:
     return receiver_of(connection).window.size
 
 
-async def echo(connection: aiordma.Connection, count: int, size: int) -> None:
+async def echo(
+    connection: aiordma.Connection, count: int, size: int, imm: int | None = None
+) -> None:
     for number in range(count):
         data = bytes([number % 256]) * size
-        await connection.send(data)
+        await connection.send(data, imm=imm)
         with await connection.recv() as answer:
             assert answer == data
 
@@ -78,12 +80,12 @@ async def test_as_many_messages_go_ahead_as_the_settings_say(address: str) -> No
 
 @pytest.mark.parametrize("size", [10_000, 65_536, 262_144])
 async def test_a_longer_message_gets_the_slots_that_it_takes(address: str, size: int) -> None:
-    """The first may be fetched; those that follow go through slots."""
+    """The first may be fetched; those that follow go through slots, as they have an immediate."""
     async with paired(address) as (client, server), asyncio.TaskGroup() as group:
         group.create_task(answer(server))
-        await echo(client, 4, size)
+        await echo(client, 4, size, 7)
         before = state_of(client).sent
-        await echo(client, 1, size)
+        await echo(client, 1, size, 7)
         assert state_of(client).sent - before >= size // DEFAULTS.slot_size
         await client.close()
 

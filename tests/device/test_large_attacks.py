@@ -284,7 +284,9 @@ async def test_g01_clients_that_read_no_answers_pin_one_message_each(
     address: str, size: int
 ) -> None:
     """The server of the README waits in send(), and takes nothing more meanwhile."""
-    deaf = ConnectionConfig(receive_buffer_size=1, recv_depth=4, send_depth=4, slot_size=1024)
+    deaf = ConnectionConfig(
+        receive_buffer_size=1, recv_depth=4, send_depth=4, slot_size=1024, rendezvous_threshold=0
+    )
 
     async def echo(server: Connection) -> None:
         async for message in server:

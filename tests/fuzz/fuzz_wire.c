@@ -178,6 +178,10 @@ static void check_messages(const struct aio_message_state *m, uint32_t sends)
     CHECK(m->dones.tail - m->dones.head <= m->dones.mask + 1);
     CHECK(m->dones_pending.tail - m->dones_pending.head <= m->dones_pending.mask + 1);
     CHECK(m->n_reads_done <= m->most_reads);
+    for (uint32_t number = 0; number < 8; number++) /* the peer may write to landings that exist */
+        CHECK(!(m->landings.granted & 1 << number) ||
+              (number && number <= AIO_LANDINGS && m->landings.addr[number]));
+    CHECK(!m->landings.freed || !(m->landings.granted & 1 << m->landings.newest));
 }
 
 /* A frame lands in the oldest posted receive. */
@@ -220,8 +224,12 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     for (int i = 0; i < 4; i++) /* a header, most often in good order */
         word[i] = take8(in) % 8 ? good[i] : take8(in);
     memcpy(&wc.imm_data, word, sizeof(word));
-    if (take8(in) % 64 == 0)
+    if (take8(in) % (m->landings.granted ? 4 : 64) == 0) { /* of more bytes than a slot has, too */
         wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+        wc.byte_len = take_edge(in, 4 * stride);
+        word[1] = (uint8_t)(take8(in) % 8 ? m->landings.newest << AIO_LANDING_SHIFT : take8(in));
+        memcpy(&wc.imm_data, word, sizeof(word));
+    }
     memcpy(&before, m, sizeof(before));
     CHECK(m->base.take(&m->base, &wc));
     if (before.violation) {
@@ -233,8 +241,19 @@ static void frame(struct aio_message_state *m, struct input *in, uint8_t *arena,
     if (m->violation || m->raw)
         return;
     /* The rules of docs/wire.md, read once more. */
+    if (wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
+        uint32_t number = word[1] >> AIO_LANDING_SHIFT;
+
+        CHECK(word[0] == AIO_FRAME_DATA && !(word[1] & (AIO_FRAME_HAS_IMM | AIO_FRAME_MORE)));
+        CHECK(before.landings.granted & 1 << number && wc.byte_len);
+        CHECK(wc.byte_len <= m->largest && wc.byte_len <= aio_landing_size(number));
+        CHECK(m->credits - before.credits == (word[2] << 8 | word[3]));
+        CHECK(before.unused > 0 && !before.missing && !m->missing);
+        return;
+    }
     if (wc.wc_flags && wc.opcode == IBV_WC_RECV) {
-        CHECK(word[0] == AIO_FRAME_DATA && !word[1]);
+        CHECK(word[0] == AIO_FRAME_DATA);
+        CHECK(!(word[1] & ~(m->stage.most ? AIO_FRAME_FREE : 0)));
         CHECK(m->credits - before.credits == (word[2] << 8 | word[3]));
         CHECK(before.unused > 0 && (!before.missing || before.missing == wc.byte_len));
         CHECK(!m->missing && !m->fragments);
@@ -291,6 +310,7 @@ static void fuzz_messages(struct input *in)
     struct aio_done *controls_pending = zeros(EXCHANGES, sizeof(*controls_pending));
     uint8_t *send = zeros(SENDS, STRIDE), *recv = zeros(RECEIVES, STRIDE);
     uint8_t *control = zeros(CONTROLS, AIO_FRAME_SIZE);
+    uint8_t *landing = zeros(4, STRIDE), *stage = zeros(3, STRIDE);
     uint8_t data[4 * STRIDE] = {0}, how = take8(in);
     uint16_t held[RECEIVES];
     uint32_t n_held = 0;
@@ -315,7 +335,8 @@ static void fuzz_messages(struct input *in)
     m->eager_size = STRIDE - AIO_FRAME_SIZE;
     m->fragmented_size = how & 8 ? 3 * STRIDE : 0;
     m->bare_size = how & 16 ? STRIDE : 0;
-    m->largest = 4 * STRIDE;
+    m->largest = m->landings.most = 4 * STRIDE;
+    m->stage.most = how & 32 ? 4 * STRIDE : 0;
     m->credits = how & 4 ? 3 : 0;
     m->operations_done = done;
     m->done_mask = OPERATIONS - 1;
@@ -325,7 +346,7 @@ static void fuzz_messages(struct input *in)
         struct ibv_wc wc = {.status = IBV_WC_SUCCESS, .opcode = IBV_WC_SEND};
         const struct aio_arrival *first = &m->arrivals[m->head & m->arrival_mask];
 
-        switch (take8(in) % 14) {
+        switch (take8(in) % 15) {
         case 0:
         case 1:
         case 2:
@@ -353,11 +374,28 @@ static void fuzz_messages(struct input *in)
             if (m->head == m->tail)
                 break;
             CHECK(first->slot < RECEIVES && n_held < RECEIVES);
-            CHECK(first->length + aio_head_size(m, first->bare) <= STRIDE);
+            if (first->landing) { /* it is copied, and the peer may write there again */
+                const volatile uint8_t *bytes = aio_arrival_at(m, first);
+
+                for (uint32_t i = 0; i < first->length; i++)
+                    (void)bytes[i];
+                m->landings.freed |= first->landing == m->landings.newest;
+            } else {
+                CHECK(first->length + aio_head_size(m, first->bare) <= STRIDE);
+            }
             held[n_held++] = first->slot;
             m->large -= first->large;
             m->inner -= first->more;
             m->head++;
+            break;
+        case 14: /* memory comes: for a landing, or for a stage */
+            if (m->raw || take8(in) % 2) {
+                m->stage.addr = (uintptr_t)stage, m->stage.size = 3 * STRIDE;
+            } else if (m->landings.newest < AIO_LANDINGS) {
+                m->landings.addr[++m->landings.newest] = (uintptr_t)landing;
+                m->landings.freed = 0;
+                aio_message_offer(m);
+            }
             break;
         case 5: /* and is done with a message */
             if (n_held) {
@@ -398,7 +436,7 @@ static void fuzz_messages(struct input *in)
         check_messages(m, SENDS);
     }
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
-    free(recv), free(send), free(control), free(done), free(reads), free(dones),
+    free(landing), free(stage), free(recv), free(send), free(control), free(done), free(reads), free(dones),
         free(controls_pending);
     free(free_slots), free(control_free), free(arrivals), free(m);
 }

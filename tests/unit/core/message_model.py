@@ -12,7 +12,9 @@ from typing import Any
 
 CREDIT, DATA, RENDEZVOUS, DONE, PING, PONG, END, ABORT = range(8)
 BARE = -DATA  # DATA whose header is the immediate
-HAS_IMM, MORE, CREDIT_FRAMES = 1, 2, 2
+WRITTEN = -20  # the same, written into a landing
+HAS_IMM, MORE, FREE, CREDIT_FRAMES = 1, 2, 4, 2
+LANDING_SHIFT = 3
 SINGLE = (PONG, PING, CREDIT, END, ABORT)  # the order in which they go
 
 
@@ -30,21 +32,28 @@ class Model:
         fragmented: int,
         largest: int,
         bare: int,
+        written: int,
     ) -> None:
         self.out: list[tuple[Any, ...]] = []
         self.violation: str | None = None
         self.said: set[int] = set()  # by the peer
         # Messages: whether large, slot, body and bytes of the header of each fragment, immediate
-        # of the first.
+        # of the first.  The header of a message in landing n has -n bytes.
         self.arrived: deque[tuple[bool, list[tuple[int, bytes, int]], int | None]] = deque()
         self.fragments: list[tuple[int, bytes, int]] = []  # of the message that is arriving
         self.missing = 0  # bytes of it
         self.imm: int | None = None  # of it
         self.eager, self.fragmented, self.largest = eager, fragmented, largest
         self.bare = bare  # bytes of a message whose header is the immediate; 0: of none
+        self.landing, self.where = 0, (0, 0)  # the newest of this side: number, address and key
+        self.open: set[int] = set()  # landings that the peer may write to
+        self.offered, self.freed = False, False
+        self.written = written  # bytes of a message that goes into a landing; 0: of none
+        self.target, self.target_free = 0, False  # the newest landing of the peer
+        self.stage, self.writing = 0, False  # bytes; whether a write has not completed
         self.dones: deque[tuple[int, int]] = deque()
         self.slots, self.controls = sends, controls  # free
-        self.under_way: deque[bool] = deque()  # sends; whether from a control slot
+        self.under_way: deque[int] = deque()  # the kinds of sends
         self.reserve = controls + exchanges  # receives for frames without credit
         self.posted = window + self.reserve
         self.unused = self.granted = window
@@ -70,7 +79,15 @@ class Model:
 
     def _post(self, kind: int, flags: int, imm: int, argument: int, body: bytes = b"") -> None:
         credits = self._take(kind == CREDIT)
-        self.under_way.append(kind not in {DATA, BARE, RENDEZVOUS})
+        self.under_way.append(kind)
+        if kind == PING and self.offered:
+            self.offered = self.freed = False
+            self.open.add(self.landing)
+            flags, (argument, imm) = flags | self.landing << LANDING_SHIFT, self.where
+        if self.freed:
+            self.freed = False
+            self.open.add(self.landing)
+            flags |= FREE
         self.unposted.append(("send", kind, flags, credits, imm, argument, body))
 
     def flush(self) -> None:
@@ -91,6 +108,9 @@ class Model:
         return len(self.marks) < CREDIT_FRAMES
 
     def pump(self) -> None:
+        if self.offered and not self.asking:
+            self.asking = True
+            self.controls_pending.add(PING)
         while self.controls:
             if self.dones_pending:
                 kind, (argument, flags) = DONE, self.dones_pending.popleft()
@@ -105,6 +125,11 @@ class Model:
             self._post(kind, flags, 0, argument)
             self.flush()
 
+    def offer(self, number: int, where: tuple[int, int]) -> None:
+        """A larger landing is there."""
+        self.landing, self.where, self.offered, self.freed = number, where, True, False
+        self.pump()
+
     def say(self, kind: int, argument: int = 0) -> None:
         if kind == DONE:
             self.dones_pending.append((argument, 0))
@@ -115,14 +140,21 @@ class Model:
 
     def send(self, body: bytes, imm: int | None) -> bool:
         if imm is None and 0 < len(body) <= self.bare:
-            return self._send([body], imm, bare=True)
+            return self._send([body], imm, BARE)
+        if (
+            imm is None
+            and self.eager < len(body) <= min(self.written, self.stage)
+            and self.target_free
+            and not self.writing
+        ):
+            return self._send([body], imm, WRITTEN)
         bodies = [body[at : at + self.eager] for at in range(0, len(body) or 1, self.eager)]
         if len(body) > self.fragmented:
             self.flush()
             return False
-        return self._send(bodies, imm, bare=False)
+        return self._send(bodies, imm, DATA)
 
-    def _send(self, bodies: list[bytes], imm: int | None, *, bare: bool) -> bool:
+    def _send(self, bodies: list[bytes], imm: int | None, kind: int) -> bool:
         if len(bodies) > min(self.credits, self.slots):
             self.flush()
             return False
@@ -130,7 +162,10 @@ class Model:
         left, flags = sum(map(len, bodies)), HAS_IMM * (imm is not None)
         for index, part in enumerate(bodies):
             more = MORE * (index < len(bodies) - 1)
-            self._post(BARE if bare else DATA, flags | more, imm or 0, left, part)
+            if kind == WRITTEN:
+                self.target_free, self.writing = False, True
+                flags = self.target << LANDING_SHIFT
+            self._post(kind, flags | more, imm or 0, left, part)
             left, flags, imm = left - len(part), 0, None
         burst = self.in_a_row == 2
         if not (self.turn_flushes or (self.delivering and (self.arrived or burst))):
@@ -142,27 +177,46 @@ class Model:
 
     def complete(self) -> None:
         """The oldest send has succeeded."""
-        control = self.under_way.popleft()
+        kind = self.under_way.popleft()
+        control = kind not in {DATA, BARE, WRITTEN, RENDEZVOUS}
+        self.writing &= kind != WRITTEN
         self.controls, self.slots = self.controls + control, self.slots + (not control)
         if control:
             self.pump()
 
-    def frame(self, slot: int, data: bytes, word: int | None = None) -> None:
-        """A frame, or bytes whose header is the immediate `word`."""
+    def frame(
+        self, slot: int, data: bytes, word: int | None = None, *, written: bool = False
+    ) -> None:
+        """A frame, or bytes whose header is the immediate `word`, in a slot or in a landing."""
         self.posted -= 1
         if self.violation is not None:
             return
         if word is not None:
-            if word >> 16 != DATA << 8:
+            flags = word >> 16 & 0xFF
+            landing = flags >> LANDING_SHIFT if written else 0
+            if written:
+                if landing not in self.open or not 0 < len(data) <= self.largest:
+                    self.violation = "write"
+                    return
+                self.open.remove(landing)
+            if self.written:
+                self.target_free |= bool(flags & FREE and self.target)
+                flags &= ~FREE
+            if word >> 24 != DATA or flags != landing << LANDING_SHIFT:
                 self.violation = "bare"
                 return
             self.credits += word & 0xFFFF
-            self._data(slot, DATA, 0, None, len(data), data, 0)
+            self._data(slot, DATA, 0, None, len(data), data, -landing)
             return
         if len(data) < 16:
             self.violation = "short"
             return
         kind, flags, body = data[0], data[1], data[16:]
+        if self.written:
+            self.target_free |= bool(flags & FREE and self.target)
+            if kind == PING and 0 < flags >> LANDING_SHIFT <= 3:
+                self.target, self.target_free = flags >> LANDING_SHIFT, True
+            flags &= ~FREE
         self.credits += int.from_bytes(data[2:4], "big")
         imm = int.from_bytes(data[4:8], "big") if flags & HAS_IMM else None
         argument = int.from_bytes(data[8:16], "big")
@@ -193,7 +247,7 @@ class Model:
             return
         self.unused -= 1
         more = kind == DATA and bool(flags & MORE)
-        if self.missing and (kind == RENDEZVOUS or argument != self.missing):
+        if self.missing and (kind == RENDEZVOUS or head < 0 or argument != self.missing):
             self.violation = "order"
         elif kind == DATA and (not 0 < len(body) < argument if more else argument != len(body)):
             self.violation = "length"

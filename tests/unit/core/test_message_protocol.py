@@ -30,10 +30,13 @@ from .message_model import (
     DATA,
     DONE,
     END,
+    FREE,
+    LANDING_SHIFT,
     MORE,
     PING,
     PONG,
     RENDEZVOUS,
+    WRITTEN,
     Model,
 )
 
@@ -41,10 +44,12 @@ SEED = os.environ.get("AIORDMA_TEST_SEED", "20261123")
 CASES = 1000
 SLOT, SENDS, CONTROLS = 96, 4, 6
 EAGER, FRAGMENTED, LARGEST, BARE_SIZE = SLOT - FRAME_SIZE, 250, 1000, SLOT
+STAGE, TARGETS = 200, {number: (number << 40, number) for number in range(1, 4)}
 WORDS = {
     "short": "shorter than its header", "credit": "without credit", "length": "bytes came",
     "kind": "message kind", "bare": "an immediate that announces",
     "done": "more answers", "size": "of at most", "order": "are missing",
+    "write": "a write with an immediate",
 }  # fmt: skip
 
 
@@ -63,7 +68,7 @@ class Case:
         self.malice = rng.choice((0.0, 0.0, 0.02))
         self.out: list[tuple[Any, ...]] = []
         self.chained = 0  # sends that were posted with the next
-        self.joined = 0  # messages in fragments
+        self.joined = self.landed = 0  # messages in fragments, and in landings
         self.posted = deque(range(receives))
         self.under_way: deque[int] = deque()
         self.slots = ffi.new("uint8_t[]", receives * SLOT)
@@ -84,11 +89,14 @@ class Case:
         state.handler = self._resumed
         state.eager_size, state.fragmented_size, state.largest = EAGER, FRAGMENTED, LARGEST
         state.bare_size = bare = rng.choice((0, BARE_SIZE))
+        self.landings = ffi.new("uint8_t[]", 4 * LARGEST)
+        self.stage = ffi.new("uint8_t[]", STAGE)
+        state.written_size = written = rng.choice((0, 150, 1 << 20))
         state.receives = receives
         self.completing = Completing(state)
         self.model = Model(
             window, SENDS, CONTROLS, self.exchanges, state.chain, EAGER, FRAGMENTED, LARGEST,
-            bare,
+            bare, written,
         )  # fmt: skip
         self.taken: list[int] = []  # slots of messages that the program has
         self.receives = receives
@@ -105,12 +113,17 @@ class Case:
         piece = wr.sg_list[0]
         frame = bytes(ffi.buffer(ffi.cast("char *", piece.addr), piece.length))
         slot = wr.wr_id >> SUB_SHIFT
-        assert piece.lkey == (5 if slot < SENDS else 6)
+        written = wr.opcode == Opcode.RDMA_WRITE_WITH_IMM
+        assert piece.lkey == (9 if written else 5 if slot < SENDS else 6)
         self.under_way.append(slot)
-        if wr.opcode == Opcode.SEND_WITH_IMM:
+        if written or wr.opcode == Opcode.SEND_WITH_IMM:
             word = ntohl(wr.imm_data)
-            assert word >> 16 == DATA << 8
-            self.out.append(("send", BARE, 0, word & 0xFFFF, 0, len(frame), frame))
+            kind, flags = WRITTEN if written else BARE, word >> 16 & 0xFF
+            assert word >> 24 == DATA
+            self.out.append(("send", kind, flags, word & 0xFFFF, 0, len(frame), frame))
+            if written:
+                to = wr.wr.rdma
+                assert (to.remote_addr, to.rkey) == TARGETS[flags >> LANDING_SHIFT]
         else:
             kind, flags, credits, imm, argument = FRAME.unpack_from(frame)
             self.out.append(("send", kind, flags, credits, imm, argument, frame[FRAME_SIZE:]))
@@ -125,14 +138,30 @@ class Case:
             self.out.append(("receive", slot))
             wr = wr.next
 
+    def write(self) -> None:
+        """The peer writes into a landing; a hostile peer into none, or with another immediate."""
+        rng, slot = self.rng, self.posted.popleft()
+        number = rng.choice([*self.model.open] or [1])
+        data = rng.randbytes(rng.randrange(1, 400))
+        free = rng.choice((0, FREE)) if self.model.written else 0
+        word = DATA << 24 | (number << LANDING_SHIFT | free) << 16 | 1
+        if rng.random() < self.malice:
+            word ^= 1 << rng.randrange(16, 32)
+            data = rng.choice((data, b"", bytes(LARGEST + 1)))
+        at = (word >> 16 + LANDING_SHIFT & 3) * LARGEST
+        ffi.memmove(self.landings + at, data, min(len(data), LARGEST))
+        self.model.frame(slot, data, word, written=True)
+        opcode = WCOpcode.RECV_RDMA_WITH_IMM
+        assert self.completing.take(completion(SUB_RECV | slot, opcode, len(data), word))
+
     def arrive(self, frame: bytes) -> None:
         slot = self.posted.popleft()
         word = None
         if frame[0] == DATA and len(frame) > FRAME_SIZE and self.rng.random() < 0.3:
             # A whole message without immediate, or the last fragment, may come without a header.
             _, flags, credits, _, argument = FRAME.unpack_from(frame)
-            if not flags and argument == len(frame) - FRAME_SIZE:
-                word, frame = DATA << 24 | credits, frame[FRAME_SIZE:]
+            if flags in {0, FREE} and argument == len(frame) - FRAME_SIZE:
+                word, frame = DATA << 24 | flags << 16 | credits, frame[FRAME_SIZE:]
         if self.rng.random() < self.malice:
             word = self.rng.choice((0, DATA << 24 | 1 << 16, 7 << 24, 1 << 16))
         ffi.buffer(self.slots)[slot * SLOT : slot * SLOT + len(frame)] = frame
@@ -167,15 +196,27 @@ class Case:
             flags |= MORE * (argument > EAGER)
         if kind == RENDEZVOUS:
             body = rng.randbytes(20)
-        return FRAME.pack(kind, flags, returned, rng.getrandbits(32), argument) + body
+        imm = rng.getrandbits(32)
+        if model.written and kind != DONE:
+            flags |= rng.choice((0, 0, 0, FREE))
+            if kind == PING and rng.random() < 0.5:
+                number = rng.randrange(1, 4)
+                flags, (argument, imm) = flags | number << LANDING_SHIFT, TARGETS[number]
+        return FRAME.pack(kind, flags, returned, imm, argument) + body
 
     # The program
 
     def step(self) -> None:
         rng, c, model = self.rng, self.c, self.model
-        match rng.randrange(11):
+        match rng.randrange(12):
             case 0 | 1 | 2 if self.posted:
-                self.arrive(self.frame())
+                ready = model.open and model.unused > 0 and not model.missing
+                if rng.random() < (0.3 if ready else self.malice / 4):
+                    self.write()
+                else:
+                    self.arrive(self.frame())
+            case 11:
+                self.land()
             case 3 if self.under_way:
                 wc = ffi.new("struct ibv_wc *")
                 wc.wr_id, wc.opcode = self.under_way.popleft() << SUB_SHIFT, int(WCOpcode.SEND)
@@ -216,6 +257,18 @@ class Case:
             if self.rng.random() < 0.15:
                 self.take()
 
+    def land(self) -> None:
+        """Memory comes: a landing, or a stage for that of the peer."""
+        rng, c, model = self.rng, self.c, self.model
+        if model.written and rng.random() < 0.5:
+            model.stage = STAGE
+            c.set_stage(address(self.stage), 9, STAGE)
+        elif model.landing < 3 and rng.random() < 0.3:
+            number = rng.randrange(model.landing, 3) + 1
+            at = address(self.landings) + number * LARGEST
+            model.offer(number, (at, number))
+            assert c.land(number, at, number, self.landings) == 0
+
     def send(self) -> None:
         body = self.rng.randbytes(self.rng.randrange(self.rng.choice((40, 40, 300))))
         imm = self.rng.choice((None, 0, 77))
@@ -240,12 +293,14 @@ class Case:
         large, parts, imm = model.arrived.popleft()
         slot, body, head = parts[0]
         assert c.peek() == (None if large else slot, 0 if large else len(body), imm)
-        if len(parts) > 1 and self.rng.random() < 0.9:
+        if (len(parts) > 1 or head < 0) and self.rng.random() < 0.9:
             self.join(parts, imm)
             return
         for slot, body, head in parts:
             c.skip()
-            if not large:
+            if head < 0:
+                self.taken.append(slot)
+            elif not large:
                 at = slot * SLOT + head
                 assert bytes(ffi.buffer(self.slots)[at : at + len(body)]) == body
                 self.taken.append(slot)
@@ -256,9 +311,12 @@ class Case:
         assert message is not None
         assert bytes(message) == b"".join(body for _, body, _ in parts)
         assert message.imm == imm
+        landing = -parts[0][2]
+        self.model.freed |= 0 < landing == self.model.landing
         for slot, _, _ in parts:
             self.model.free(slot)
-        self.joined += 1
+        self.joined += landing <= 0
+        self.landed += landing > 0
 
     def check(self) -> None:
         c, model = self.c, self.model
@@ -304,6 +362,7 @@ def test_c_does_what_the_model_does() -> None:
         seen[case.model.violation or "kept"] += 1
         seen["chained"] += case.chained
         seen["joined"] += case.joined
+        seen["landed"] += case.landed
         seen.update(f"sent {item[1]}" for item in case.out if item[0] == "send")
     print(seen)
     # A generator that never gets anywhere would show nothing.
@@ -312,6 +371,7 @@ def test_c_does_what_the_model_does() -> None:
         "kept",
         "chained",
         "joined",
-        *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, DONE, PING, PONG, END)),
+        "landed",
+        *(f"sent {kind}" for kind in (CREDIT, DATA, BARE, WRITTEN, DONE, PING, PONG, END)),
     ):
         assert seen[what], (what, seen)

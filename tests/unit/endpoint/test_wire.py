@@ -159,16 +159,17 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
-@pytest.mark.parametrize("flags", range(16))
-def test_four_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
-    knows, asks, takes, bare = (bool(flags >> bit & 1) for bit in range(4))
+@pytest.mark.parametrize("flags", range(32))
+def test_five_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
+    knows, asks, takes, bare, lands = (bool(flags >> bit & 1) for bit in range(5))
     hello = Hello(
         1, 1, 64, 1,
         knows_checksums=knows, asks_checksums=asks, takes_fragments=takes, takes_bare=bare,
+        knows_landings=lands,
     )  # fmt: skip
     packed = bytearray(hello.pack(REQUEST_ROOM))
     assert packed[6] == flags
-    packed[6] |= 0xF0
+    packed[6] |= 0xE0
     assert Hello.parse(bytes(packed)) == hello
 
 
