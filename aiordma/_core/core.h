@@ -138,7 +138,7 @@ typedef struct message_state {
     uint32_t bounce_head;  /* bytes that were given out; the rest is taken modulo the length */
     uint32_t bounce_tail;  /* those before it are free again, and perhaps more */
     char may_read;         /* initiator_depth is not 0 */
-    PyObject *landings[AIO_LANDINGS + 1]; /* what keeps their memory alive */
+    PyObject *landings[AIO_LANDINGS + 1]; /* objects that keep their memory */
 } MessageState;
 
 /* message_object.c: bytes of a buffer, which stays exported */
@@ -433,6 +433,7 @@ PyObject *aio_sent(MessageState *self, int code);
  * message_state.c, for Parked: take the oldest message, None or NULL; send the credits that are due
  */
 PyObject *aio_take_first(MessageState *self);
+int aio_arrivals_join(MessageState *self, Message *message);
 void aio_give_credit(struct aio_message_state *m);
 
 /* arrivals.c: methods of MessageState */

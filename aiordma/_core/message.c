@@ -103,7 +103,7 @@ static uint32_t grant_credits(struct aio_message_state *m, int alone)
 
 /* Landings. */
 
-/* The flag of the frame that is about to be sent: the peer may write to the newest landing again. */
+/* The flag of the frame that is about to be sent: the newest landing is free again. */
 static uint8_t grant_landing(struct aio_message_state *m)
 {
     struct aio_landings *landings = &m->landings;
@@ -155,7 +155,8 @@ int aio_message_flush(struct aio_message_state *m)
     }
     for (uint32_t i = 0; i < n; i++) {
         const struct aio_unposted *send = &m->unposted[i];
-        int is_data = send->slot < m->data_slots, is_write = m->stage.busy && send->slot == m->stage.slot;
+        int is_data = send->slot < m->data_slots;
+        int is_write = m->stage.busy && send->slot == m->stage.slot;
         const struct aio_slots *slots = is_data ? &m->send : &m->frames;
         uint32_t slot = is_data ? send->slot : send->slot - m->data_slots;
 
@@ -249,8 +250,8 @@ static const enum aio_frame_kind single_frames[] = {
     AIO_FRAME_PONG, AIO_FRAME_PING, AIO_FRAME_CREDIT, AIO_FRAME_END, AIO_FRAME_ABORT};
 
 /*
- * Send frames without data, as long as there are slots for them.  A landing is offered in a PING, of
- * which one is unanswered at a time.
+ * Send frames without data, as long as there are slots for them.  A landing is offered in a PING,
+ * of which a single is unanswered at a time.
  */
 static int pump(struct aio_message_state *m)
 {
@@ -445,8 +446,8 @@ static int put_write(struct aio_message_state *m, uint32_t slot, const void *dat
     struct aio_stage *stage = &m->stage;
 
     aio_copy((void *)(uintptr_t)stage->addr, data, length);
-    stage->sge = (struct ibv_sge){
-        .addr = stage->addr, .length = (uint32_t)length, .lkey = stage->key};
+    stage->sge =
+        (struct ibv_sge){.addr = stage->addr, .length = (uint32_t)length, .lkey = stage->key};
     stage->write_addr = stage->to_addr;
     stage->write_key = stage->to_key;
     stage->free = 0;

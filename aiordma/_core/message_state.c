@@ -139,57 +139,6 @@ static void state_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/* Give a slot back whose bytes were copied. */
-static void give_back(MessageState *self, uint32_t slot)
-{
-    int code = aio_message_back(&self->state, slot);
-    PyObject *told = code ? PyObject_CallMethod(self->receiver, "_posted_again", "Ii", slot, code)
-                          : Py_NewRef(Py_None);
-
-    if (!told) /* the message is complete, and is not lost for that */
-        PyErr_WriteUnraisable((PyObject *)self);
-    Py_XDECREF(told);
-}
-
-/*
- * Copy a message in fragments, or in a landing, and take it out of the ring; 0, or -1 with an
- * exception.  A peer may write to its landing meanwhile: the message is what was copied.
- */
-static int join(MessageState *self, Message *message)
-{
-    struct aio_message_state *m = &self->state;
-    uint32_t count = 0;
-    uint64_t length = 0;
-    uint16_t *slots;
-    PyObject *bytes;
-    char *at;
-
-    do
-        length += m->arrivals[(m->head + count) & m->arrival_mask].length;
-    while (m->arrivals[(m->head + count++) & m->arrival_mask].more);
-    slots = aio_room_for(count, sizeof(*slots));
-    bytes = slots ? PyBytes_FromStringAndSize(NULL, (Py_ssize_t)length) : NULL;
-    if (!bytes) {
-        PyMem_Free(slots);
-        return -1;
-    }
-    at = PyBytes_AsString(bytes);
-    for (uint32_t i = 0; i < count; i++) {
-        const struct aio_arrival *arrival = &m->arrivals[m->head++ & m->arrival_mask];
-
-        aio_copy(at, aio_arrival_at(m, arrival), arrival->length);
-        m->landings.freed |= arrival->landing && arrival->landing == m->landings.newest;
-        at += arrival->length;
-        slots[i] = arrival->slot;
-    }
-    m->inner -= count - 1;
-    aio_message_own(message, bytes);
-    for (uint32_t i = 0; i < count; i++)
-        give_back(self, slots[i]);
-    PyMem_Free(slots);
-    return 0;
-}
-
 /*
  * Take the oldest message, unless it is large, out of the ring: None if there is none; NULL with an
  * exception, and the message is still in the ring.
@@ -211,7 +160,7 @@ PyObject *aio_take_first(MessageState *self)
         Py_RETURN_NONE;
     }
     message->imm = aio_imm_object(first);
-    if (!message->imm || ((first->more || first->landing) && join(self, message))) {
+    if (!message->imm || ((first->more || first->landing) && aio_arrivals_join(self, message))) {
         Py_DECREF((PyObject *)message);
         return NULL;
     }

@@ -165,9 +165,9 @@ struct aio_arrival {
     uint32_t imm;
     uint16_t slot;
     uint8_t has_imm;
-    uint8_t large; /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
-    uint8_t more;  /* the next has further bytes of the message */
-    uint8_t bare;  /* no header lies in `slot` */
+    uint8_t large;   /* 1: announced, the frame lies in `slot`; 2: Python has the announcement */
+    uint8_t more;    /* the next has further bytes of the message */
+    uint8_t bare;    /* no header lies in `slot` */
     uint8_t landing; /* the message lies in the landing with this number, and `slot` is empty */
 };
 
@@ -211,11 +211,11 @@ struct aio_landings {
     uint64_t addr[AIO_LANDINGS + 1]; /* by their numbers; 0: there is none */
     uint32_t key;                    /* of the newest */
     uint8_t newest;
-    uint8_t offered;  /* it is to be offered to the peer */
-    uint8_t freed;    /* it is free, and the peer has not been told */
-    uint8_t granted;  /* bits, 1 << number: the peer may write to these */
-    uint64_t most;    /* bytes of the largest message that may need a landing; 0: of none */
-    uint64_t wanted;  /* bytes of a message for which there was none; Python makes one */
+    uint8_t offered; /* it is to be offered to the peer */
+    uint8_t freed;   /* it is free, and the peer has not been told */
+    uint8_t granted; /* bits, 1 << number: the peer may write to these */
+    uint64_t most;   /* bytes of the largest message that may need a landing; 0: of none */
+    uint64_t wanted; /* bytes of a message for which there was none; Python makes one */
 };
 
 /* The newest landing of the peer, and the memory that is written from: the stage. */

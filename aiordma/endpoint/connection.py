@@ -38,7 +38,6 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.landing import Landings
 from aiordma.endpoint.large import LargeMessages
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import COPIED_BYTES, Link
@@ -123,7 +122,6 @@ class Connection:
         self._state.largest = config.max_message_size
         self._sender = Sender(link, config)
         self._outcome = outcome = Outcome()
-        self._landings = Landings(link)
         self._large = LargeMessages(link, self._sender, self._receiver, outcome, config)
         self._keepalive: Keepalive | None = None
         self._established: asyncio.Future[None] | None = None  # by the first frame of the client
@@ -603,12 +601,9 @@ class Connection:
         self._state.eager_size = min(slot - FRAME_SIZE, limit)
         if hello.takes_bare and not self._link.context.is_iwarp:
             self._state.bare_size = min(slot, limit)
-        threshold = self.config.rendezvous_threshold
         if hello.takes_fragments:
+            threshold = self.config.rendezvous_threshold
             self._state.fragmented_size = min(threshold, limit, COPIED_BYTES)
-        if hello.knows_landings and not self._link.context.is_iwarp:
-            own = min(threshold, self.config.max_message_size)
-            self._landings.allow(min(threshold, limit), own)
         self._state.credits += hello.recv_depth
         self._sender.room()
 
@@ -693,7 +688,7 @@ class Connection:
         for slot in state.take_freed():
             window.back(slot)
         if self._outcome.cause is None:
-            self._landings.look()
+            self._large.landings.look()
         while state.large and (large := state.next_large(self.config.receives)) is not None:
             length, imm, body, slot = large
             try:

@@ -25,6 +25,18 @@ Theory of operation
     Cancelling a send ends the wait.  The exposure, and with it the caller's buffer, stays until
     DONE arrives or the queue pair is gone: the peer may be reading.
 
+    A message of up to 1 MiB goes without an exchange, where the peer has a landing for it:
+    registered memory, to which this side writes the message with one RDMA WRITE with immediate.
+    The write uses up a receive, so that credits count it as any message.  `recv()` copies the
+    message out of the landing, and the next frame to the sender says that the landing is free.  A
+    message that finds the landing taken, or too small, goes as without it.
+
+    Landings are made when a message of the peer would have used one; a larger message gets a larger
+    landing, and the smaller ones stay, because the peer may be writing there.  The sender copies a
+    message to memory of its own, the stage, before it is written: the program may change its bytes
+    as soon as `send()` returns.  The peer may write to a landing at any time, as it may to the ring
+    of a stream.  So a message is what was copied, and nothing else lies in that memory.
+
     Soft-RoCE completes a read whose tail has not arrived, if the wire reorders (docs/surprises.md).
     So the receiver may have asked for a checksum, which the sender makes of the registered bytes.
     A message that does not match ends the connection.  To read it again is of no use: after the
@@ -48,7 +60,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from aiordma._core import Message, crc32c
+from aiordma._core import LANDING_SIZE, LANDINGS, Message, crc32c
 from aiordma._core import copy as copy_bytes
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
@@ -74,8 +86,11 @@ from aiordma.memory.pool import room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["Exposer", "Fetcher", "LargeMessages"]
+__all__ = ["LANDING_SIZES", "Exposer", "Fetcher", "Landings", "LargeMessages"]
 
+#: Bytes of the landings, by their numbers; 0 is none.
+LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
+_LANDS = Access.LOCAL_WRITE | Access.REMOTE_WRITE
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
 _DEREGISTER_S = 5.0
@@ -646,17 +661,80 @@ class Fetcher:
         return tasks
 
 
+class Landings:
+    """The landings of one connection, and its stage; they live as long as its queue pair.
+
+    Args:
+        link: The adapter's side.
+    """
+
+    __slots__ = ("_link",)
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def allow(self, sent: int, received: int) -> None:
+        """Use landings: both sides know them.
+
+        Args:
+            sent: Bytes of the largest message that this side writes to a landing of the peer.
+            received: Bytes of the largest message for which this side makes a landing.
+        """
+        self._link.state.written_size = min(sent, LANDING_SIZES[-1])
+        self._link.state.landed_size = min(received, LANDING_SIZES[-1])
+
+    def look(self) -> None:
+        """Make what C has found missing: a landing for the peer's messages, a stage for its own.
+
+        Without memory for it messages go as before, and later messages try again.
+        """
+        state = self._link.state
+        if wanted := state.landing_wanted:
+            state.landing_wanted = 0
+            self._offer(wanted)
+        size = LANDING_SIZES[state.peer_landing]
+        if state.stage_size < size and (made := self._registered(size, Access.LOCAL_WRITE)):
+            region, _ = made
+            state.set_stage(region.addr, region.lkey, size)
+
+    def _offer(self, wanted: int) -> None:
+        state = self._link.state
+        number = next(n for n, size in enumerate(LANDING_SIZES) if size >= wanted)
+        if made := self._registered(LANDING_SIZES[number], _LANDS):
+            region, view = made
+            if not state.landing:
+                self._link.open_access(Access.REMOTE_WRITE)
+            self._link.check(state.land(number, region.addr, region.rkey, view))
+
+    def _registered(self, size: int, access: Access) -> tuple[MemoryRegion, memoryview] | None:
+        """Memory that is registered until the queue pair is gone; None if it cannot be had."""
+        buffers = self._link.buffers
+        if not buffers.account.try_take(AHEAD, size, keep=True):
+            return None
+        try:
+            region = MemoryRegion(self._link.pd, size, access)
+        except OSError:
+            buffers.account.give(size)
+            return None
+        buffers.pin(region)
+        view = region.view
+        region.close()  # when the pin has ended
+        return region, view
+
+
 class LargeMessages:
     """The large messages of one connection in both directions, as the handshake allows them.
 
     Attributes:
         exposer: Messages to the peer.
         fetcher: Messages of the peer; None before the first.
+        landings: Messages that are written, in both directions.
         checked: Whether the peer's large messages have checksums.
     """
 
     __slots__ = (
-        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher"
+        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher",
+        "landings",
     )  # fmt: skip
 
     def __init__(
@@ -675,6 +753,7 @@ class LargeMessages:
         self.checked = False
         self.exposer = Exposer(link, sender, outcome, config, receiver.window)
         self.fetcher: Fetcher | None = None
+        self.landings = Landings(link)
 
     @property
     def checks(self) -> bool:
@@ -686,6 +765,10 @@ class LargeMessages:
         """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""
         self.exposer.agree(hello)
         self.checked = hello.knows_checksums and self.checks
+        if hello.knows_landings and not self._link.context.is_iwarp:
+            threshold = self._config.rendezvous_threshold
+            own = min(threshold, self._config.max_message_size)
+            self.landings.allow(min(threshold, self.exposer.limit), own)
         self._reads = min(self._config.initiator_depth, reads)
 
     def announce(self, length: int, body: bytes, imm: int | None) -> None:

@@ -15,6 +15,8 @@ HALF, PAIR = "half round trip", "connected pair"
 MESSAGES, LARGE, FLOORS, CONNECTING = "messages", "large", "floors", "connecting"
 TRIPS = 500
 CONNECTIONS = 100
+#: Bytes of large messages.
+SIZES = (65_536, 262_144, 1 << 20)
 #: Completions of ib_send_lat before its window; it has one for each message, sent or received.
 SKIPPED = 200
 _PYVERBS_TRIPS, _PYVERBS_CONNECTIONS = 300, 20
@@ -93,22 +95,28 @@ def _floor(way: str, loop: str) -> Profiled:
 
 
 def _plain(module: str, form: str, size: int, number: int, unit: str) -> Profiled:
+    """A program of plain_peer.py or plain_streams.py."""
+    program = "python:tests.bench.profiled"
     client, server = (
-        ("python:tests.bench.profiled", "plain", module, role, form, str(size), LOOPS[0], "rdma")
-        + ("{address}", "{port}")
+        (program, "plain", module, role, form, str(size), LOOPS[0], "rdma", "{address}", "{port}")
         for role in ("client", "server")
     )
-    name = f"{form} {size}"
-    return Profiled(name, Job(name, "text", client, server), unit, number, LARGE)
+    job = Job(f"{form} {size}", "text", client, server)
+    return Profiled(job.name, job, unit, number, LARGE)
 
 
-def _ib_send_lat_large(size: int) -> Profiled:
-    count = trips(size)
-    words = ("ib_send_lat", "-e", "-s", str(size), "-n", str(count + 5), "-F", "-x", GID, "-p", "{port}")
+def _large_messages(size: int) -> tuple[Profiled, Profiled]:
+    """The README's echo, and ib_send_lat; each completion of the latter is an event."""
+    count, first = trips(size), 10
+    words = (
+        *("ib_send_lat", "-e", "-s", str(size), "-n", str(count + first // 2)),
+        *("-F", "-x", GID, "-p", "{port}"),
+    )
     call = "ibv_get_cq_event"
-    client = _watched(f"{call}:10", f"{call}:{10 + 2 * count}", *words, "{address}")
+    client = _watched(f"{call}:{first}", f"{call}:{first + 2 * count}", *words, "{address}")
     job = Job(f"ib_send_lat -e {size}", "perftest_lat", client, words, "tcp")
-    return Profiled(job.name, job, HALF, 2 * count, LARGE)
+    echo = _plain("peer", "echo", size, 2 * count, HALF)
+    return echo, Profiled(job.name, job, HALF, 2 * count, LARGE)
 
 
 def _pyverbs(what: str, group: str, unit: str, number: int) -> Profiled:
@@ -125,8 +133,7 @@ ROWS: tuple[Profiled, ...] = (
     _pyverbs("exchange", MESSAGES, HALF, 2 * _PYVERBS_TRIPS),
     _floor("pump", LOOPS[0]),
     *(_floor(way, loop) for loop in LOOPS for way in ("callback", "resume")),
-    *(_plain("peer", "echo", size, 2 * trips(size), HALF) for size in (4096, 65_536, 262_144, 1 << 20, 16 << 20)),
-    *(_ib_send_lat_large(size) for size in (4096, 65_536, 262_144, 1 << 20, 16 << 20)),
+    *(row for size in SIZES for row in _large_messages(size)),
     _plain("streams", "pieces", 65_536, PIECES, "piece"),
     _cmtime(),
     _connecting(),

@@ -13,24 +13,22 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, ListenerLimits, RemoteRegion
 from aiordma._core import FRAME_FREE, FRAME_MORE, LANDING_SHIFT, LANDINGS
-from aiordma.endpoint import landing
-from aiordma.endpoint.landing import LANDING_SIZES
+from aiordma.endpoint import large
+from aiordma.endpoint.large import LANDING_SIZES
 from aiordma.endpoint.wire import FRAME, RENDEZVOUS, FrameKind, Hello
 from aiordma.errors import ConnectionLostError, ProtocolError, errno_error
 from aiordma.memory.byte_budget import PROCESS_BUDGET
 from aiordma.verbs import Access
 from tests.device.meeting import are_alive, meet, paired, talk_both_ways
 from tests.device.oracle import until
-from tests.inside.endpoint import large_budget_of, link_of, state_of
+from tests.inside.endpoint import large_budget_of, link_of, pinned_beside, state_of
 
 pytestmark = pytest.mark.device
 
 KIB, MIB = 1 << 10, 1 << 20
 #: A peer that has landings, takes checksums, and asks for none.
 HELLO = Hello(64, 8, 16 * KIB, MIB, takes_bare=True, knows_landings=True).pack(56)
-RAW = ConnectionConfig(
-    raw=True, slot_size=256, recv_depth=64, send_depth=16, close_timeout_s=0.5
-)
+RAW = ConnectionConfig(raw=True, slot_size=256, recv_depth=64, send_depth=16, close_timeout_s=0.5)
 
 
 async def echo(client: Connection, server: Connection, size: int) -> None:
@@ -134,7 +132,7 @@ async def test_without_memory_messages_go_as_before(
     def refuse(*_: object) -> None:
         raise errno_error(errno.ENOMEM, "ibv_reg_mr")
 
-    monkeypatch.setattr(landing, "MemoryRegion", refuse)
+    monkeypatch.setattr(large, "MemoryRegion", refuse)
     async with paired(address) as (client, server):
         for size in 10_000, 64 * KIB, 200 * KIB:
             await warmed(client, server, size)
@@ -257,12 +255,11 @@ async def test_what_a_peer_offers_is_bounded(address: str, *, is_siw: bool) -> N
     if is_siw:
         return
     async with offered(address) as (raw, victim, _):
-        made = len(link_of(victim).buffers._pinned)
-        for number in [1, 2, 3, 31, 0, 1, 2, 3]:
+        made = pinned_beside(victim)
+        for number in 1, 2, 3, 31, 0, 1, 2, 3:
             flags = number << LANDING_SHIFT | FRAME_FREE
             await raw.send(FRAME.pack(FrameKind.PING, flags, 0, 7, 1 << 40))
-            await until(lambda: state_of(victim).peer_landing == min(number, 3) or number in {0, 31})
             while (await raw.recv())[0] != FrameKind.PONG:
                 pass
-        assert state_of(victim).stage_size == LANDING_SIZES[-1]
-        assert len(link_of(victim).buffers._pinned) - made == LANDINGS
+        await until(lambda: state_of(victim).stage_size == LANDING_SIZES[-1])
+        assert pinned_beside(victim) - made == LANDINGS

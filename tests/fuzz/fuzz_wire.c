@@ -436,8 +436,8 @@ static void fuzz_messages(struct input *in)
         check_messages(m, SENDS);
     }
     ASAN_UNPOISON_MEMORY_REGION(recv, RECEIVES * STRIDE);
-    free(landing), free(stage), free(recv), free(send), free(control), free(done), free(reads), free(dones),
-        free(controls_pending);
+    free(landing), free(stage), free(recv), free(send), free(control), free(done), free(reads),
+        free(dones), free(controls_pending);
     free(free_slots), free(control_free), free(arrivals), free(m);
 }
 

@@ -65,6 +65,11 @@ def kept_for_answers(connection: Connection) -> int:
     return connection._link.buffers.outgoing._kept
 
 
+def pinned_beside(connection: Connection) -> int:
+    """How many regions beside the slots are pinned for its queue pair."""
+    return len(connection._link.buffers._pinned)
+
+
 def large_budget_of(listener: Listener) -> ByteBudget:
     """The budget of all large messages of its connections."""
     return listener._budget
