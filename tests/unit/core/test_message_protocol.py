@@ -142,7 +142,7 @@ class Case:
         """The peer writes into a landing; a hostile peer into none, or with another immediate."""
         rng, slot = self.rng, self.posted.popleft()
         number = rng.choice([*self.model.open] or [1])
-        data = rng.randbytes(rng.randrange(1, 400))
+        data = rng.randbytes(self.model.missing or rng.randrange(1, 400))
         free = rng.choice((0, FREE)) if self.model.written else 0
         word = DATA << 24 | (number << LANDING_SHIFT | free) << 16 | 1
         if rng.random() < self.malice:
@@ -211,7 +211,8 @@ class Case:
         match rng.randrange(12):
             case 0 | 1 | 2 if self.posted:
                 ready = model.open and model.unused > 0 and not model.missing
-                if rng.random() < (0.3 if ready else self.malice / 4):
+                ends = self.malice and model.open and model.missing  # with the rest in a landing
+                if rng.random() < (0.3 if ready else 0.1 if ends else self.malice / 4):
                     self.write()
                 else:
                     self.arrive(self.frame())
