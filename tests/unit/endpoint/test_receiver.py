@@ -58,8 +58,12 @@ class Side:
         set_large(
             self.core,
             SimpleNamespace(
-                announce=announce, exposer=large.exposer, stop=large.stop, fetcher=None
-            ),
+                announce=announce,
+                exposer=large.exposer,
+                stop=large.stop,
+                fetcher=None,
+                landings=large.landings,
+            ),  # fmt: skip
         )
 
     @property
@@ -217,7 +221,8 @@ def test_control_frames_give_their_slots_back_at_once(run: Run) -> None:
         side = Side()
         done: list[tuple[int, int]] = []
         exposer = SimpleNamespace(on_done=lambda number, flags: done.append((number, flags)))
-        set_large(side.core, SimpleNamespace(exposer=exposer, fetcher=None))
+        landings = SimpleNamespace(look=lambda: None)
+        set_large(side.core, SimpleNamespace(exposer=exposer, fetcher=None, landings=landings))
         for kind in (FrameKind.CREDIT, FrameKind.DONE, FrameKind.PING, FrameKind.PONG):
             side.arrive(FRAME.pack(kind, 2, 3, 0, 7))
             assert side.away == 0
