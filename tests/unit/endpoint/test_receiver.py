@@ -63,7 +63,7 @@ class Side:
                 stop=large.stop,
                 fetcher=None,
                 landings=large.landings,
-            ),  # fmt: skip
+            ),
         )
 
     @property
