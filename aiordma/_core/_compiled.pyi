@@ -7,7 +7,18 @@ aio_stream_state in protocol.h, which has one for each.  Addresses are of C obje
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import Context
-from typing import Any, ClassVar, Final, Protocol, Self, SupportsIndex, final, overload
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Generic,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    final,
+    overload,
+)
 from weakref import ref
 
 from aiordma.loop.job import Job
@@ -154,6 +165,23 @@ class Waiting(Wakeup):
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
 
+_T_co = TypeVar("_T_co", covariant=True)
+
+@final
+class Coroutine(Generic[_T_co]):
+    """A send or a receive of a connection, awaited by one task; as a coroutine of Python."""
+
+    __name__: Final[str]
+    __qualname__: Final[str]
+    cr_running: Final[bool]
+    cr_await: Final[object]
+    def __await__(self) -> Generator[Any, Any, _T_co]: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
+    def send(self, value: None, /) -> Any: ...
+    def throw(self, *error: Any) -> Any: ...
+    def close(self) -> None: ...
+
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
     @property
@@ -286,6 +314,9 @@ class MessageState:
     ) -> None: ...
     def size(self, window: int, /) -> None: ...
     def send(self, data: object, /) -> int | Waiting: ...
+    def sending(self, connection: object, data: object, /) -> Coroutine[None]: ...
+    def receiving(self, connection: object, /) -> Coroutine[Message]: ...
+    def iterating(self, connection: object, /) -> Coroutine[Message]: ...
     def send_buffer(self, data: object, imm: int | None, /) -> int: ...
     def stand_in_line(
         self, kind: int, data: object, argument: int, imm: int | None, /

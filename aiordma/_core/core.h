@@ -166,6 +166,20 @@ typedef struct {
     PyObject *weak;
 } Message;
 
+/* coroutine.c: a send or a receive of a connection, as its program awaits it */
+enum aio_call { AIO_CALL_SEND, AIO_CALL_RECV, AIO_CALL_NEXT };
+
+typedef struct {
+    PyObject_HEAD
+    MessageState *state;
+    PyObject *connection; /* goes on in Python */
+    PyObject *data;       /* to be sent, or NULL */
+    PyObject *inner; /* a Parked, a Waiting or a coroutine of Python that it waits on, or NULL */
+    char call;
+    char stage;
+    char running;
+} Coroutine;
+
 /* stream_state.c: a stream's data and credits */
 typedef struct {
     PyObject_HEAD
@@ -304,7 +318,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 /* The types, which module.c makes, each with its base; a base stands before. */
 #define AIO_TYPES(X) \
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
-    X(waiting, &aio_wakeup_type) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(waiting, &aio_wakeup_type) X(coroutine, NULL) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(poller, NULL) \
     X(spin, NULL) X(drain, NULL) X(readable, NULL) X(owner, NULL) X(events, NULL)
 
@@ -312,7 +326,8 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 #define AIO_NAMES(X) \
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(more_slots) X(_let_go) \
     X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
-    X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value)
+    X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value) \
+    X(_send_in_python) X(_recv_in_python) X(_next_in_python) X(_left) X(throw) X(close)
 
 /* clang-format on */
 
@@ -406,6 +421,9 @@ int aio_spin_heard(PyObject *spin); /* bytes were given to a protocol: 0, or -1 
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
 
+/* wakeup.c: tp_iternext of a type, by its am_send */
+PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObject *, PyObject **));
+
 /* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
 Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
 PyObject *aio_take_message(PyObject *owner, int again);
@@ -433,6 +451,12 @@ PyObject *aio_sent(MessageState *self, int code);
  */
 PyObject *aio_take_first(MessageState *self);
 void aio_give_credit(struct aio_message_state *m);
+
+/* coroutine.c: methods of MessageState; message_state.c: one for it */
+PyObject *aio_sending(PyObject *state, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_receiving(PyObject *state, PyObject *connection);
+PyObject *aio_iterating(PyObject *state, PyObject *connection);
+PyObject *aio_state_send(PyObject *object, PyObject *data);
 
 /* arrivals.c: methods of MessageState */
 PyObject *aio_arrivals_cut(PyObject *self, PyObject *value);

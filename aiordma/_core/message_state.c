@@ -332,7 +332,7 @@ PyObject *aio_sent(MessageState *self, int code)
  * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
  * they have a buffer, and a contiguous one.
  */
-static PyObject *state_send(PyObject *object, PyObject *data)
+PyObject *aio_state_send(PyObject *object, PyObject *data)
 {
     MessageState *self = (MessageState *)object;
     int elsewhere = 1, code;
@@ -803,8 +803,11 @@ GETTER(state_get_wrong, Py_BuildValue("(IKK)", m->violation, (unsigned long long
                                       (unsigned long long)m->wrong[1]))
 
 static PyMethodDef state_methods[] = {
-    {"send", state_send, METH_O,
+    {"send", aio_state_send, METH_O,
      "Send bytes, a bytearray or a Message from a free slot: 0, an errno, or -1 for Python."},
+    {"sending", (PyCFunction)(void (*)(void))aio_sending, METH_FASTCALL, "See coroutine.c."},
+    {"receiving", aio_receiving, METH_O, NULL},
+    {"iterating", aio_iterating, METH_O, NULL},
     {"send_buffer", state_send_buffer, METH_VARARGS,
      "The same of a buffer and an immediate or None, in the connection's loop."},
     {"stand_in_line", aio_send_in_turn, METH_VARARGS,

@@ -243,20 +243,9 @@ static PySendResult waiting_send(PyObject *object, PyObject *Py_UNUSED(value), P
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-/* For a caller that iterates; see parked_next in wakeup.c. */
 static PyObject *waiting_next(PyObject *object)
 {
-    PyObject *result = NULL, *stop = PyObject_CallNoArgs(PyExc_StopIteration);
-
-    if (!stop)
-        return NULL;
-    if (waiting_send(object, NULL, &result) == PYGEN_RETURN) {
-        if (!PyObject_SetAttr(stop, aio_name.value, result))
-            PyErr_SetObject(PyExc_StopIteration, stop);
-        replace(&result, NULL);
-    }
-    Py_DECREF(stop);
-    return result;
+    return aio_iterate(object, waiting_send);
 }
 
 static PyType_Slot waiting_slots[] = {
