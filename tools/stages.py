@@ -163,7 +163,8 @@ _MUCH_C = (
     "core/test_readable", "verbs/test_resource", "core/test_message_cycles", "core/test_crc32c",
     "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
     "verbs/test_slab", "core/test_core_types", "core/test_message",
-    "streams/test_delivering", "core/test_references", "core/test_send_chain", "core/test_coroutine",
+    "streams/test_delivering", "core/test_references", "core/test_send_chain",
+    "core/test_coroutine",
 )  # fmt: skip
 
 #: Those of them that are done soon, although a debug build is three times as slow.

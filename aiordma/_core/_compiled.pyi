@@ -4,6 +4,7 @@ Fields without an explanation here are those of struct aio_message_state and str
 aio_stream_state in protocol.h, which has one for each.  Addresses are of C objects, as numbers.
 """
 
+import collections.abc
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import Context
@@ -11,7 +12,6 @@ from typing import (
     Any,
     ClassVar,
     Final,
-    Generic,
     Protocol,
     Self,
     SupportsIndex,
@@ -168,7 +168,7 @@ class Waiting(Wakeup):
 _T_co = TypeVar("_T_co", covariant=True)
 
 @final
-class Coroutine(Generic[_T_co]):
+class Coroutine(collections.abc.Coroutine[Any, Any, _T_co]):
     """A send or a receive of a connection, awaited by one task; as a coroutine of Python."""
 
     __name__: Final[str]
@@ -181,6 +181,13 @@ class Coroutine(Generic[_T_co]):
     def send(self, value: None, /) -> Any: ...
     def throw(self, *error: Any) -> Any: ...
     def close(self) -> None: ...
+
+@final
+class Messages:
+    """The messages of a connection, for `async for`."""
+
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Coroutine[Message]: ...
 
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
@@ -210,7 +217,6 @@ class MessageState:
         grows: bool,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
-    def __await__(self) -> Generator[Any, None, Any]: ...
     receiver: _Keeper | None
     handler: Callable[[int], object] | None
     room: Callable[[], object]
@@ -317,6 +323,7 @@ class MessageState:
     def sending(self, connection: object, data: object, /) -> Coroutine[None]: ...
     def receiving(self, connection: object, /) -> Coroutine[Message]: ...
     def iterating(self, connection: object, /) -> Coroutine[Message]: ...
+    def messages(self, connection: object, /) -> Messages: ...
     def send_buffer(self, data: object, imm: int | None, /) -> int: ...
     def stand_in_line(
         self, kind: int, data: object, argument: int, imm: int | None, /

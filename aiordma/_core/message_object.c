@@ -325,6 +325,13 @@ static void forgotten(Message *self, PyObject *source)
     PyErr_Restore(type, value, traceback);
 }
 
+static AioSpares spares;
+
+Message *aio_message_new(void)
+{
+    return (Message *)aio_make_again(&spares, aio_message_type, sizeof(Message));
+}
+
 /*
  * For a message that the collector has found. Its exports are garbage, too, and end after this,
  * when no function of the keeper can be called any more: so the memory goes back now.
@@ -364,7 +371,7 @@ static void message_dealloc(PyObject *object)
      * so that no export is left. */
     forgotten((Message *)object, (PyObject *)Py_TYPE(object));
     message_clear(object);
-    aio_free(object);
+    aio_keep_spare(&spares, object);
 }
 
 static Py_ssize_t message_length(PyObject *object)

@@ -213,7 +213,7 @@ PyObject *aio_end_waits(PyObject *object, PyObject *args)
 
 /* The awaiting side: the wait ends with 0 or an errno, as a send does. */
 
-static PySendResult waiting_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
+PySendResult aio_waiting_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     Waiting *self = (Waiting *)object;
     MessageState *state = self->state;
@@ -245,14 +245,14 @@ static PySendResult waiting_send(PyObject *object, PyObject *Py_UNUSED(value), P
 
 static PyObject *waiting_next(PyObject *object)
 {
-    return aio_iterate(object, waiting_send);
+    return aio_iterate(object, aio_waiting_send);
 }
 
 static PyType_Slot waiting_slots[] = {
     {Py_tp_traverse, waiting_traverse},
     {Py_tp_clear, waiting_clear},
     {Py_tp_dealloc, waiting_dealloc},
-    {Py_am_send, waiting_send},
+    {Py_am_send, aio_waiting_send},
     {Py_tp_iternext, waiting_next},
     {Py_tp_doc, "A task that waits in line to send a message; awaited by one task."},
     {0, NULL},

@@ -433,7 +433,7 @@ PyObject *aio_take_message(PyObject *owner, int again)
     return message;
 }
 
-static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
+PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     Parked *self = (Parked *)object;
     int again = self->wakeup.state != AIO_IDLE;
@@ -479,7 +479,7 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
  */
 static PyObject *parked_next(PyObject *object)
 {
-    return aio_iterate(object, parked_send);
+    return aio_iterate(object, aio_parked_send);
 }
 
 /* A Parked that is awaited itself is a Wakeup: its wait ends without a message. */
@@ -494,7 +494,7 @@ static PyObject *parked_await(PyObject *object)
 
 static PyType_Slot parked_slots[] = {
     {Py_am_await, parked_await},
-    {Py_am_send, parked_send},
+    {Py_am_send, aio_parked_send},
     {Py_tp_iternext, parked_next},
     {Py_tp_doc, "What a task that waits for a message is parked on."},
     {0, NULL},

@@ -29,6 +29,7 @@ from aiordma._core import (
     EVENT_ROOM,
     EVENT_SENT,
     Message,
+    Messages,
 )
 from aiordma.arguments import bytes_of, fitting
 from aiordma.cm.address import Address
@@ -153,8 +154,9 @@ class Connection:
 
     # Messages
 
+    # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
     @markcoroutinefunction
-    def send(self, buf: Any, *, imm: int | None = None) -> Coroutine[Any, Any, None]:
+    def send(self, buf: Any, imm: int | None = None) -> Coroutine[Any, Any, None]:
         """Send one message.
 
         Args:
@@ -232,8 +234,8 @@ class Connection:
         self._check_loop()
         return await self._receiver.recv()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> Messages:
+        return self._state.messages(self)
 
     @markcoroutinefunction
     def __anext__(self) -> Coroutine[Any, Any, Message]:

@@ -1,4 +1,4 @@
-"""`await state`: a message at once, or a task that C resumes with it; in order, and none is lost.
+"""`recv()`: a message at once, or a task that C resumes with it; in order, and none is lost.
 
 C tells the first task that waits (`arrives`, and `tell`), or Python does (`by_python`).
 """
@@ -25,7 +25,7 @@ from aiordma.errors import ConnectionEndedError, ConnectionLostError
 from tests.inside.endpoint import receiver_of, resumed_in, waiting_in
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
-from ..endpoint.fabric import FakeLink, LeftConnection, Wire
+from ..endpoint.fabric import FakeLink, LeftConnection, LeftToPython, Wire
 from ..endpoint.test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
 
@@ -161,7 +161,7 @@ def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
         first = await parked(side)
 
         async def bare() -> object:
-            return await side.state
+            return await side.state.receiving(LeftToPython())
 
         other = asyncio.create_task(bare())
         await asyncio.sleep(0)
@@ -377,7 +377,7 @@ def test_in_another_thread_it_is_for_python(run: Run) -> None:
         side.arrives(b"x")
 
         async def bare() -> None:
-            got.append(await side.state)
+            got.append(await side.state.receiving(LeftToPython()))
 
         def foreign() -> None:
             try:
