@@ -186,7 +186,8 @@ static int join(MessageState *self, Message *message)
 PyObject *aio_take_first(MessageState *self)
 {
     struct aio_message_state *m = &self->state;
-    Message *message = aio_message_new();
+    Message *message =
+        (Message *)aio_make_again(&aio_spare_messages, aio_message_type, sizeof(Message));
     const struct aio_arrival *first;
 
     if (!message)

@@ -462,9 +462,10 @@ int aio_spin_begin(Wakeup *wakeup); /* a task begins to wait: 0, or -1 with an e
 void aio_spin_end(Wakeup *wakeup, int answered);
 int aio_spin_heard(PyObject *spin); /* bytes were given to a protocol: 0, or -1 */
 
-/* message_object.c: a new one; its bytes; give a new one a bytes object, which is stolen, as its
- * bytes */
-Message *aio_message_new(void);
+/* message_object.c: those that are used again; its bytes; give a new one a bytes object, which is
+ * stolen, as its bytes */
+extern AioSpares aio_spare_messages;
+
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
 

@@ -325,12 +325,7 @@ static void forgotten(Message *self, PyObject *source)
     PyErr_Restore(type, value, traceback);
 }
 
-static AioSpares spares;
-
-Message *aio_message_new(void)
-{
-    return (Message *)aio_make_again(&spares, aio_message_type, sizeof(Message));
-}
+AioSpares aio_spare_messages;
 
 /*
  * For a message that the collector has found. Its exports are garbage, too, and end after this,
@@ -371,7 +366,7 @@ static void message_dealloc(PyObject *object)
      * so that no export is left. */
     forgotten((Message *)object, (PyObject *)Py_TYPE(object));
     message_clear(object);
-    aio_keep_spare(&spares, object);
+    aio_keep_spare(&aio_spare_messages, object);
 }
 
 static Py_ssize_t message_length(PyObject *object)
