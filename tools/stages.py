@@ -164,12 +164,13 @@ _MUCH_C = (
     "loop/test_timers", "verbs/test_memory_region", "endpoint/test_sharing_model",
     "verbs/test_slab", "core/test_core_types", "core/test_message",
     "streams/test_delivering", "core/test_references", "core/test_send_chain",
+    "core/test_coroutine",
 )  # fmt: skip
 
 #: Those of them that are done soon, although a debug build is three times as slow.
 _DEBUG = (
     "core/test_message_cycles", "core/test_core_types", "core/test_message",
-    "core/test_message_state", "core/test_wakeup_tasks", "core/test_waiting",
+    "core/test_message_state", "core/test_wakeup_tasks", "core/test_waiting", "core/test_coroutine",
 )  # fmt: skip
 
 #: In seconds of the guest, of which a test may use many and a hang uses them up at once.

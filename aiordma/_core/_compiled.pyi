@@ -4,10 +4,21 @@ Fields without an explanation here are those of struct aio_message_state and str
 aio_stream_state in protocol.h, which has one for each.  Addresses are of C objects, as numbers.
 """
 
+import collections.abc
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextvars import Context
-from typing import Any, ClassVar, Final, Protocol, Self, SupportsIndex, final, overload
+from typing import (
+    Any,
+    ClassVar,
+    Final,
+    Protocol,
+    Self,
+    SupportsIndex,
+    TypeVar,
+    final,
+    overload,
+)
 from weakref import ref
 
 from aiordma.loop.job import Job
@@ -158,6 +169,30 @@ class Waiting(Wakeup):
 
     def __await__(self) -> Generator[Wakeup, None, int]: ...  # type: ignore[override]
 
+_T_co = TypeVar("_T_co", covariant=True)
+
+@final
+class Coroutine(collections.abc.Coroutine[Any, Any, _T_co]):
+    """A send or a receive of a connection, awaited by one task; as a coroutine of Python."""
+
+    __name__: Final[str]
+    __qualname__: Final[str]
+    cr_running: Final[bool]
+    cr_await: Final[object]
+    def __await__(self) -> Generator[Any, Any, _T_co]: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
+    def send(self, value: None, /) -> Any: ...
+    def throw(self, *error: Any) -> Any: ...
+    def close(self) -> None: ...
+
+@final
+class Messages:
+    """The messages of a connection, for `async for`."""
+
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Coroutine[Message]: ...
+
 class _Keeper(Protocol):
     # Of a connection that receives also on_arrival().
     @property
@@ -186,7 +221,6 @@ class MessageState:
         grows: bool,
     ) -> Self: ...
     def __call__(self, events: int, /) -> None: ...
-    def __await__(self) -> Generator[Any, None, Any]: ...
     receiver: _Keeper | None
     handler: Callable[[int], object] | None
     room: Callable[[], object]
@@ -298,6 +332,10 @@ class MessageState:
     def land(self, number: int, addr: int, rkey: int, memory: object, /) -> int: ...
     def set_stage(self, addr: int, lkey: int, size: int, /) -> None: ...
     def send(self, data: object, /) -> int | Waiting: ...
+    def sending(self, connection: object, data: object, /) -> Coroutine[None]: ...
+    def receiving(self, connection: object, /) -> Coroutine[Message]: ...
+    def iterating(self, connection: object, /) -> Coroutine[Message]: ...
+    def messages(self, connection: object, /) -> Messages: ...
     def send_buffer(self, data: object, imm: int | None, /) -> int: ...
     def stand_in_line(
         self, kind: int, data: object, argument: int, imm: int | None, /

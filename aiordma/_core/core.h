@@ -167,6 +167,26 @@ typedef struct {
     PyObject *weak;
 } Message;
 
+/* calls.c: a send or a receive of a connection, as its program awaits it */
+enum aio_call { AIO_CALL_SEND, AIO_CALL_RECV, AIO_CALL_NEXT };
+
+typedef struct {
+    PyObject_HEAD
+    MessageState *state;
+    PyObject *connection; /* goes on in Python */
+    PyObject *data;       /* to be sent, or NULL */
+    PyObject *inner; /* a Parked, a Waiting or a coroutine of Python that it waits on, or NULL */
+    char call;
+    char stage;
+    char running;
+} Coroutine;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *state;
+    PyObject *connection;
+} Messages;
+
 /* stream_state.c: a stream's data and credits */
 typedef struct {
     PyObject_HEAD
@@ -208,6 +228,45 @@ static inline void aio_free(PyObject *object)
 
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
+}
+
+/*
+ * Objects that have ended, of a type that is made for each message, for those that are made next.
+ * So an allocation is not paid for each, nor the collections that many allocations bring about.
+ * Under AddressSanitizer there are none: it looks for uses of objects that have ended.
+ */
+#if defined(__SANITIZE_ADDRESS__)
+#define AIO_MOST_SPARE 0
+#else
+#define AIO_MOST_SPARE 64
+#endif
+
+typedef struct {
+    uint32_t count;
+    PyObject *items[AIO_MOST_SPARE + 1];
+} AioSpares;
+
+/* Make an object of a type that the collector knows, all zeros. */
+static inline PyObject *aio_make_again(AioSpares *spares, PyTypeObject *type, size_t size)
+{
+    PyObject *object;
+
+    if (!spares->count)
+        return PyType_GenericAlloc(type, 0);
+    object = spares->items[--spares->count];
+    memset((char *)object + sizeof(PyObject), 0, size - sizeof(PyObject));
+    PyObject_GC_Track(object);
+    return object;
+}
+
+/* The end of a tp_dealloc, of an object that the collector does not know any more. */
+static inline void aio_keep_spare(AioSpares *spares, PyObject *object)
+{
+    if (spares->count < AIO_MOST_SPARE && !PyObject_GC_IsFinalized(object))
+        spares->items[spares->count++] =
+            Py_NewRef(object); /* from 0 references to that of the list */
+    else
+        aio_free(object);
 }
 
 /* Put a reference that is stolen in the place of another. */
@@ -305,7 +364,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 /* The types, which module.c makes, each with its base; a base stands before. */
 #define AIO_TYPES(X) \
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
-    X(waiting, &aio_wakeup_type) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
+    X(waiting, &aio_wakeup_type) X(coroutine, NULL) X(messages, NULL) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(poller, NULL) \
     X(spin, NULL) X(drain, NULL) X(readable, NULL) X(owner, NULL) X(events, NULL)
 
@@ -313,7 +372,8 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
 #define AIO_NAMES(X) \
     X(run) X(call_soon) X(context) X(is_running) X(on_arrival) X(slots) X(more_slots) X(_let_go) \
     X(_registration) X(mr) X(offset) X(length) X(addr) X(rkey) X(rights) X(_value_) \
-    X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value)
+    X(data_received) X(_on_attention) X(_on_events) X(_on_raised) X(value) \
+    X(_send_in_python) X(_recv_in_python) X(_next_in_python) X(_left) X(throw) X(close)
 
 /* clang-format on */
 
@@ -403,9 +463,19 @@ int aio_spin_begin(Wakeup *wakeup); /* a task begins to wait: 0, or -1 with an e
 void aio_spin_end(Wakeup *wakeup, int answered);
 int aio_spin_heard(PyObject *spin); /* bytes were given to a protocol: 0, or -1 */
 
-/* message_object.c: its bytes; give a new one a bytes object, which is stolen, as its bytes */
+/* message_object.c: those that are used again; its bytes; give a new one a bytes object, which is
+ * stolen, as its bytes */
+extern AioSpares aio_spare_messages;
+
 const char *aio_message_bytes(Message *self);
 void aio_message_own(Message *self, PyObject *bytes);
+
+/* wakeup.c, waiting.c: am_send, and for that of a Coroutine */
+PySendResult aio_parked_send(PyObject *object, PyObject *value, PyObject **result);
+PySendResult aio_waiting_send(PyObject *object, PyObject *value, PyObject **result);
+
+/* wakeup.c: tp_iternext of a type, by its am_send */
+PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObject *, PyObject **));
 
 /* wakeup.c: the Parked of an owner, or NULL; `take` of a MessageState */
 Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int));
@@ -422,16 +492,26 @@ void aio_waiting_leave(Waiting *self);
 int aio_line_traverse(MessageState *self, visitproc visit, void *arg);
 void aio_line_clear(MessageState *self);
 
-/*
- * message_state.c, for sends: an immediate: 1 with the number, 0 of None, -1 with an exception; the
- * result of a send, whose chain the loop may have to post
- */
+/* message_state.c: an immediate: 1 with the number, 0 of None, -1 with an exception */
 int aio_imm_of(PyObject *object, uint32_t *imm);
-PyObject *aio_sent(MessageState *self, int code);
+
+/* calls.c: methods of MessageState */
+PyObject *aio_sending(PyObject *state, PyObject *const *args, Py_ssize_t count);
+PyObject *aio_receiving(PyObject *state, PyObject *connection);
+PyObject *aio_iterating(PyObject *state, PyObject *connection);
+PyObject *aio_messages(PyObject *state, PyObject *connection);
 
 /*
- * message_state.c, for Parked: take the oldest message, None or NULL; send the credits that are due
+ * calls.c: send bytes, a bytearray or a Message: 0, an errno, -1 if Python has to do it, or
+ * AIO_RAISED; or 0 with a Waiting, whose end is 0 or an errno.  The result of a send, whose chain
+ * the loop may have to post.
  */
+#define AIO_RAISED (-2)
+
+int aio_send(MessageState *self, PyObject *data, PyObject **waiting);
+PyObject *aio_sent(MessageState *self, int code);
+
+/* calls.c: take the oldest message, None or NULL; send the credits that are due */
 PyObject *aio_take_first(MessageState *self);
 int aio_arrivals_join(MessageState *self, Message *message);
 void aio_give_credit(struct aio_message_state *m);

@@ -335,6 +335,8 @@ static void forgotten(Message *self, PyObject *source)
     PyErr_Restore(type, value, traceback);
 }
 
+AioSpares aio_spare_messages;
+
 /*
  * For a message that the collector has found. Its exports are garbage, too, and end after this,
  * when no function of the keeper can be called any more: so the memory goes back now.
@@ -374,7 +376,7 @@ static void message_dealloc(PyObject *object)
      * so that no export is left. */
     forgotten((Message *)object, (PyObject *)Py_TYPE(object));
     message_clear(object);
-    aio_free(object);
+    aio_keep_spare(&aio_spare_messages, object);
 }
 
 static Py_ssize_t message_length(PyObject *object)

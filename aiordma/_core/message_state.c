@@ -139,100 +139,9 @@ static void state_dealloc(PyObject *object)
     aio_free(object);
 }
 
-/*
- * Take the oldest message, unless it is large, out of the ring: None if there is none; NULL with an
- * exception, and the message is still in the ring.
- *
- * Its object is made before the ring is looked at: up to Python 3.11 the collector may then run a
- * function of the program that takes the message, or aborts the connection.
- */
-PyObject *aio_take_first(MessageState *self)
-{
-    struct aio_message_state *m = &self->state;
-    Message *message = (Message *)PyType_GenericAlloc(aio_message_type, 0);
-    const struct aio_arrival *first;
-
-    if (!message)
-        return NULL;
-    first = &m->arrivals[m->head & m->arrival_mask];
-    if (m->head == m->tail || first->large) {
-        Py_DECREF((PyObject *)message);
-        Py_RETURN_NONE;
-    }
-    message->imm = aio_imm_object(first);
-    if (!message->imm || ((first->more || first->landing) && aio_arrivals_join(self, message))) {
-        Py_DECREF((PyObject *)message);
-        return NULL;
-    }
-    if (!message->bytes.view) {
-        message->keeper = Py_NewRef((PyObject *)self);
-        message->length = (Py_ssize_t)first->length;
-        message->slot = first->slot;
-        message->bare = (char)first->bare;
-        message->in_slot = 1;
-        m->head++;
-    }
-    return (PyObject *)message;
-}
-
 static PyObject *state_take(PyObject *object, PyObject *Py_UNUSED(unused))
 {
     return aio_take_first((MessageState *)object);
-}
-
-struct aio_turn aio_turn;
-
-/*
- * Whether the caller is not in the connection's loop: in a thread, in another loop, in none; or -1
- * with an exception, because `is_running()` is Python code, in which a signal's handler may raise.
- *
- * Not by asyncio's get_running_loop(): up to Python 3.11 that asks the kernel for the process.  A
- * task that is resumed by a MessageState of its loop needs no call at all, as no other loop can run
- * inside that turn; `is_running()` is 400 instructions, twice for each message.
- */
-int aio_is_elsewhere(const MessageState *self)
-{
-    unsigned long thread = PyThread_get_thread_ident();
-    PyObject *loop = self->parked->wakeup.loop, *running;
-
-    if (thread != self->thread)
-        return 1;
-    if (thread == aio_turn.thread && loop == aio_turn.loop)
-        return 0;
-    running = PyObject_CallMethodObjArgs(loop, aio_name.is_running, NULL);
-    Py_XDECREF(running);
-    return running ? running != Py_True : -1;
-}
-
-/* Whether a single credit waits for the program to answer; see credit_is_due in message.c. */
-static int is_put_off(const struct aio_message_state *m)
-{
-    return m->due <= 1 && m->unused <= 0 && m->posted > m->control && !m->raw;
-}
-
-/* Send the credits that are due; a failure is noted for Python. */
-void aio_give_credit(struct aio_message_state *m)
-{
-    int code = aio_message_give_credit(m);
-
-    if (code && !m->error)
-        m->error = code;
-}
-
-/* `await state` ends with the next message, or with None if Python has to receive it. */
-static PyObject *state_await(PyObject *object)
-{
-    MessageState *self = (MessageState *)object;
-    PyObject *nothing, *iterator;
-
-    if (self->parked->wakeup.state == AIO_IDLE && !self->state.python) {
-        self->parked->taking = 1;
-        return Py_NewRef((PyObject *)self->parked);
-    }
-    nothing = PyTuple_New(0);
-    iterator = nothing ? PyObject_GetIter(nothing) : NULL;
-    Py_XDECREF(nothing);
-    return iterator;
 }
 
 /* An immediate: 1 with the number, 0 of None, -1 with an exception. */
@@ -250,72 +159,15 @@ int aio_imm_of(PyObject *object, uint32_t *imm)
     return 1;
 }
 
-/*
- * Of `code` of a send: the first two in a row are posted at once, so that a lone send neither waits
- * nor pays for a call, and those behind them together.  In a drain that is when the events are
- * told; outside of it, the second has the loop call this object without events at the end of the
- * turn.
- */
-PyObject *aio_sent(MessageState *self, int code)
-{
-    struct aio_message_state *m = &self->state;
-
-    if (!code && !m->n_unposted && m->in_a_row < 2 && ++m->in_a_row == 2 && !m->delivering &&
-        !m->turn_flushes) {
-        PyObject *handle =
-            PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self, 0);
-
-        if (handle)
-            m->turn_flushes = 1;
-        else if (!PyErr_ExceptionMatches(PyExc_RuntimeError) && /* the loop is closed */
-                 !PyErr_ExceptionMatches(PyExc_MemoryError))
-            return NULL; /* of a signal's handler */
-        else             /* the message is sent, and those that follow are posted at once */
-            PyErr_Clear();
-        Py_XDECREF(handle);
-    }
-    return PyLong_FromLong(code);
-}
-
-/*
- * send(data): 0, -1 if Python has to do it, an errno, or a Waiting, whose end is 0 or an errno.
- * `send_buffer` is for a caller that has checked that this is the connection's loop.
- *
- * A bytearray and a Message take this way as bytes do.  Of other objects Python checks first that
- * they have a buffer, and a contiguous one.
- */
+/* send(data): 0, -1 if Python has to do it, an errno, or a Waiting, whose end is 0 or an errno. */
 static PyObject *state_send(PyObject *object, PyObject *data)
 {
-    MessageState *self = (MessageState *)object;
-    int elsewhere = 1, code;
-    const char *start;
-    Py_ssize_t length;
+    PyObject *waiting = NULL;
+    int code = aio_send((MessageState *)object, data, &waiting);
 
-    if (PyBytes_CheckExact(data) || PyByteArray_CheckExact(data) ||
-        Py_IS_TYPE(data, aio_message_type))
-        elsewhere = aio_is_elsewhere(self);
-    if (elsewhere)
-        return elsewhere < 0 ? NULL : PyLong_FromLong(-1);
-    if (PyBytes_CheckExact(data)) {
-        start = PyBytes_AsString(data);
-        length = PyBytes_Size(data);
-    } else if (PyByteArray_CheckExact(data)) {
-        start = PyByteArray_AsString(data);
-        length = PyByteArray_Size(data);
-    } else {
-        start = aio_message_bytes((Message *)data);
-        length = ((Message *)data)->length;
-    }
-    if (start) {
-        code = aio_message_send(&self->state, start, (uint64_t)length, 0, 0);
-        if (code < 0 && aio_may_stand_in_line(&self->state, (uint64_t)length))
-            return aio_stand_in_line(self, AIO_FRAME_DATA, data, (uint64_t)length, 0, 0);
-        return aio_sent(self, code);
-    }
-    if (!PyErr_ExceptionMatches(PyExc_ValueError)) /* the message was released */
-        return NULL;
-    PyErr_Clear();
-    return PyLong_FromLong(-1);
+    if (waiting)
+        return waiting;
+    return code == AIO_RAISED ? NULL : PyLong_FromLong(code);
 }
 
 static PyObject *state_post_chain(PyObject *object, PyObject *Py_UNUSED(unused))
@@ -362,130 +214,6 @@ static PyObject *state_drop(PyObject *object, PyObject *Py_UNUSED(unused))
 }
 
 AIO_METHOD(MessageState, state_credit, aio_message_give_credit)
-
-/*
- * A task that was resumed, or the handler, raised: SystemExit and KeyboardInterrupt end the loop.
- * Programs run it again to end their tasks, and the rest is for them.
- */
-static void later(MessageState *self, uint32_t events)
-{
-    PyObject *type, *value, *traceback, *handle = NULL;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    /* Once more if a signal's handler has raised in it; a loop that is closed is of no use here. */
-    for (int tries = 0; !handle && tries < 2; tries++) {
-        PyErr_Clear();
-        handle = PyObject_CallMethod(self->parked->wakeup.loop, "call_soon", "OI", (PyObject *)self,
-                                     (unsigned int)events);
-    }
-    Py_XDECREF(handle);
-    PyErr_Restore(type, value, traceback);
-}
-
-#define FOR_HANDLER (AIO_EVENT_SENT | AIO_EVENT_FRAMES | AIO_EVENT_FAILED | AIO_EVENT_IDLE)
-
-/* Have Python take events; 0, or -1. */
-static int handle(MessageState *self, uint32_t events)
-{
-    PyObject *handler = self->handler;
-
-    return handler && handler != Py_None ? aio_call_with(handler, events) : 0;
-}
-
-/*
- * Slots or credits have come.  Python is called if the line has begun to lack a slot, or to lack
- * none.  0; -1 with the exception of a task, -2 with that of the handler.
- */
-static int give_room(MessageState *self)
-{
-    if (aio_grant(self))
-        return -1;
-    if (aio_message_lacks_slot(&self->state) != self->state.slot_awaited &&
-        handle(self, AIO_EVENT_ROOM))
-        return -2;
-    return 0;
-}
-
-/* `late`: the handler has raised already, and is not called for ever. */
-static int give_events(MessageState *self, uint32_t events, int late)
-{
-    if (events & FOR_HANDLER && handle(self, events & FOR_HANDLER)) {
-        later(self, late ? events & ~(uint32_t)FOR_HANDLER : events);
-        return -1;
-    }
-    if (events & AIO_EVENT_ROOM) {
-        int given = give_room(self);
-
-        if (given) {
-            events &= AIO_EVENT_ROOM | AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED;
-            later(self, late && given == -2 ? events & ~(uint32_t)AIO_EVENT_ROOM : events);
-            return -1;
-        }
-    }
-    if (events & AIO_EVENT_OPERATED && aio_operations_done(self)) {
-        later(self, events & (AIO_EVENT_OPERATED | AIO_EVENT_ARRIVED));
-        return -1;
-    }
-    if (events & AIO_EVENT_ARRIVED) {
-        int woken = aio_wake(&self->parked->wakeup);
-
-        if (woken < 0) {
-            later(self, AIO_EVENT_ARRIVED);
-            return -1;
-        }
-        if (!woken) {
-            PyObject *told = PyObject_CallMethodObjArgs(self->receiver, aio_name.on_arrival, NULL);
-
-            Py_XDECREF(told);
-            return told ? 0 : -1;
-        }
-        /* Nothing that the program has sent in answer took the credit along. */
-        if (is_put_off(&self->state)) {
-            aio_give_credit(&self->state);
-            if (self->state.error)
-                return handle(self, AIO_EVENT_FAILED);
-        }
-    }
-    return 0;
-}
-
-/* Post the chain, after the events, whose result is `rc`: 0, or -1 with the exception of `rc`. */
-static int flush(MessageState *self, int rc)
-{
-    PyObject *type, *value, *traceback;
-    int code;
-
-    PyErr_Fetch(&type, &value, &traceback);
-    code = aio_message_flush(&self->state);
-    PyErr_Restore(type, value, traceback);
-    if (!code)
-        return rc;
-    if (!self->state.error)
-        self->state.error = code;
-    if (!rc)
-        return handle(self, AIO_EVENT_FAILED);
-    later(self, AIO_EVENT_FAILED);
-    return rc;
-}
-
-/*
- * Messages have arrived, operations have ended; nothing else of the program is running.  Without
- * events the turn of the loop has ended.
- */
-int aio_message_events(MessageState *self, uint32_t events, int late)
-{
-    struct aio_message_state *m = &self->state;
-    int rc;
-
-    if (aio_turn.thread == self->thread)
-        aio_turn.loop = self->parked->wakeup.loop;
-    m->delivering = 1;
-    m->turn_flushes &= events != 0;
-    rc = give_events(self, events, late);
-    aio_turn.loop = NULL;
-    m->delivering = m->in_a_row = 0;
-    return m->n_unposted ? flush(self, rc) : rc;
-}
 
 static PyObject *state_call(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -795,6 +523,10 @@ GETTER(state_get_wrong, Py_BuildValue("(IKK)", m->violation, (unsigned long long
 static PyMethodDef state_methods[] = {
     {"send", state_send, METH_O,
      "Send bytes, a bytearray or a Message from a free slot: 0, an errno, or -1 for Python."},
+    {"sending", (PyCFunction)(void (*)(void))aio_sending, METH_FASTCALL, "See calls.c."},
+    {"receiving", aio_receiving, METH_O, NULL},
+    {"iterating", aio_iterating, METH_O, NULL},
+    {"messages", aio_messages, METH_O, NULL},
     {"send_buffer", state_send_buffer, METH_VARARGS,
      "The same of a buffer and an immediate or None, in the connection's loop."},
     {"stand_in_line", aio_send_in_turn, METH_VARARGS,
@@ -971,7 +703,6 @@ static PyType_Slot state_slots[] = {
     {Py_tp_clear, state_clear},
     {Py_tp_dealloc, state_dealloc},
     {Py_tp_call, state_call}, /* with its events */
-    {Py_am_await, state_await},
     {Py_tp_methods, state_methods},
     {Py_tp_members, state_members},
     {Py_tp_getset, state_getset},

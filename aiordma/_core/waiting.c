@@ -213,7 +213,7 @@ PyObject *aio_end_waits(PyObject *object, PyObject *args)
 
 /* The awaiting side: the wait ends with 0 or an errno, as a send does. */
 
-static PySendResult waiting_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
+PySendResult aio_waiting_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     Waiting *self = (Waiting *)object;
     MessageState *state = self->state;
@@ -243,27 +243,16 @@ static PySendResult waiting_send(PyObject *object, PyObject *Py_UNUSED(value), P
     return *result ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-/* For a caller that iterates; see parked_next in wakeup.c. */
 static PyObject *waiting_next(PyObject *object)
 {
-    PyObject *result = NULL, *stop = PyObject_CallNoArgs(PyExc_StopIteration);
-
-    if (!stop)
-        return NULL;
-    if (waiting_send(object, NULL, &result) == PYGEN_RETURN) {
-        if (!PyObject_SetAttr(stop, aio_name.value, result))
-            PyErr_SetObject(PyExc_StopIteration, stop);
-        replace(&result, NULL);
-    }
-    Py_DECREF(stop);
-    return result;
+    return aio_iterate(object, aio_waiting_send);
 }
 
 static PyType_Slot waiting_slots[] = {
     {Py_tp_traverse, waiting_traverse},
     {Py_tp_clear, waiting_clear},
     {Py_tp_dealloc, waiting_dealloc},
-    {Py_am_send, waiting_send},
+    {Py_am_send, aio_waiting_send},
     {Py_tp_iternext, waiting_next},
     {Py_tp_doc, "A task that waits in line to send a message; awaited by one task."},
     {0, NULL},

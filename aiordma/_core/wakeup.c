@@ -365,6 +365,22 @@ PyType_Spec aio_wakeup_spec = {
     .slots = wakeup_slots,
 };
 
+/* The exception is made before anything is taken, which would be lost if there were no memory. */
+PyObject *aio_iterate(PyObject *object, PySendResult (*send)(PyObject *, PyObject *, PyObject **))
+{
+    PyObject *result = NULL, *stop = PyObject_CallNoArgs(PyExc_StopIteration);
+
+    if (!stop)
+        return NULL;
+    if (send(object, Py_None, &result) == PYGEN_RETURN) {
+        if (!PyObject_SetAttr(stop, aio_name.value, result))
+            PyErr_SetObject(PyExc_StopIteration, stop);
+        replace(&result, NULL);
+    }
+    Py_DECREF(stop);
+    return result;
+}
+
 /* Parked */
 
 Parked *aio_park(PyObject *loop, PyObject *owner, PyObject *(*take)(PyObject *, int))
@@ -417,7 +433,7 @@ PyObject *aio_take_message(PyObject *owner, int again)
     return message;
 }
 
-static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
+PySendResult aio_parked_send(PyObject *object, PyObject *Py_UNUSED(value), PyObject **result)
 {
     Parked *self = (Parked *)object;
     int again = self->wakeup.state != AIO_IDLE;
@@ -463,30 +479,7 @@ static PySendResult parked_send(PyObject *object, PyObject *Py_UNUSED(value), Py
  */
 static PyObject *parked_next(PyObject *object)
 {
-    PyObject *result = NULL, *stop = NULL;
-
-    /* Before anything is taken, which would be lost if there were no memory for the exception. */
-    if (((Parked *)object)->taking && ((Parked *)object)->owner) {
-        stop = PyObject_CallNoArgs(PyExc_StopIteration);
-        if (!stop)
-            return NULL;
-    }
-    switch (parked_send(object, NULL, &result)) {
-    case PYGEN_NEXT:
-        Py_XDECREF(stop);
-        return result;
-    case PYGEN_RETURN:
-        if (stop && !PyObject_SetAttr(stop, aio_name.value, result))
-            PyErr_SetObject(PyExc_StopIteration, stop);
-        else if (!stop)
-            PyErr_SetObject(PyExc_StopIteration, result);
-        Py_DECREF(result);
-        break;
-    default:
-        break;
-    }
-    Py_XDECREF(stop);
-    return NULL;
+    return aio_iterate(object, aio_parked_send);
 }
 
 /* A Parked that is awaited itself is a Wakeup: its wait ends without a message. */
@@ -501,7 +494,7 @@ static PyObject *parked_await(PyObject *object)
 
 static PyType_Slot parked_slots[] = {
     {Py_am_await, parked_await},
-    {Py_am_send, parked_send},
+    {Py_am_send, aio_parked_send},
     {Py_tp_iternext, parked_next},
     {Py_tp_doc, "What a task that waits for a message is parked on."},
     {0, NULL},

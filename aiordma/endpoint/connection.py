@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiordma._core import (
     EVENT_FAILED,
@@ -30,7 +29,7 @@ from aiordma._core import (
     EVENT_ROOM,
     EVENT_SENT,
     Message,
-    Waiting,
+    Messages,
 )
 from aiordma.arguments import bytes_of, fitting
 from aiordma.cm.address import Address
@@ -63,7 +62,6 @@ from aiordma.errors import (
     ProtocolError,
     ResourceClosedError,
     cm_error,
-    errno_error,
 )
 from aiordma.link.ending import Ending, LastSteps
 from aiordma.link.keepalive import Keepalive
@@ -97,6 +95,15 @@ class ConnectionStats:
 
 
 _COUNTERS = tuple(field.name for field in fields(ConnectionStats))
+
+if sys.version_info >= (3, 12):
+    from inspect import markcoroutinefunction
+else:
+    _F = TypeVar("_F", bound=Callable[..., object])
+
+    def markcoroutinefunction(function: _F) -> _F:
+        """A function that returns a coroutine of C cannot be marked."""
+        return function
 
 
 class Connection:
@@ -147,7 +154,9 @@ class Connection:
 
     # Messages
 
-    async def send(self, buf: Any, *, imm: int | None = None) -> None:
+    # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
+    @markcoroutinefunction
+    def send(self, buf: Any, imm: int | None = None) -> Coroutine[Any, Any, None]:
         """Send one message.
 
         Args:
@@ -178,22 +187,16 @@ class Connection:
         more than 256 KiB, which is not copied, stays exported until the adapter is done with it.
         A `Message` can be released before: its memory is free when the adapter is done.
         """
-        # In another loop or thread C does not send, and then `_check_loop` raises.
         if imm is None:
-            code = self._state.send(buf)
-            if not code:
-                return
-            if isinstance(code, Waiting):
-                try:
-                    code = await code
-                except TimeoutError as exc:
-                    raise self._stalled() from exc
-                if not code:
-                    return
-            if code > 0:
-                self._link.check(code)
-                return
-        else:
+            return self._state.sending(self, buf)
+        return self._send_in_python(buf, -1, imm)
+
+    async def _send_in_python(self, buf: Any, code: int, imm: int | None = None) -> None:
+        """Go on with a send that C has not done: in another loop or thread, or with an errno."""
+        if code > 0:
+            self._link.check(code)
+            return
+        if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
         payload = bytes_of("a message", buf)
@@ -205,19 +208,13 @@ class Connection:
                 await self._sender.data(payload, imm)
             elif code and not self._sender.in_fragments(payload, imm):
                 await self._large.exposer.send(payload, imm)
-        except TimeoutError as exc:
-            payload.release()
-            raise self._stalled() from exc
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.
             payload.release()
             raise
 
-    def _stalled(self) -> BaseException:
-        text = f"the peer took nothing for {self.config.stall_timeout_s} s"
-        return errno_error(errno.ETIMEDOUT, text)
-
-    async def recv(self) -> Message:
+    @markcoroutinefunction
+    def recv(self) -> Coroutine[Any, Any, Message]:
         """The next message, in the order in which the peer sent them.
 
         Several tasks may wait; they are served in the order in which they began to.
@@ -230,34 +227,30 @@ class Connection:
 
         Cancellation: no message is lost.
         """
-        try:
-            message: Message | None = await self._state
-        except BaseException:
-            self._receiver.left()
-            raise
-        if message is None:
-            self._check_loop()
-            message = await self._receiver.recv()
-        return message
+        return self._state.receiving(self)
 
-    def __aiter__(self) -> Self:
-        return self
+    async def _recv_in_python(self) -> Message:
+        """Go on with a `recv` that is none of the frequent cases."""
+        self._check_loop()
+        return await self._receiver.recv()
 
-    async def __anext__(self) -> Message:
+    def __aiter__(self) -> Messages:
+        return self._state.messages(self)
+
+    @markcoroutinefunction
+    def __anext__(self) -> Coroutine[Any, Any, Message]:
         """Messages until the peer, or this side, closes; a broken connection raises."""
-        # As `recv`, without a second coroutine for each message.
+        return self._state.iterating(self)
+
+    async def _next_in_python(self) -> Message:
         try:
-            message: Message | None = await self._state
-        except BaseException:
-            self._receiver.left()
-            raise
-        if message is None:
-            self._check_loop()
-            try:
-                message = await self._receiver.recv()
-            except (ConnectionEndedError, ResourceClosedError):
-                raise StopAsyncIteration from None
-        return message
+            return await self._recv_in_python()
+        except (ConnectionEndedError, ResourceClosedError):
+            raise StopAsyncIteration from None
+
+    def _left(self) -> None:
+        """Called by C when a task has left its wait for a message by an exception."""
+        self._receiver.left()
 
     # Memory of the peer, and of this side
 

@@ -64,7 +64,7 @@ from aiordma._core import LANDING_SIZE, LANDINGS, Message, crc32c
 from aiordma._core import copy as copy_bytes
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
-from aiordma.endpoint.outcome import Outcome
+from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.receiving import Large, Receiver, Window
 from aiordma.endpoint.sending import Sender
 from aiordma.endpoint.wire import CHECKSUM, RENDEZVOUS, FrameKind, Hello, protocol_error
@@ -182,12 +182,15 @@ class Exposer:
         size = payload.nbytes
         if size > self.limit:
             raise self._too_large(size)
+        patience = self._config.stall_timeout_s
         try:
-            if self._config.stall_timeout_s is None:
+            with Limit(patience):
                 await self._exposed(payload, imm)
-            else:
-                with Limit(self._config.stall_timeout_s):
-                    await self._exposed(payload, imm)
+        except RdmaTimeoutError:
+            raise
+        except TimeoutError as exc:
+            assert patience is not None
+            raise stalled_error(patience) from exc
         except ResourceClosedError:  # an object of the adapter; the connection may be lost
             if self._outcome.cause is None:
                 raise

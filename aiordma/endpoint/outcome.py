@@ -28,6 +28,7 @@ from aiordma.errors import (
     ConnectionLostError,
     MessageDamagedError,
     ProtocolError,
+    RdmaTimeoutError,
     ResourceClosedError,
     lost_error,
 )
@@ -119,6 +120,11 @@ def aborted_error(reason: int = AbortReason.PROGRAM) -> ConnectionLostError:
         (f"{_SAID} for reason {reason}, which this version does not know", "see the peer's log"),
     )
     return _lost(text, hint, protocol=reason == AbortReason.PROTOCOL)
+
+
+def stalled_error(seconds: float) -> RdmaTimeoutError:
+    """The peer lives, and took nothing for so many seconds."""
+    return RdmaTimeoutError(errno.ETIMEDOUT, f"the peer took nothing for {seconds} s")
 
 
 def vanished_error() -> ConnectionLostError:

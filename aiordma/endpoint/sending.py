@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable
 from aiordma._core import EVENT_ROOM, MessageState, Waiting
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import Link
-from aiordma.endpoint.outcome import Outcome
+from aiordma.endpoint.outcome import Outcome, stalled_error
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link.ending import Ending
 from aiordma.loop import background
@@ -124,7 +124,7 @@ class Sender:
         self._state.watched = False
         limit = self._config.stall_timeout_s
         assert limit is not None
-        left = self._state.end_waits(TimeoutError, limit)
+        left = self._state.end_waits(lambda: stalled_error(limit), limit)
         if left is not None:
             self._wake_in(left)
 

@@ -46,8 +46,8 @@ KILLED = 100
 
 
 def name(form: str, number: int, loop: str = MAIN, over: str = "rdma") -> str:
-    """What a job is called; `over` is "rdma", "tcp", `FASTNET` or `ZMQ`."""
-    words = {"rdma": "", "tcp": " TCP", FASTNET: f" {FASTNET}", ZMQ: " pyzmq"}
+    """What a job is called; `over` is "rdma", "tcp", "handed", `FASTNET` or `ZMQ`."""
+    words = {"rdma": "", "tcp": " TCP", "handed": " no wire", FASTNET: f" {FASTNET}", ZMQ: " pyzmq"}
     return f"plain {form} {number} {loop}{words[over]}"
 
 
@@ -127,6 +127,7 @@ def jobs() -> list[Job]:
         *(program(form, SMALL) for form in ("timeout", "untimed")),
         *(program("echo", size) for size in sizes),
         *(program("echo", size, over=ZMQ) for size in (SMALL, LARGE)),
+        *(program("callers", number, over="handed") for number in CALLERS),
         program(*ONE_SIDED),
         *many(),
         *deaths(),

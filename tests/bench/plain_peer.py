@@ -12,6 +12,7 @@ message is read as `bytes`.
   waits for the answer with this number.  The figures are microseconds a call, and calls a second.
 - `echo`, with the bytes of a message: each message goes there and back.  The server is that of the
   README, and the client reads the answer.  The figure is half a round trip in microseconds.
+  Over "handed" both ends are tasks of the client, without a wire.
 - `timeout` is `echo` with `asyncio.timeout` around each `recv` of the client, and `untimed` is
   `echo` with such a block that has nothing in it: the least that the block can cost.
 
@@ -22,6 +23,7 @@ more in the loop: the host has a limit.
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import json
 import struct
@@ -122,6 +124,35 @@ class Queued:
 
     async def __anext__(self) -> bytes:
         return await self.recv()
+
+
+class Handed:
+    """One of two ends in a process, which hand their messages over: the least of any wire."""
+
+    def __init__(self) -> None:
+        self.peer = self
+        self._messages: collections.deque[Any] = collections.deque()
+        self._waiting: asyncio.Future[None] | None = None
+
+    async def send(self, buf: Any, /) -> None:
+        """Hand a message over."""
+        peer = self.peer
+        peer._messages.append(buf)
+        if peer._waiting is not None:
+            peer._waiting.set_result(None)
+            peer._waiting = None
+
+    async def recv(self) -> Any:
+        """The next message."""
+        if not self._messages:
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
+        return self._messages.popleft()
+
+    def __aiter__(self) -> Handed:
+        return self
+
+    __anext__ = recv
 
 
 Serve = Callable[[Messages], Awaitable[None]]
@@ -328,8 +359,19 @@ async def use_zmq(talk: Use, number: int, address: str, port: int) -> None:
     print(json.dumps(await talk(conn, number)))
 
 
-SERVES = {"rdma": serve, "tcp": serve_tcp, "zmq": serve_zmq}
-USES = {"rdma": use, "tcp": use_tcp, "zmq": use_zmq}
+async def use_handed(talk: Use, number: int, address: str, port: int) -> None:
+    """Be both ends of many callers, measure, and print; a server of TCP ends with this."""
+    outside = Framed(*await asyncio.open_connection(address, port))
+    here, there = Handed(), Handed()
+    here.peer, there.peer = there, here
+    server = asyncio.create_task(answer(there))
+    print(json.dumps(await talk(here, number)))
+    server.cancel()
+    await outside.close()
+
+
+SERVES = {"rdma": serve, "tcp": serve_tcp, "zmq": serve_zmq, "handed": serve_tcp}
+USES = {"rdma": use, "tcp": use_tcp, "zmq": use_zmq, "handed": use_handed}
 
 
 def main(words: list[str]) -> int:

@@ -63,12 +63,12 @@ _LINES, _PIECES = ((plain.name(*form), "TCP") for form in (plain.STREAMS[0], pla
 _READ = ("aiordma read lat 64 connection uvloop", "ib_read_lat -e")
 _CONNECTS = (plain.name("connects", plain.AT_ONCE), "cmtime")
 PLACES: tuple[Place, ...] = (
-    Place("state_send", "_core/message_state.c", (_echo(),)),
+    Place("aio_send", "_core/calls.c", (_echo(),)),
     Place("take_frame", "_core/message.c", (_echo(64, "asyncio"),)),
     Place("readable_run", "_core/drain.c", (_echo(4096),)),
     Place("put_from", "_core/message.c", (_ONE_WAY, _echo())),
     # A request and an answer.
-    Place("aio_take_first", "_core/message_state.c", (_CALLS, _echo()), entered=2),
+    Place("aio_take_first", "_core/calls.c", (_CALLS, _echo()), entered=2),
     Place("state_write", "_core/stream_state.c", (_LINES,)),
     Place("transfer", "_core/operation.c", (_READ,)),
     Place("Connection.recv", "endpoint/connection.py", (_echo(),)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, ConnectionEvents, Listener
@@ -277,3 +277,9 @@ def after_frames(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
 def ask_for_inline(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have queue pairs asked for so many bytes of inline data."""
     patch.setattr(link, "_INLINE", size)
+
+
+def receive_in_python(connection: Connection, go_on: Callable[[], Awaitable[object]]) -> None:
+    """Have C leave the next `recv` to Python, where it is `go_on`."""
+    connection._recv_in_python = go_on  # type: ignore[method-assign, assignment]
+    connection._state.python = True

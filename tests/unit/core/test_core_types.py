@@ -39,7 +39,7 @@ from tests.inside.core import (
 )
 
 from ..conftest import LIMIT_S, Run, settle
-from ..endpoint.fabric import new_state
+from ..endpoint.fabric import LeftToPython, new_state
 from ..endpoint.operating import Place
 from ..verbs.fake_resource import Fake, fresh
 from ..verbs.test_memory_region import Lib, c
@@ -402,7 +402,8 @@ def test_a12_a_wait_outlives_what_it_waits_for(run: Run) -> None:
         config = ConnectionConfig()
 
         async def wait() -> object:
-            return await new_state(config, asyncio.get_running_loop(), config.receives, 1)
+            state = new_state(config, asyncio.get_running_loop(), config.receives, 1)
+            return await state.receiving(LeftToPython())
 
         task = asyncio.create_task(wait())
         await settle()

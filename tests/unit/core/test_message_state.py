@@ -205,7 +205,7 @@ def test_an_arrival_is_news_only_if_somebody_waits(run: Run) -> None:
         one.state.receiver = SimpleNamespace(_posted_again=lambda slot, code: None)
 
         async def length() -> int:
-            message: Message = await one.state
+            message: Message = await one.state.receiving(None)
             return len(message)
 
         assert one.take(arrival(0, 1))

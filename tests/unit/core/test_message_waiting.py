@@ -1,4 +1,4 @@
-"""`await state`: a message at once, or a task that C resumes with it; in order, and none is lost.
+"""`recv()`: a message at once, or a task that C resumes with it; in order, and none is lost.
 
 C tells the first task that waits (`arrives`, and `tell`), or Python does (`by_python`).
 """
@@ -20,13 +20,12 @@ import pytest
 
 from aiordma._core import EVENT_FRAMES, Message
 from aiordma.endpoint.config import ConnectionConfig
-from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FRAME, FrameKind
 from aiordma.errors import ConnectionEndedError, ConnectionLostError
 from tests.inside.endpoint import receiver_of, resumed_in, waiting_in
 
 from ..conftest import LIMIT_S, LOOPS, Run, settle
-from ..endpoint.fabric import FakeLink, LeftConnection, Wire
+from ..endpoint.fabric import FakeLink, LeftConnection, LeftToPython, Wire
 from ..endpoint.test_receiver import ended, lost
 from .test_wakeup import called_by_the_loop
 
@@ -35,28 +34,23 @@ SEEDS = range(40)
 
 
 class Side:
-    """As much of a connection as `Connection.recv` uses; the test is its peer and its drain."""
+    """A connection; the test is its peer and its drain."""
 
     def __init__(self, recv_depth: int = 8) -> None:
         config = ConnectionConfig(slot_size=64, recv_depth=recv_depth)
         self.link = FakeLink(config)
         self.link.delivering = False
-        core = LeftConnection(self.link, config)
-        self._receiver = self.receiver = receiver_of(core)
-        self._state = self.state = self.link.state
+        self.core = LeftConnection(self.link, config)
+        self.receiver = receiver_of(self.core)
+        self.state = self.link.state
 
     @property
     def told(self) -> list[int]:
         """The credits that the peer was told of."""
         return [FRAME.unpack_from(frame)[2] for frame in self.link.sent]
 
-    _recv: Any = Connection.recv
-
-    def _check_loop(self) -> None:
-        """It is the right one."""
-
     async def whole(self) -> Message:
-        message = await self._recv()
+        message = await self.core.recv()
         assert isinstance(message, Message)
         return message
 
@@ -167,7 +161,7 @@ def test_a_second_one_stands_in_line(run: Run, together: bool) -> None:
         first = await parked(side)
 
         async def bare() -> object:
-            return await side.state
+            return await side.state.receiving(LeftToPython())
 
         other = asyncio.create_task(bare())
         await asyncio.sleep(0)
@@ -383,7 +377,7 @@ def test_in_another_thread_it_is_for_python(run: Run) -> None:
         side.arrives(b"x")
 
         async def bare() -> None:
-            got.append(await side.state)
+            got.append(await side.state.receiving(LeftToPython()))
 
         def foreign() -> None:
             try:

@@ -38,7 +38,7 @@ from aiordma.memory import RemoteRegion
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access, Opcode
 
-from ..endpoint.fabric import new_state
+from ..endpoint.fabric import LeftToPython, new_state
 from .completing import Completing, QueuePair, completion
 from .test_message_state import One, Slots, arrival, reserved
 
@@ -285,7 +285,8 @@ def test_messages_are_dropped_by_a_function_that_the_collector_runs(by: str, ahe
                 dropped.append(first[1])
                 state.skip()
 
-    waiter, take, made = state.__await__(), state.take, [Thing] * 4
+    take, made = state.take, [Thing] * 4
+    waiter = state.receiving(LeftToPython()) if by == "C" else iter(())
     message: Any = None
     with collected(Dropper):
         for index in range(ahead):
@@ -311,7 +312,7 @@ def test_a_message_is_not_taken_twice_by_a_function_that_the_collector_runs(ahea
             taken.append(one.state.peek())
             one.state.skip()
 
-    waiter, made = one.state.__await__(), [Thing] * 4
+    waiter, made = one.state.receiving(LeftToPython()), [Thing] * 4
     with collected(Taker):
         for index in range(ahead):
             made[index] = cast("Any", Thing())
@@ -348,7 +349,7 @@ def test_objects_that_the_collector_has_cleared_can_be_called() -> None:
     cleared(state, state.parked)
     attempt(
         lambda: state(255),
-        lambda: next(state.__await__()),
+        lambda: next(state.receiving(LeftToPython())),
         lambda: state.send(b"data"),
         lambda: state.operate(0, 0, 0, 1, 0, 0, 0, 0, None),
         lambda: state.ended(0, None),

@@ -16,7 +16,7 @@ from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig
 from aiordma.endpoint.wire import FRAME, FRAME_SIZE, FrameKind
 from aiordma.verbs.enums import Opcode, WCOpcode
 
-from ..endpoint.fabric import new_state
+from ..endpoint.fabric import LeftToPython, new_state
 from .completing import Completing, QueuePair, completion
 
 SENDS, RECEIVES, SIZE, CHAIN = 64, 96, 96, 16
@@ -279,7 +279,7 @@ def test_an_exception_of_a_signal_handler_goes_on() -> None:
 
 def test_a_message_is_taken_after_an_exception_of_a_signal_handler() -> None:
     side = Side(SimpleNamespace(is_running=raising(KeyboardInterrupt())))
-    waiter = side.state.__await__()
+    waiter = side.state.receiving(LeftToPython())
     with pytest.raises(KeyboardInterrupt):
         next(waiter)
 

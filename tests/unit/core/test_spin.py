@@ -31,7 +31,7 @@ from aiordma._core import (
 from aiordma.endpoint.config import ConnectionConfig
 
 from ..conftest import LIMIT_S
-from ..endpoint.fabric import new_state
+from ..endpoint.fabric import LeftToPython, new_state
 from .fake_verbs import Adapter, Queue
 
 LONG_NS, SHORT_NS = 1 << 50, 1
@@ -70,7 +70,7 @@ class Waiter:
             self.state.skip()
 
     def wait(self) -> None:
-        wait = self.state.__await__()
+        wait = self.state.receiving(LeftToPython())
         parked: Any = next(iter(wait))
         self._wait = wait
         parked._asyncio_future_blocking = False

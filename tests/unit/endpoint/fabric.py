@@ -424,6 +424,16 @@ class LeftConnection(Connection):
         """Without a warning."""
 
 
+class LeftToPython:
+    """Instead of a connection: what C leaves to Python ends at once, without a message."""
+
+    async def _recv_in_python(self) -> None:
+        """End at once."""
+
+    def _left(self) -> None:
+        """No task is behind it."""
+
+
 def _check_piece(arena: AnyFakeArena, place: int, piece: Any) -> None:
     assert arena.in_service(place), "the slot's memory is not registered"
     assert piece.addr == arena.addr_of(place)
