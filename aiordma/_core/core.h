@@ -117,6 +117,7 @@ typedef struct message_state {
     unsigned long thread;
     PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
     PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
+    PyObject *group;    /* a bytearray, of which the state sets the first byte; or NULL */
     Parked *parked;
     Waiting *first; /* of the tasks that wait to send, `state.queued` of them */
     Waiting *last;

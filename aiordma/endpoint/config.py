@@ -9,7 +9,7 @@ from typing import cast
 from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS, Hello
+from aiordma.endpoint.wire import FRAME_SIZE, HELLO_SIZE, RENDEZVOUS, Hello
 from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.loop.kept import kept
 from aiordma.verbs.cq import CompletionQueue
@@ -344,7 +344,14 @@ class Plan:
         return parameter
 
     def hello(
-        self, private_data: bytes, window: int, room: int, *, check: bool, bare: bool
+        self,
+        private_data: bytes,
+        window: int,
+        room: int,
+        *,
+        check: bool,
+        bare: bool,
+        loop_id: bytes,
     ) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes.
 
@@ -354,14 +361,19 @@ class Plan:
             room: Bytes.
             check: Whether this side checks the large messages that it receives.
             bare: Whether the adapter has immediates.
+            loop_id: The number of the loop.
         """
         if private_data:
-            return hello_of(self.config, private_data, window, check=check, bare=bare).pack(room)
+            own = hello_of(
+                self.config, private_data, window, check=check, bare=bare, loop_id=loop_id
+            )
+            return own.pack(room)
         packed = self._hellos.get((window, check, bare))
         if packed is None:
-            packed = hello_of(self.config, b"", window, check=check, bare=bare).pack(room)
-            self._hellos[window, check, bare] = packed
-        return packed
+            own = hello_of(self.config, b"", window, check=check, bare=bare, loop_id=loop_id)
+            # Of every loop: a loop that has ended must leave nothing here.
+            packed = self._hellos[window, check, bare] = own.pack(room)[:HELLO_SIZE]
+        return packed + loop_id
 
 
 def hello_of(
@@ -371,6 +383,7 @@ def hello_of(
     *,
     check: bool = False,
     bare: bool = False,
+    loop_id: bytes = b"",
 ) -> Hello:
     """This side's half of the handshake.
 
@@ -380,6 +393,7 @@ def hello_of(
         window: Data messages that the peer may send at first; None: `config.recv_depth`.
         check: Whether this side checks the large messages that it receives.
         bare: Whether the adapter has immediates.
+        loop_id: The number of the loop; empty: it has none.
     """
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
@@ -389,6 +403,7 @@ def hello_of(
         user_data=private_data,
         asks_checksums=check,
         takes_bare=bare,
+        loop_id=loop_id,
     )
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "FRAME",
     "FRAME_SIZE",
     "HELLO_SIZE",
+    "LOOP_ID_SIZE",
     "RENDEZVOUS",
     "VERSION",
     "FrameKind",
@@ -52,6 +53,9 @@ _KNOWS_CHECKSUMS = 0x01
 _ASKS_CHECKSUMS = 0x02
 _TAKES_FRAGMENTS = 0x04
 _TAKES_BARE = 0x08
+_NAMES_LOOP = 0x10
+#: Bytes of the number of a loop, behind the user's bytes.
+LOOP_ID_SIZE = 8
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
@@ -104,6 +108,7 @@ class Hello:
         asks_checksums: Whether it asks for checksums of the peer's messages.
         takes_fragments: Whether it takes messages that go through several slots.
         takes_bare: Whether it takes messages whose header is the adapter's immediate.
+        loop_id: The random number of its event loop, 8 bytes; empty: it names none.
     """
 
     recv_depth: int
@@ -117,9 +122,12 @@ class Hello:
     asks_checksums: bool = False
     takes_fragments: bool = True
     takes_bare: bool = False
+    loop_id: bytes = b""
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
+
+        The number of the loop is left out if the user's bytes leave no room for it.
 
         Raises:
             ValueError: The user's bytes do not fit.
@@ -128,17 +136,19 @@ class Hello:
         if len(self.user_data) > space:
             msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
             raise ValueError(msg)
+        loop_id = self.loop_id if len(self.user_data) + LOOP_ID_SIZE <= space else b""
         flags = (
             _KNOWS_CHECKSUMS * self.knows_checksums
             | _ASKS_CHECKSUMS * self.asks_checksums
             | _TAKES_FRAGMENTS * self.takes_fragments
             | _TAKES_BARE * self.takes_bare
+            | _NAMES_LOOP * bool(loop_id)
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
             self.recv_depth, self.rendezvous_window, self.slot_size, self.max_message_kib,
         )  # fmt: skip
-        return header + self.user_data
+        return header + self.user_data + loop_id
 
     @classmethod
     @functools.lru_cache(64)  # a Hello never changes, and the peers of a program are mostly alike
@@ -158,9 +168,13 @@ class Hello:
                 f"the peer speaks versions {lowest} to {version} of the message protocol, "
                 f"this side {MIN_VERSION} to {VERSION}"
             )
-        user_data = data[HELLO_SIZE : HELLO_SIZE + length]
-        if len(user_data) != length:
-            raise protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
+        end = HELLO_SIZE + length
+        user_data, loop_id = data[HELLO_SIZE:end], b""
+        if flags & _NAMES_LOOP:
+            loop_id = data[end : end + LOOP_ID_SIZE]
+            length += LOOP_ID_SIZE
+        if (had := len(user_data) + len(loop_id)) != length:
+            raise protocol_error(f"handshake announces {length} bytes, has {had}")
         if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
             raise protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
         if kib < 1:
@@ -168,5 +182,5 @@ class Hello:
         return cls(
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
-            bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
+            bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE), loop_id,
         )  # fmt: skip
