@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from aiordma._core import Drain, Poller, Readable, Spin
+from aiordma._core import Drain, Poller, Readable, SafetyPoll, Spin
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
@@ -40,7 +40,7 @@ from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
-from aiordma.loop.timers import Timer, call_later
+from aiordma.loop.timers import Alarm, Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
@@ -86,6 +86,9 @@ MANAGED = (
     "`get_cq_event`"
 )
 
+#: As `Drain.sweep` has it.
+_Swept = tuple[int, int, list[Any], bool]
+
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
 #: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
@@ -99,6 +102,11 @@ def _call(method: weakref.WeakMethod[Callable[..., None]], *arguments: object) -
     function = method()
     if function is not None:
         function(*arguments)
+
+
+def address_of(cq: CompletionQueue) -> int:
+    """The address of the C object, for the drain."""
+    return int(ffi.cast("uintptr_t", cq._handle))
 
 
 def refuse_unacknowledged(events: int) -> None:
@@ -137,8 +145,9 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_cqs", "_deferred", "_failure", "_loop", "_notified", "_pump", "_safety", "_unacked",
-        "_unwatch", "_waiters", "context", "drain", "lost_events", "table",
+        "_alarm", "_cqs", "_deferred", "_failure", "_judging", "_loop", "_notified", "_pause_s",
+        "_pump", "_safety", "_unacked", "_unwatch", "_waiters", "context", "drain", "lost_events",
+        "table",
     )  # fmt: skip
 
     #: `lost_events` of all channels that this process has had.
@@ -161,7 +170,10 @@ class CompletionChannel(Resource):
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._safety: Timer | None = None
+        self._safety = SafetyPoll(self.drain)
+        self._alarm: Alarm | None = None  # of the safety poll
+        self._pause_s = 0.0  # until the next
+        self._judging: Timer | None = None
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = WaitLine[None]()
         self._unacked = 0
@@ -297,15 +309,17 @@ class CompletionChannel(Resource):
             cq._fail(lambda: exc)
         self._waiters.fail(lambda: exc)
 
-    def _sweep(self, cq: CompletionQueue) -> tuple[int, int, int]:
+    def _sweep(self, cq: CompletionQueue, found: _Swept | None = None) -> tuple[int, int, int]:
         """Poll one managed CQ without an event; how many it found, lack one, and were Python's.
+
+        `found` is the result of a first poll by C.
 
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         polled = missed = dispatched = 0
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
-            swept = self.drain.sweep(int(ffi.cast("uintptr_t", cq._handle)))
+            swept, found = found or self.drain.sweep(address_of(cq)), None
             if swept is None:
                 break
             count, arrived, records, more = swept
@@ -347,61 +361,80 @@ class CompletionChannel(Resource):
 
     # The safety poll: the kernel drops a completion event when it has no memory for it.
 
-    def _watch(self, pause_s: float = 0.0, events: int = 0) -> None:
-        if self._safety is None:
-            pause_s = max(_SAFETY_S, pause_s)
-            self._start_timer(pause_s, self._safety_poll, pause_s, events)
+    def _watch(self, cq: CompletionQueue) -> None:
+        """Poll this queue, too, which is managed from now on."""
+        self._safety.add(address_of(cq))
+        if self._alarm is None:
+            assert self._loop is not None
+            self._alarm = Alarm(self._loop, self._on_alarm, self._on_failure, self._safety.by)
+            self._poll_in(_SAFETY_S)
 
-    def _start_timer(self, delay_s: float, method: Callable[..., None], *arguments: object) -> None:
-        if (loop := self._home) is not None:
-            # The timer does not keep the channel alive.
-            call = functools.partial(_call, weakref.WeakMethod(method), *arguments)
-            self._safety = call_later(loop, delay_s, call)
+    def _poll_in(self, pause_s: float) -> None:
+        """Set the alarm of an idle channel, which comes for ever, and of another."""
+        self._pause_s = pause_s = max(_SAFETY_S, min(_IDLE_SAFETY_S, pause_s))
+        self._safety.calm = pause_s >= _IDLE_SAFETY_S
+        if self._alarm is not None:
+            self._alarm.set(now() + pause_s, pause_s)
+
+    def _stop_safety(self) -> None:
+        alarm, self._alarm = self._alarm, None
+        if alarm is not None:
+            alarm.close()
+        if self._judging is not None:
+            self._judging.cancel()
+            self._judging = None
 
     def _kick(self) -> None:
-        """Take the events that the descriptor still has: under load a timer is late, too."""
+        """Take the events that the descriptor still has: under load an alarm is late, too."""
         if self._pump is not None:
             self.drain.spare = 0
             self._pump.kick()
 
-    def _safety_poll(self, pause_s: float = 0.0, before: int = 0) -> None:
-        self._safety = None
+    def _on_alarm(self) -> bool:
+        """Poll for safety, where `SafetyPoll` has not done all that there is to do."""
+        try:
+            self._poll_for_safety()
+        except Exception as exc:  # it would end the alarm
+            self._report(exc)
+        return False
+
+    def _poll_for_safety(self) -> None:
+        swept = {token: (events, result) for token, events, result in self._safety.take()}
+        if self._judging is not None:
+            self._judging.run()
         managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
         if not managed:
+            self._stop_safety()
             return
-        seen = sum(cq._aio.events for cq in managed)
         # So that two events come in a pause, on average.
-        pause_s = min(_IDLE_SAFETY_S, 2 * pause_s / max(1, abs(seen - before)))
-        self._watch(pause_s, seen)
+        self._poll_in(2 * self._pause_s / max(1, self._safety.new_events()))
         self._kick()
-        if self.drain.n_pending or self._failure is not None:
+        if self._failure is not None or (self.drain.n_pending and not swept):
             return
         spins = self.drain.poller is not None and self.drain.poller.asked
         found = []
         for cq in managed:
-            if spins and cq._aio.spins:
-                continue  # it is not armed, because it is being polled
-            events = cq._aio.events
-            polled, missed, dispatched = self._sweep(cq)
+            events, first = swept.get(cq._token, (cq._aio.events, None))
+            if first is None and (self.drain.n_pending or (spins and cq._aio.spins)):
+                continue  # it is being polled
+            polled, missed, dispatched = self._sweep(cq, first)
             if polled:
                 found.append((cq._token, events, missed))
             if missed or dispatched:
-                pause_s = 0.0
-        if found and self._safety is not None:
-            self._safety.cancel()
-            self._start_timer(_GRACE_S, self._judge, found, pause_s, seen)
+                self._poll_in(0.0)
+        if found and self._alarm is not None and (loop := self._home) is not None:
+            # The timer does not keep the channel alive.
+            call = functools.partial(_call, weakref.WeakMethod(self._judge), found)
+            self._judging = call_later(loop, _GRACE_S, call)
 
-    def _judge(self, found: list[tuple[int, int, int]], pause_s: float, seen: int) -> None:
+    def _judge(self, found: list[tuple[int, int, int]]) -> None:
         """Decide whether the event of completions that the safety poll has found is missing.
 
         Args:
             found: For each queue its token, the events that it had raised before, and the
                 completions that should have raised another.
-            pause_s: Seconds until the next poll.
-            seen: Events of all queues until now.
         """
-        self._safety = None
-        self._watch(pause_s, seen)
+        self._judging = None
         if self._failure is not None:
             return
         self._kick()
@@ -486,15 +519,14 @@ class CompletionChannel(Resource):
 
     def _on_close(self) -> None:
         self._end_spins()
-        if self._safety is not None:
-            self._safety.cancel()
-            self._safety = None
+        self._stop_safety()
         self._stop_unused()
         self._waiters.fail(lambda: ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""
-        self.drain.forget(int(ffi.cast("uintptr_t", cq._handle)))
+        self.drain.forget(address_of(cq))
+        self._safety.discard(address_of(cq))
         while cq in self._notified:
             self._notified.remove(cq)
         self._stop_unused()
@@ -509,6 +541,7 @@ class CompletionChannel(Resource):
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self.drain.stopped = True
             self._pump.close()
+            self._stop_safety()
             self._loop = None  # the thread that destroys the channel must not keep it alive
             self.drain.forget(0)
             if self._unwatch is not None:

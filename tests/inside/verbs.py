@@ -127,28 +127,24 @@ def drain_once(channel: CompletionChannel) -> bool:
 
 
 def safety_of(channel: CompletionChannel) -> Any:
-    """The timer of the poll that nothing has asked for."""
-    return channel._safety
+    """The timer after which a poll that nothing has asked for is judged, or None."""
+    return channel._judging
 
 
 def poll_for_safety(channel: CompletionChannel) -> None:
     """Poll now, in place of in a second."""
-    assert channel._safety is not None
-    channel._safety.cancel()
-    channel._safety_poll()
+    assert channel._alarm is not None
+    channel._on_alarm()
 
 
 def poll_for_safety_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Have the timers that are set from now on poll so often."""
+    """Have the alarms that are set from now on poll so often."""
     patch.setattr(comp_channel, "_SAFETY_S", seconds)
 
 
 def watch_again(channel: CompletionChannel) -> None:
-    """Set the timer of the safety poll anew."""
-    if channel._safety is not None:
-        channel._safety.cancel()
-        channel._safety = None
-    channel._watch()
+    """Set the alarm of the safety poll anew."""
+    channel._poll_in(0.0)
 
 
 # Memory
