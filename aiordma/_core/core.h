@@ -398,6 +398,9 @@ void aio_poller_remove(Poller *self, QueueState *queue);
 int aio_poller_ask(Poller *self); /* 0, or -1 with an exception */
 int aio_poller_turn(Poller *self, struct ibv_wc *wcs, int most, uint64_t *token);
 
+/* life.c: a method of MessageState */
+PyObject *aio_show_life_to(PyObject *object, PyObject *group);
+
 /* drain.c, for safety.c */
 PyObject *aio_drain_look(PyObject *drain, struct ibv_cq *cq);
 

@@ -561,28 +561,6 @@ static PyObject *state_spin_with(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/*
- * show_life_to(group): signs of life of the peer set the first byte of `group`, too; None: of none.
- * The bytearray is not exported, which would take 80 bytes a connection: its size never changes.
- */
-static PyObject *state_show_life_to(PyObject *object, PyObject *group)
-{
-    MessageState *self = (MessageState *)object;
-
-    self->state.group = NULL;
-    if (group == Py_None) {
-        replace(&self->group, NULL);
-        Py_RETURN_NONE;
-    }
-    if (!PyByteArray_Check(group) || PyByteArray_Size(group) != 1) {
-        PyErr_SetString(PyExc_TypeError, "a bytearray of one byte is needed");
-        return NULL;
-    }
-    replace(&self->group, Py_NewRef(group));
-    self->state.group = (uint8_t *)PyByteArray_AsString(group);
-    Py_RETURN_NONE;
-}
-
 /* The adapter's side */
 
 static PyObject *state_bind(PyObject *object, PyObject *args)
@@ -891,7 +869,7 @@ static PyMethodDef state_methods[] = {
      "WRITE in the same way."},
     {"lend", aio_operations_lend, METH_O,
      "A region that bytes are copied through; see operation.c."},
-    {"show_life_to", state_show_life_to, METH_O,
+    {"show_life_to", aio_show_life_to, METH_O,
      "Signs of life of the peer set the first byte of this bytearray, too; None: of none."},
     {"spin_with", state_spin_with, METH_VARARGS,
      "Spin while a task waits for a message, for an operation."},

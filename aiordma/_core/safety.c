@@ -20,7 +20,7 @@ typedef struct {
     uint32_t n_queues;
     uint32_t room;
     uint32_t seen; /* events of the queues, as Python has asked for them last */
-    int fd;        /* of the alarm */
+    int fd;        /* of the alarm; -1: there is none */
     char calm;     /* Python has nothing to do while there are no events and no completions */
 } SafetyPoll;
 
@@ -76,6 +76,12 @@ static PyObject *safety_by(PyObject *object, PyObject *args)
         return NULL;
     replace(&self->slow, Py_NewRef(slow));
     return PyObject_GetAttrString(object, "run");
+}
+
+static PyObject *safety_stop(PyObject *object, PyObject *Py_UNUSED(unused))
+{
+    ((SafetyPoll *)object)->fd = -1;
+    Py_RETURN_NONE;
 }
 
 static PyObject *safety_add(PyObject *object, PyObject *address)
@@ -177,8 +183,8 @@ static PyObject *safety_run(PyObject *object, PyObject *Py_UNUSED(unused))
     uint64_t times;
     int quiet = 0;
 
-    if (read(self->fd, &times, sizeof(times)) < 0 && errno == EAGAIN)
-        Py_RETURN_NONE; /* it was set anew after the loop had seen it */
+    if (self->fd < 0 || (read(self->fd, &times, sizeof(times)) < 0 && errno == EAGAIN))
+        Py_RETURN_NONE; /* EAGAIN: it was set anew after the loop had seen it */
     drain = PyObject_CallNoArgs(self->drain);
     if (!drain)
         return NULL;
@@ -198,6 +204,8 @@ static PyObject *safety_run(PyObject *object, PyObject *Py_UNUSED(unused))
 static PyMethodDef safety_methods[] = {
     {"by", safety_by, METH_VARARGS,
      "Set the descriptor of the alarm, and the function for work that is left for Python; `run`."},
+    {"stop", safety_stop, METH_NOARGS,
+     "The alarm is closed; a forked child, whose parent's loop may still report it, does not read."},
     {"add", safety_add, METH_O, "Poll the queue with this address, too, which is managed."},
     {"discard", safety_discard, METH_O, "Poll the queue with this address no more."},
     {"new_events", safety_new_events, METH_NOARGS, "Events of the queues since the last call."},

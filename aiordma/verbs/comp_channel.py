@@ -32,7 +32,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from aiordma._core import Drain, Poller, Readable, SafetyPoll, Spin
+from aiordma._core import Drain, Poller, Readable, Spin
 from aiordma._ffi import ffi, lib
 from aiordma._ffi.check import check_errno, check_pointer
 from aiordma.errors import ResourceBusyError, ResourceClosedError, os_error
@@ -40,13 +40,13 @@ from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
-from aiordma.loop.timers import Alarm, Timer, call_later, now
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource, ResourceState
+from aiordma.verbs.safety import Safety, address_of
 from aiordma.verbs.wc import WCRecord
 
 if TYPE_CHECKING:
@@ -91,22 +91,6 @@ _Swept = tuple[int, int, list[Any], bool]
 
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
-#: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
-#: Two polls fit into the time that a listener gives a handshake.
-_SAFETY_S, _IDLE_SAFETY_S = 1.0, 4.0
-#: Seconds until a late event has come: a poll can find a completion before its event.
-_GRACE_S = 0.02
-
-
-def _call(method: weakref.WeakMethod[Callable[..., None]], *arguments: object) -> None:
-    function = method()
-    if function is not None:
-        function(*arguments)
-
-
-def address_of(cq: CompletionQueue) -> int:
-    """The address of the C object, for the drain."""
-    return int(ffi.cast("uintptr_t", cq._handle))
 
 
 def refuse_unacknowledged(events: int) -> None:
@@ -145,9 +129,8 @@ class CompletionChannel(Resource):
     """
 
     __slots__ = (
-        "_alarm", "_cqs", "_deferred", "_failure", "_judging", "_loop", "_notified", "_pause_s",
-        "_pump", "_safety", "_unacked", "_unwatch", "_waiters", "context", "drain", "lost_events",
-        "table",
+        "_cqs", "_deferred", "_failure", "_loop", "_notified", "_pump", "_safety", "_unacked",
+        "_unwatch", "_waiters", "context", "drain", "lost_events", "table",
     )  # fmt: skip
 
     #: `lost_events` of all channels that this process has had.
@@ -170,10 +153,7 @@ class CompletionChannel(Resource):
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._safety = SafetyPoll(self.drain)
-        self._alarm: Alarm | None = None  # of the safety poll
-        self._pause_s = 0.0  # until the next
-        self._judging: Timer | None = None
+        self._safety = Safety(self)
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = WaitLine[None]()
         self._unacked = 0
@@ -280,6 +260,16 @@ class CompletionChannel(Resource):
             while self._deferred:
                 self.after_drain(self._deferred.popleft())
 
+    def _count_lost(self, missed: int) -> None:
+        self.lost_events += missed
+        CompletionChannel.all_lost_events += missed
+
+    def _kick(self) -> None:
+        """Take the events that the descriptor still has."""
+        if self._pump is not None:
+            self.drain.spare = 0
+            self._pump.kick()
+
     def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
         for record in records:
             try:
@@ -359,104 +349,6 @@ class CompletionChannel(Resource):
         if self.drain.poller is not None:
             self.drain.poller.ask = None
 
-    # The safety poll: the kernel drops a completion event when it has no memory for it.
-
-    def _watch(self, cq: CompletionQueue) -> None:
-        """Poll this queue, too, which is managed from now on."""
-        self._safety.add(address_of(cq))
-        if self._alarm is None:
-            assert self._loop is not None
-            self._alarm = Alarm(self._loop, self._on_alarm, self._on_failure, self._safety.by)
-            self._poll_in(_SAFETY_S)
-
-    def _poll_in(self, pause_s: float) -> None:
-        """Set the alarm of an idle channel, which comes for ever, and of another."""
-        self._pause_s = pause_s = max(_SAFETY_S, min(_IDLE_SAFETY_S, pause_s))
-        self._safety.calm = pause_s >= _IDLE_SAFETY_S
-        if self._alarm is not None:
-            self._alarm.set(now() + pause_s, pause_s)
-
-    def _stop_safety(self) -> None:
-        alarm, self._alarm = self._alarm, None
-        if alarm is not None:
-            alarm.close()
-        if self._judging is not None:
-            self._judging.cancel()
-            self._judging = None
-
-    def _kick(self) -> None:
-        """Take the events that the descriptor still has: under load an alarm is late, too."""
-        if self._pump is not None:
-            self.drain.spare = 0
-            self._pump.kick()
-
-    def _on_alarm(self) -> bool:
-        """Poll for safety, where `SafetyPoll` has not done all that there is to do."""
-        try:
-            self._poll_for_safety()
-        except Exception as exc:  # it would end the alarm
-            self._report(exc)
-        return False
-
-    def _poll_for_safety(self) -> None:
-        swept = {token: (events, result) for token, events, result in self._safety.take()}
-        if self._judging is not None:
-            self._judging.run()
-        managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
-        if not managed:
-            self._stop_safety()
-            return
-        # So that two events come in a pause, on average.
-        self._poll_in(2 * self._pause_s / max(1, self._safety.new_events()))
-        self._kick()
-        if self._failure is not None or (self.drain.n_pending and not swept):
-            return
-        spins = self.drain.poller is not None and self.drain.poller.asked
-        found = []
-        for cq in managed:
-            events, first = swept.get(cq._token, (cq._aio.events, None))
-            if first is None and (self.drain.n_pending or (spins and cq._aio.spins)):
-                continue  # it is being polled
-            polled, missed, dispatched = self._sweep(cq, first)
-            if polled:
-                found.append((cq._token, events, missed))
-            if missed or dispatched:
-                self._poll_in(0.0)
-        if found and self._alarm is not None and (loop := self._home) is not None:
-            # The timer does not keep the channel alive.
-            call = functools.partial(_call, weakref.WeakMethod(self._judge), found)
-            self._judging = call_later(loop, _GRACE_S, call)
-
-    def _judge(self, found: list[tuple[int, int, int]]) -> None:
-        """Decide whether the event of completions that the safety poll has found is missing.
-
-        Args:
-            found: For each queue its token, the events that it had raised before, and the
-                completions that should have raised another.
-        """
-        self._judging = None
-        if self._failure is not None:
-            return
-        self._kick()
-        for token, events, missed in found:
-            cq = self._cqs.get(token)
-            if cq is None or cq.closed or cq._aio.events != events:
-                continue  # the event was only late
-            if missed:
-                self.lost_events += missed
-                CompletionChannel.all_lost_events += missed
-                text = "%d completions raised no event and were found by polling"
-                if cq._aio.solicited:
-                    text += "; the peer may have sent without IBV_SEND_SOLICITED"
-                _log.warning(text, missed)
-            # If an event was lost, the queue is not armed any more.
-            own = cq._aio
-            own.armed = 0 if own.solicited else ARMED_FOR_ALL
-            code = lib.ibv_req_notify_cq(cq._handle, own.solicited)
-            if code:
-                self._report(os_error(code, "ibv_req_notify_cq"))
-            self._sweep(cq)
-
     # jVerbs-style notification
 
     def _notify(self, cq: CompletionQueue) -> None:
@@ -519,14 +411,14 @@ class CompletionChannel(Resource):
 
     def _on_close(self) -> None:
         self._end_spins()
-        self._stop_safety()
+        self._safety.stop()
         self._stop_unused()
         self._waiters.fail(lambda: ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""
         self.drain.forget(address_of(cq))
-        self._safety.discard(address_of(cq))
+        self._safety.forget(cq)
         while cq in self._notified:
             self._notified.remove(cq)
         self._stop_unused()
@@ -541,7 +433,7 @@ class CompletionChannel(Resource):
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self.drain.stopped = True
             self._pump.close()
-            self._stop_safety()
+            self._safety.stop()
             self._loop = None  # the thread that destroys the channel must not keep it alive
             self.drain.forget(0)
             if self._unwatch is not None:

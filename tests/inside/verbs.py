@@ -21,8 +21,8 @@ from aiordma.verbs import (
     QueuePair,
     SharedReceiveQueue,
     async_event,
-    comp_channel,
     mr,
+    safety,
     slab,
 )
 from aiordma.verbs.resource import Resource, ResourceState
@@ -128,23 +128,23 @@ def drain_once(channel: CompletionChannel) -> bool:
 
 def safety_of(channel: CompletionChannel) -> Any:
     """The timer after which a poll that nothing has asked for is judged, or None."""
-    return channel._judging
+    return channel._safety._judging
 
 
 def poll_for_safety(channel: CompletionChannel) -> None:
     """Poll now, in place of in a second."""
-    assert channel._alarm is not None
-    channel._on_alarm()
+    assert channel._safety._alarm is not None
+    channel._safety._on_alarm()
 
 
 def poll_for_safety_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have the alarms that are set from now on poll so often."""
-    patch.setattr(comp_channel, "_SAFETY_S", seconds)
+    patch.setattr(safety, "_SAFETY_S", seconds)
 
 
 def watch_again(channel: CompletionChannel) -> None:
     """Set the alarm of the safety poll anew."""
-    channel._poll_in(0.0)
+    channel._safety.poll_in(0.0)
 
 
 # Memory
