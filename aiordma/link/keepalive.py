@@ -235,7 +235,7 @@ class _Group:
     def end(self, tick: int) -> None:
         """Have each of the connections ask for itself from this tick on."""
         if self.sign[0]:
-            self.since = tick
+            self.since = tick + 1  # not before that sign
         self._leave()
         self._wheel.discard(self, self._tick)
         self.ended = tick
@@ -310,10 +310,11 @@ class Keepalive:
         peer = self._peer
         if peer is None:
             return
-        self._silent += 1
         if self._group is not None:
             self._leave(self._group)
-        elif peer._was_alive():
+        elif not peer._was_alive():
+            self._silent += 1
+        else:
             self._silent, self._since = 0, tick
             if self._key is not None:
                 self._join(tick)
