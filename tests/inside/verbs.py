@@ -142,6 +142,12 @@ def poll_for_safety_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
     patch.setattr(safety, "_SAFETY_S", seconds)
 
 
+def poll_an_idle_channel_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the alarms that are set from now on poll so often, and take the channel for idle."""
+    patch.setattr(safety, "_SAFETY_S", seconds)
+    patch.setattr(safety, "_IDLE_SAFETY_S", seconds)
+
+
 def watch_again(channel: CompletionChannel) -> None:
     """Set the alarm of the safety poll anew."""
     channel._safety.poll_in(0.0)
