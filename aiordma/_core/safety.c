@@ -205,7 +205,8 @@ static PyMethodDef safety_methods[] = {
     {"by", safety_by, METH_VARARGS,
      "Set the descriptor of the alarm, and the function for work that is left for Python; `run`."},
     {"stop", safety_stop, METH_NOARGS,
-     "The alarm is closed; a forked child, whose parent's loop may still report it, does not read."},
+     "The alarm is closed; a forked child, whose parent's loop may still report it, does not "
+     "read."},
     {"add", safety_add, METH_O, "Poll the queue with this address, too, which is managed."},
     {"discard", safety_discard, METH_O, "Poll the queue with this address no more."},
     {"new_events", safety_new_events, METH_NOARGS, "Events of the queues since the last call."},

@@ -116,7 +116,9 @@ class ConnectionConfig:
             `wait_closed()` after `abort()` and the end of the event loop.
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.  The
             accepting side waits twice as long if `idle_timeout_s` leaves time for it, because the
-            question of the connecting side is a sign of life, too.
+            question of the connecting side is a sign of life, too.  Connections to the same event
+            loop are asked by turns, one for all, if `idle_timeout_s` is at least three times as
+            long (docs/adr/keepalive-groups.md).
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.
         raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
@@ -176,7 +176,7 @@ class Frames(Foreign):
 @asynccontextmanager
 async def group_of(
     address: str, count: int
-) -> AsyncIterator[tuple[list[Frames], list[Connection], Callable[[float], object]]]:
+) -> AsyncIterator[tuple[list[Frames], list[Connection], Callable[[float], Awaitable[None]]]]:
     """Clients that name the same loop, the server's ends, and a function that lets time go on."""
     with EventChannel() as events:
         async with aiordma.listen(address, 0) as listener:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiordma._core import MessageState
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.connection import Connection
 from aiordma.endpoint.wire import FrameKind
@@ -19,6 +19,7 @@ from aiordma.errors import ConnectTimeoutError
 from aiordma.link import keepalive
 from aiordma.link.keepalive import Keepalive
 
+from ..endpoint.fabric import new_state
 from .test_keepalive import Clock
 
 #: Seconds between two questions of a group, and until a silent peer is given up at the latest.
@@ -59,8 +60,8 @@ class End:
     _give_up: Any = Connection._give_up
     _show_life_to: Any = Connection._show_life_to
 
-    def __init__(self, clock: Clock, peer_loop: Any, *, late: bool, **settings: Any) -> None:
-        self.clock = clock
+    def __init__(self, clock: Any, peer_loop: Any, *, late: bool, **settings: Any) -> None:
+        self.clock: Clock = clock
         self.config = ConnectionConfig(**settings)
         self.peer: End | None = None  # None: of another version, which is not looked at
         self.hears = True  # its loop runs, and its host and wire are there
@@ -76,7 +77,7 @@ class End:
             limit,
             "",
             late=late,
-            peer_loop=peer_loop,  # type: ignore[arg-type]
+            peer_loop=peer_loop,
         )
         self.keepalive.start(self)
 
@@ -279,10 +280,10 @@ def test_a_liar_keeps_no_dead_connection_for_long() -> None:
         end.answer()
 
     for end in server:
-        end._sender.control = lambda _, end=end: answer(end)  # type: ignore[misc]
+        end._sender.control = lambda _, end=end: answer(end)
     clock.run_until(500)
     for end in server[1:]:
-        end._sender.control = lambda _, end=end: end.pings.append(clock.now)  # type: ignore[misc]
+        end._sender.control = lambda _, end=end: end.pings.append(clock.now)
     for second in range(500, 3000, 5):
         liar._state.hear()
         clock.run_until(second)
@@ -330,46 +331,47 @@ def test_the_same_number_from_another_address_is_another_group() -> None:
 # Their number, and their end
 
 
+class Counted(End):
+    """An end whose looks are counted, with those of all others."""
+
+    looks = 0
+
+    def _was_alive(self) -> bool:
+        Counted.looks += 1
+        alive: bool = Connection._was_alive(self)  # type: ignore[arg-type]
+        return alive
+
+    def ping(self, kind: FrameKind) -> None:
+        self.answer()
+
+
+def most_looks(clock: Clock, until: float) -> int:
+    """The looks of the turn of the loop that has most of them."""
+    most = 0
+    while clock._timers and clock._timers[0][0] <= until:
+        when, _, handle = heapq.heappop(clock._timers)
+        clock.now, before = max(clock.now, when), Counted.looks
+        if handle.callback is not None:
+            handle.callback()
+        most = max(most, Counted.looks - before)
+    return most
+
+
 def test_ten_thousand_are_not_looked_at_in_one_turn() -> None:
     clock = Clock()
     ends = []
     for number in range(10_000):
         clock.run_until(number / 1000)
-        ends.append(End(clock, ("address", "loop"), late=False))
-        ends[-1]._sender.control = lambda _, end=ends[-1]: end.answer()  # type: ignore[misc]
-    asked = [0]
-    inner = Keepalive.answered, Keepalive.ask, Keepalive._look
-
-    def count(function: Any) -> Any:
-        def counted(*arguments: Any) -> Any:
-            asked[0] += 1
-            return function(*arguments)
-
-        return counted
-
+        ends.append(Counted(clock, ("address", "loop"), late=False))
     clock.run_until(60)
-    with pytest.MonkeyPatch.context() as patch:
-        for name, function in zip(("answered", "ask", "_look"), inner, strict=True):
-            patch.setattr(Keepalive, name, count(function))
-        most, before = 0, 0
-        while clock._timers and clock._timers[0][0] <= 200:
-            when, _, handle = heapq.heappop(clock._timers)
-            clock.now = max(clock.now, when)
-            if handle.callback is not None:
-                handle.callback()
-            most, before = max(most, asked[0] - before), asked[0]
-        assert most <= 10_000 / 64 + 1, "a turn looks at what it asks, and no more"
-        assert asked[0] <= 2 * 8 * (10_000 / 64 + 1)
-        # And when one of them does not answer, those are asked a few in a turn.
-        ends[0].keepalive.failed()
-        most, before = 0, asked[0]
-        while clock._timers and clock._timers[0][0] <= 201:
-            when, _, handle = heapq.heappop(clock._timers)
-            clock.now = max(clock.now, when)
-            if handle.callback is not None:
-                handle.callback()
-            most, before = max(most, asked[0] - before), asked[0]
-        assert most <= 64 + 10_000 / 64 + 1
+    before, a_turn = Counted.looks, 10_000 // 64 + 1
+    assert most_looks(clock, 200) <= a_turn, "a turn looks at those that it asks"
+    assert Counted.looks - before <= 7 * 2 * a_turn + 1
+    # And if they are in doubt, they are asked a few in a turn.
+    before = Counted.looks
+    ends[0].keepalive.failed()
+    assert most_looks(clock, 201) <= 64
+    assert Counted.looks - before == 10_000
 
 
 def test_the_last_that_stops_leaves_no_timer() -> None:
@@ -421,15 +423,16 @@ def test_whatever_happens_the_living_are_kept_and_the_dead_are_noticed(data: st.
 # The byte that C sets
 
 
-def test_a_state_sets_the_byte_of_its_group() -> None:
-    with pytest.raises(TypeError, match="bytearray of one byte"):
-        MessageState.show_life_to(_state(), b"x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="bytearray of one byte"):
-        _state().show_life_to(bytearray(2))
-
-
-def _state() -> MessageState:
-    return MessageState(
-        None, sends=1, receives=8, send_depth=1, arrivals=8, controls=6, exchanges=1, answers=1,
-        reads=1, raw=False, grows=False,
-    )  # type: ignore[arg-type]  # fmt: skip
+def test_a_state_takes_a_bytearray_of_one_byte() -> None:
+    config = ConnectionConfig(raw=True, recv_depth=4)
+    state = new_state(config, None, config.receives, 1)
+    for wrong in (b"x", bytearray(2), bytearray(), 1):
+        with pytest.raises(TypeError, match="bytearray of one byte"):
+            state.show_life_to(wrong)  # type: ignore[arg-type]
+    group = bytearray(1)
+    before = sys.getrefcount(group)
+    state.show_life_to(group)
+    state.show_life_to(group)
+    assert sys.getrefcount(group) == before + 1
+    state.show_life_to(None)
+    assert sys.getrefcount(group) == before
