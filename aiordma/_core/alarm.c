@@ -15,16 +15,24 @@ static PyObject *alarm_open(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(unu
     return fd < 0 ? PyErr_SetFromErrno(PyExc_OSError) : PyLong_FromLong(fd);
 }
 
+static struct timespec timespec_of(double time)
+{
+    double seconds;
+    long rest = (long)(modf(time, &seconds) * 1e9);
+
+    return (struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = rest};
+}
+
 static PyObject *alarm_set(PyObject *Py_UNUSED(module), PyObject *args)
 {
     struct itimerspec at = {{0, 0}, {0, 0}};
-    double when, seconds;
+    double when, every = 0;
     int fd;
 
-    if (!PyArg_ParseTuple(args, "id", &fd, &when))
+    if (!PyArg_ParseTuple(args, "id|d", &fd, &when, &every))
         return NULL;
-    at.it_value.tv_nsec = (long)(modf(when, &seconds) * 1e9);
-    at.it_value.tv_sec = (time_t)seconds;
+    at.it_value = timespec_of(when);
+    at.it_interval = timespec_of(every);
     if (timerfd_settime(fd, TFD_TIMER_ABSTIME, &at, NULL))
         return PyErr_SetFromErrno(PyExc_OSError);
     Py_RETURN_NONE;
@@ -34,6 +42,7 @@ PyMethodDef aio_alarm_functions[] = {
     {"alarm_open", alarm_open, METH_NOARGS,
      "A descriptor that becomes readable at a time; timerfd_create(2)."},
     {"alarm_set", alarm_set, METH_VARARGS,
-     "Have a descriptor become readable at a time of time.monotonic(), and not before."},
+     "Have a descriptor become readable at a time of time.monotonic(), and not before; then again "
+     "after so many seconds each, if they are given."},
     {NULL, NULL, 0, NULL},
 };

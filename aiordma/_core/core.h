@@ -117,6 +117,7 @@ typedef struct message_state {
     unsigned long thread;
     PyObject *receiver; /* takes the rare cases; keeps the memory of received messages alive */
     PyObject *memory;   /* the slots, whose addresses the state has between `bind` and `close` */
+    PyObject *group;    /* a bytearray, of which the state sets the first byte; or NULL */
     Parked *parked;
     Waiting *first; /* of the tasks that wait to send, `state.queued` of them */
     Waiting *last;
@@ -366,7 +367,7 @@ static inline PyObject *aio_imm_object(const struct aio_arrival *arrival)
     X(wakeup, NULL) X(parked, &aio_wakeup_type) X(operation, &aio_wakeup_type) \
     X(waiting, &aio_wakeup_type) X(coroutine, NULL) X(messages, NULL) X(registration, NULL) X(message, NULL) X(loan, NULL) X(held, NULL) \
     X(message_state, NULL) X(stream_state, NULL) X(queue, NULL) X(poller, NULL) \
-    X(spin, NULL) X(drain, NULL) X(readable, NULL) X(owner, NULL) X(events, NULL)
+    X(spin, NULL) X(drain, NULL) X(readable, NULL) X(safety, NULL) X(owner, NULL) X(events, NULL)
 
 /* Names that are looked up often, interned. */
 #define AIO_NAMES(X) \
@@ -457,6 +458,12 @@ int aio_poller_add(Poller *self, QueueState *queue, struct ibv_cq *cq); /* wheth
 void aio_poller_remove(Poller *self, QueueState *queue);
 int aio_poller_ask(Poller *self); /* 0, or -1 with an exception */
 int aio_poller_turn(Poller *self, struct ibv_wc *wcs, int most, uint64_t *token);
+
+/* life.c: a method of MessageState */
+PyObject *aio_show_life_to(PyObject *object, PyObject *group);
+
+/* drain.c, for safety.c */
+PyObject *aio_drain_look(PyObject *drain, struct ibv_cq *cq);
 
 /* spin.c: the waits of a connection that begin with a spin */
 int aio_spin_begin(Wakeup *wakeup); /* a task begins to wait: 0, or -1 with an exception */

@@ -688,28 +688,19 @@ static PyObject *drain_result(PyObject *object, PyObject *Py_UNUSED(unused))
     return Py_BuildValue("(NOi)", segments, self->more ? Py_True : Py_False, self->failed);
 }
 
-/*
- * sweep(address): poll a queue without an event.  How many completions it had, of those how many
- * brought the first event of a state's program, the completions for Python, and whether there may
- * be more; None if the queue cannot be polled.  The events are put into the line.
- */
-static PyObject *drain_sweep(PyObject *object, PyObject *address)
+/* `or_nothing`: None also if the queue is empty. */
+static PyObject *sweep(Drain *self, struct ibv_cq *cq, int or_nothing)
 {
-    Drain *self = (Drain *)object;
-    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
     int left = self->most, code;
     uint32_t arrived = 0;
     PyObject *records;
 
-    if (!cq) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "no queue");
-        return NULL;
-    }
     if (self->stopped)
         Py_RETURN_NONE;
     self->n_completions = self->n_ready = 0;
     code = poll_queue(self, cq, self->most, &left);
+    if (or_nothing && left == self->most)
+        Py_RETURN_NONE;
     collect_events(self);
     for (uint32_t i = 0; i < self->n_ready; i++)
         arrived += (self->ready[i] >> AIO_INDEX_BITS) & AIO_EVENT_ARRIVED;
@@ -723,6 +714,34 @@ static PyObject *drain_sweep(PyObject *object, PyObject *address)
         Py_RETURN_NONE;
     }
     return Py_BuildValue("(iINO)", self->most - left, arrived, records, code ? Py_False : Py_True);
+}
+
+/*
+ * sweep(address): poll a queue without an event.  How many completions it had, of those how many
+ * brought the first event of a state's program, the completions for Python, and whether there may
+ * be more; None if the queue cannot be polled.  The events are put into the line.
+ */
+static PyObject *drain_sweep(PyObject *object, PyObject *address)
+{
+    Drain *self = (Drain *)object;
+    struct ibv_cq *cq = PyLong_AsVoidPtr(address);
+
+    if (!cq) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "no queue");
+        return NULL;
+    }
+    return sweep(self, cq, 0);
+}
+
+/* The same for the SafetyPoll; None also if the queue is empty, or is polled in another way. */
+PyObject *aio_drain_look(PyObject *drain, struct ibv_cq *cq)
+{
+    Drain *self = (Drain *)drain;
+
+    if (self->n_pending || is_polled(self, cq->cq_context))
+        Py_RETURN_NONE;
+    return sweep(self, cq, 1);
 }
 
 static PyObject *drain_deliver(PyObject *object, PyObject *Py_UNUSED(unused))

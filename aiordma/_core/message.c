@@ -623,6 +623,14 @@ static void note(struct aio_message_state *m, enum aio_frame_kind kind)
     m->base.events |= AIO_EVENT_FRAMES;
 }
 
+/* The peer is there, and so is the peer of every connection of the group: it is the same loop. */
+static void show_life(struct aio_message_state *m)
+{
+    m->alive = 1;
+    if (m->group)
+        *m->group = 1;
+}
+
 /* Fragments stay behind the tail of the ring until the last of their message is there. */
 static void arrived(struct aio_message_state *m, const struct aio_arrival *arrival)
 {
@@ -631,7 +639,7 @@ static void arrived(struct aio_message_state *m, const struct aio_arrival *arriv
         return;
     }
     m->arrivals[(m->tail + m->fragments) & m->arrival_mask] = *arrival;
-    m->alive = 1;
+    show_life(m);
     if (arrival->more) {
         m->fragments++;
         return;
@@ -653,7 +661,7 @@ static void take_done(struct aio_message_state *m, uint64_t number, uint8_t flag
         return;
     }
     dones->items[dones->tail++ & dones->mask] = (struct aio_done){.number = number, .flags = flags};
-    m->alive = 1;
+    show_life(m);
     note(m, AIO_FRAME_DONE);
 }
 
@@ -672,12 +680,12 @@ static void take_control(struct aio_message_state *m, uint8_t kind, uint8_t flag
          * While a PING of this side waits, only its PONG is a sign that the peer hears this side.
          */
         if (!m->asking)
-            m->alive = 1;
+            show_life(m);
         m->controls_pending |= 1 << AIO_FRAME_PONG;
         break;
     case AIO_FRAME_PONG:
         if (m->asking)
-            m->alive = 1;
+            show_life(m);
         m->asking = 0;
         break;
     case AIO_FRAME_ABORT:

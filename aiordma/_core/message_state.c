@@ -67,6 +67,7 @@ static int state_traverse(PyObject *object, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->receiver);
     Py_VISIT(self->memory);
+    Py_VISIT(self->group);
     Py_VISIT((PyObject *)self->parked);
     if (aio_line_traverse(self, visit, arg))
         return -1;
@@ -99,6 +100,8 @@ static int state_clear(PyObject *object)
 
     unbind(self);
     aio_line_clear(self);
+    self->state.group = NULL;
+    Py_CLEAR(self->group);
     Py_CLEAR(self->handler);
     Py_CLEAR(self->room);
     Py_CLEAR(self->sge);
@@ -592,6 +595,8 @@ static PyMethodDef state_methods[] = {
      "WRITE in the same way."},
     {"lend", aio_operations_lend, METH_O,
      "A region that bytes are copied through; see operation.c."},
+    {"show_life_to", aio_show_life_to, METH_O,
+     "Signs of life of the peer set the first byte of this bytearray, too; None: of none."},
     {"spin_with", state_spin_with, METH_VARARGS,
      "Spin while a task waits for a message, for an operation."},
     {"ended", aio_operation_ended, METH_VARARGS,

@@ -262,6 +262,7 @@ struct aio_message_state {
     uint8_t grows;      /* the window grows as soon as the peer has used up its credits */
     uint8_t grown;      /* it has, and the peer does not have the credits yet */
     uint8_t asking;     /* a PING is not answered */
+    uint8_t *group;     /* as `alive`, of all connections of a group (life.c); or NULL */
 
     /* Slots. */
     struct aio_slots send;

@@ -9,7 +9,7 @@ from typing import cast
 from aiordma.arguments import check_kind
 from aiordma.cm.connection_parameter import ConnectionParameter
 from aiordma.cm.qp_transition import QPPolicy
-from aiordma.endpoint.wire import FRAME_SIZE, RENDEZVOUS, Hello
+from aiordma.endpoint.wire import FRAME_SIZE, HELLO_SIZE, RENDEZVOUS, Hello
 from aiordma.link.config_check import check_numbers, check_seconds, check_wait
 from aiordma.loop.kept import kept
 from aiordma.verbs.cq import CompletionQueue
@@ -117,7 +117,9 @@ class ConnectionConfig:
             `wait_closed()` after `abort()` and the end of the event loop.
         keepalive_s: Seconds of silence after which the peer is asked for a sign of life.  The
             accepting side waits twice as long if `idle_timeout_s` leaves time for it, because the
-            question of the connecting side is a sign of life, too.
+            question of the connecting side is a sign of life, too.  Connections to the same event
+            loop are asked by turns, one for all, if `idle_timeout_s` is at least three times as
+            long (docs/adr/keepalive-groups.md).
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
             bound for a peer whose program has stopped.
         raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is
@@ -345,7 +347,14 @@ class Plan:
         return parameter
 
     def hello(
-        self, private_data: bytes, window: int, room: int, *, check: bool, bare: bool
+        self,
+        private_data: bytes,
+        window: int,
+        room: int,
+        *,
+        check: bool,
+        bare: bool,
+        loop_id: bytes,
     ) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes.
 
@@ -355,14 +364,19 @@ class Plan:
             room: Bytes.
             check: Whether this side checks the large messages that it receives.
             bare: Whether the adapter has immediates.
+            loop_id: The number of the loop.
         """
         if private_data:
-            return hello_of(self.config, private_data, window, check=check, bare=bare).pack(room)
+            own = hello_of(
+                self.config, private_data, window, check=check, bare=bare, loop_id=loop_id
+            )
+            return own.pack(room)
         packed = self._hellos.get((window, check, bare))
         if packed is None:
-            packed = hello_of(self.config, b"", window, check=check, bare=bare).pack(room)
-            self._hellos[window, check, bare] = packed
-        return packed
+            own = hello_of(self.config, b"", window, check=check, bare=bare, loop_id=loop_id)
+            # Of every loop: a loop that has ended must leave nothing here.
+            packed = self._hellos[window, check, bare] = own.pack(room)[:HELLO_SIZE]
+        return packed + loop_id
 
 
 def hello_of(
@@ -372,6 +386,7 @@ def hello_of(
     *,
     check: bool = False,
     bare: bool = False,
+    loop_id: bytes = b"",
 ) -> Hello:
     """This side's half of the handshake.
 
@@ -381,6 +396,7 @@ def hello_of(
         window: Data messages that the peer may send at first; None: `config.recv_depth`.
         check: Whether this side checks the large messages that it receives.
         bare: Whether the adapter has immediates.
+        loop_id: The number of the loop; empty: it has none.
     """
     return Hello(
         recv_depth=config.recv_depth if window is None else window,
@@ -391,6 +407,7 @@ def hello_of(
         asks_checksums=check,
         takes_bare=bare,
         knows_landings=bare,
+        loop_id=loop_id,
     )
 
 

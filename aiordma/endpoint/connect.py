@@ -208,7 +208,7 @@ async def _one(
             if theirs is None:
                 text = "the listener does not speak aiordma's message protocol; use raw=True"
                 raise protocol_error(text)
-        connection._meet(theirs, event.initiator_depth)
+        connection._meet(theirs, event.initiator_depth, address)
         if theirs is None:
             connection.private_data = event.private_data
             connection._watch()

@@ -64,7 +64,7 @@ from aiordma.errors import (
     cm_error,
 )
 from aiordma.link.ending import Ending, LastSteps
-from aiordma.link.keepalive import Keepalive
+from aiordma.link.keepalive import Keepalive, loop_id
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop, check_thread, from_finalizer
 from aiordma.memory.remote import RemoteRegion
@@ -134,6 +134,7 @@ class Connection:
         self._established: asyncio.Future[None] | None = None  # by the first frame of the client
         # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
         self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
+        self._peer_loop: tuple[str, bytes] | None = None
         self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
         self._goodbye = Goodbye(link, config, outcome, self._sender, self._ending)
@@ -566,13 +567,16 @@ class Connection:
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
         plan, window = plan_of(self.config), self._receiver.window.size
-        bare = not self._link.context.is_iwarp
-        return plan.hello(private_data, window, room, check=self._large.checks, bare=bare)
+        return plan.hello(
+            private_data, window, room, check=self._large.checks,
+            bare=not self._link.context.is_iwarp, loop_id=loop_id(self._link.loop),
+        )  # fmt: skip
 
     def _meet(
         self,
         hello: Hello | None,
         reads: int,
+        peer: Address | None = None,
         ends: tuple[Address | None, Address | None] | None = None,
     ) -> None:
         """Take the peer's half of the handshake: messages may be sent from now on.
@@ -580,9 +584,13 @@ class Connection:
         Args:
             hello: The peer's numbers; None of a raw connection.
             reads: RDMA READs that the peer serves at a time.
-            ends: Addresses of peer and this side, if they are known.
+            peer: The peer's address.
+            ends: Addresses of peer and this side, if both are known.
         """
         self._ends = ends or ()
+        if hello is not None and hello.loop_id and peer is not None:
+            # With the address: a program of another host may have learned the number.
+            self._peer_loop = peer[0], hello.loop_id
         if hello is None:
             self._state.credits = _UNLIMITED
             self._state.eager_size = self.config.slot_size
@@ -614,13 +622,18 @@ class Connection:
         if self._keepalive is None and self._outcome.cause is None:
             interval, limit = plan_of(self.config).silence
             name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
-            self._keepalive = Keepalive(self._link.loop, interval, limit, name, late=late)
+            self._keepalive = Keepalive(
+                self._link.loop, interval, limit, name, late=late, peer_loop=self._peer_loop
+            )
             self._keepalive.start(self)
             background.deliver_at_end(self._link.loop, self)
 
     def _was_alive(self) -> bool:
         alive, self._state.alive = self._state.alive, False
         return alive
+
+    def _show_life_to(self, group: bytearray | None) -> None:
+        self._state.show_life_to(group)
 
     def _on_interval(self, *, silent: bool) -> None:
         if silent and not self._state.asking and not self.config.raw:
@@ -736,6 +749,8 @@ class Connection:
     def _on_failed(self) -> None:
         failure = self._link.failure
         assert failure is not None
+        if self._keepalive is not None:
+            self._keepalive.failed()
         self._ending.wake()
         self._gone(failure)
 

@@ -412,7 +412,7 @@ class ConnectRequest:
         try:
             # Before the answer: the client's first messages may come with its confirmation.
             ends = self.peername, self.sockname
-            connection._meet(self.hello, event.initiator_depth, ends)
+            connection._meet(self.hello, event.initiator_depth, self.peername, ends)
             if self.hello is None:
                 request.turn(link, lambda: request.cm_id.stage is Stage.CONNECTED)
                 await self._confirmed(parameter, private_data, lambda: connection._state.alive)

@@ -35,6 +35,7 @@ __all__ = [
     "FRAME",
     "FRAME_SIZE",
     "HELLO_SIZE",
+    "LOOP_ID_SIZE",
     "RENDEZVOUS",
     "VERSION",
     "FrameKind",
@@ -53,6 +54,9 @@ _ASKS_CHECKSUMS = 0x02
 _TAKES_FRAGMENTS = 0x04
 _TAKES_BARE = 0x08
 _KNOWS_LANDINGS = 0x10
+_NAMES_LOOP = 0x20
+#: Bytes of the number of a loop, behind the user's bytes.
+LOOP_ID_SIZE = 8
 
 # kind, flags, credits returned, immediate, argument; _core/message.c reads and writes it.
 FRAME = struct.Struct("!BBHIQ")
@@ -106,6 +110,7 @@ class Hello:
         takes_fragments: Whether it takes messages that go through several slots.
         takes_bare: Whether it takes messages whose header is the adapter's immediate.
         knows_landings: Whether it offers landings, and writes messages to landings of the peer.
+        loop_id: The random number of its event loop, 8 bytes; empty: it names none.
     """
 
     recv_depth: int
@@ -120,9 +125,12 @@ class Hello:
     takes_fragments: bool = True
     takes_bare: bool = False
     knows_landings: bool = False
+    loop_id: bytes = b""
 
     def pack(self, room: int) -> bytes:
         """As private data of at most `room` bytes.
+
+        The number of the loop is left out if the user's bytes leave no room for it.
 
         Raises:
             ValueError: The user's bytes do not fit.
@@ -131,18 +139,20 @@ class Hello:
         if len(self.user_data) > space:
             msg = f"private data of {len(self.user_data)} bytes does not fit: {space} are left"
             raise ValueError(msg)
+        loop_id = self.loop_id if len(self.user_data) + LOOP_ID_SIZE <= space else b""
         flags = (
             _KNOWS_CHECKSUMS * self.knows_checksums
             | _ASKS_CHECKSUMS * self.asks_checksums
             | _TAKES_FRAGMENTS * self.takes_fragments
             | _TAKES_BARE * self.takes_bare
             | _KNOWS_LANDINGS * self.knows_landings
+            | _NAMES_LOOP * bool(loop_id)
         )
         header = _HELLO.pack(
             HELLO_MAGIC, self.version, self.min_version, flags, len(self.user_data),
             self.recv_depth, self.rendezvous_window, self.slot_size, self.max_message_kib,
         )  # fmt: skip
-        return header + self.user_data
+        return header + self.user_data + loop_id
 
     @classmethod
     @functools.lru_cache(64)  # a Hello never changes, and the peers of a program are mostly alike
@@ -162,9 +172,13 @@ class Hello:
                 f"the peer speaks versions {lowest} to {version} of the message protocol, "
                 f"this side {MIN_VERSION} to {VERSION}"
             )
-        user_data = data[HELLO_SIZE : HELLO_SIZE + length]
-        if len(user_data) != length:
-            raise protocol_error(f"handshake announces {length} bytes, has {len(user_data)}")
+        end = HELLO_SIZE + length
+        user_data, loop_id = data[HELLO_SIZE:end], b""
+        if flags & _NAMES_LOOP:
+            loop_id = data[end : end + LOOP_ID_SIZE]
+            length += LOOP_ID_SIZE
+        if (had := len(user_data) + len(loop_id)) != length:
+            raise protocol_error(f"handshake announces {length} bytes, has {had}")
         if depth < 1 or window < 1 or slot < 2 * (FRAME_SIZE + RENDEZVOUS.size):
             raise protocol_error(f"handshake with depth {depth}, window {window}, slot {slot}")
         if kib < 1:
@@ -173,5 +187,5 @@ class Hello:
             depth, window, slot, kib, user_data, min(version, VERSION), lowest,
             bool(flags & _KNOWS_CHECKSUMS), bool(flags & _ASKS_CHECKSUMS),
             bool(flags & _TAKES_FRAGMENTS), bool(flags & _TAKES_BARE),
-            bool(flags & _KNOWS_LANDINGS),
+            bool(flags & _KNOWS_LANDINGS), loop_id,
         )  # fmt: skip

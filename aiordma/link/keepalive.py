@@ -18,6 +18,16 @@ protocol decides how the peer is asked, and which messages are signs of life:
 To wake a loop costs more than all that is done for a connection then.  So the connections of a loop
 share a wheel: an interval has eight ticks, at which the loop looks at all connections that are due,
 and the questions are spread over the ticks, as the connections began.
+
+Connections whose peers are the same event loop, as the hellos of the peers say, form a `_Group`
+(docs/adr/keepalive-groups.md).  The wheel looks at the group in place of its connections:
+
+- A connection joins at the first look that finds a sign of life of its own.
+- A sign of life on any connection of the group counts for all of them.
+- Every second look, the group asks the next of its connections in line, a 64th of all.
+- The group ends if nothing was heard in two looks, if a connection that was asked has not answered
+  at the next look, or if a connection fails.  Then each of its connections is asked itself, and is
+  given up as any other.  Those that answer form the next group.
 """
 
 from __future__ import annotations
@@ -25,20 +35,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import itertools
 import math
-from collections.abc import Callable
-from typing import Protocol
+import os
+from collections.abc import Callable, Hashable
+from typing import Any, Protocol, cast
 
 from aiordma.errors import ConnectTimeoutError
 from aiordma.loop import registry
 from aiordma.loop.timers import Timer, call_later, now
 
-__all__ = ["Keepalive"]
+__all__ = ["Keepalive", "loop_id"]
 
 #: Ticks of an interval.
 _TICKS = 8
 #: Looks that one turn of the loop takes.
 _AT_ONCE = 64
+#: Questions of a group until each of its connections had its turn.
+_TURNS = 64
 
 
 class Peer(Protocol):
@@ -54,6 +68,25 @@ class Peer(Protocol):
         """The peer does not act any more."""
 
 
+class GroupedPeer(Peer, Protocol):
+    """A connection that may be one of a group."""
+
+    def _show_life_to(self, group: bytearray | None) -> None:
+        """Have signs of life of the peer set the first byte of `group`, too; None: of none."""
+
+
+class _Due(Protocol):
+    """An entry of a wheel."""
+
+    def _look(self, tick: int) -> None:
+        """The tick has come."""
+
+
+def loop_id(loop: asyncio.AbstractEventLoop) -> bytes:
+    """The random number by which hellos name this loop, 8 bytes."""
+    return registry.lasting("loop id", functools.partial(os.urandom, 8), loop)
+
+
 class _Wheel:
     """The looks that are due, of all connections and streams of a loop with the same interval.
 
@@ -63,25 +96,35 @@ class _Wheel:
 
     Attributes:
         step_s: Seconds between two ticks; tick n is at n times as many seconds of `now`.
+        groups: The groups that take connections, by the keys of these.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, interval: float) -> None:
         self._loop = loop
         self.step_s = interval / _TICKS
-        self._due: dict[int, dict[Keepalive, None]] = {}  # by tick
+        self.groups: dict[Hashable, _Group] = {}
+        self._due: dict[int, dict[_Due, None]] = {}  # by tick
         self._timer: Timer | None = None
         self._tick = 0  # of the timer
 
-    def add(self, keepalive: Keepalive, tick: int) -> None:
+    def tick(self) -> int:
+        """The last tick that has come."""
+        return int(now() / self.step_s)
+
+    def add(self, entry: _Due, tick: int) -> None:
         """Look at this tick."""
-        self._due.setdefault(tick, {})[keepalive] = None
+        self.add_all({entry: None}, tick)
+
+    def add_all(self, entries: dict[Any, None], tick: int) -> None:
+        """Look at all of them at this tick."""
+        self._due.setdefault(tick, {}).update(entries)
         if self._timer is None or tick < self._tick:
             self._arm()
 
-    def discard(self, keepalive: Keepalive, tick: int) -> None:
+    def discard(self, entry: _Due, tick: int) -> None:
         """Do not look at this tick.  In any thread."""
         if (due := self._due.get(tick)) is not None:
-            due.pop(keepalive, None)
+            due.pop(entry, None)
 
     def _arm(self) -> None:
         self.close()
@@ -93,14 +136,14 @@ class _Wheel:
 
     def _turn(self) -> None:
         due = self._due[self._tick]
-        tick = max(self._tick, int(now() / self.step_s))
+        tick = max(self._tick, self.tick())
         try:
             for _ in range(_AT_ONCE):
                 try:
-                    keepalive = due.popitem()[0]
+                    entry = due.popitem()[0]
                 except KeyError:
                     break
-                keepalive._look(tick)
+                entry._look(tick)
         finally:
             self._arm()
 
@@ -109,6 +152,98 @@ class _Wheel:
         timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
+
+
+class _Group:
+    """Connections whose peers are the same event loop.
+
+    Args:
+        wheel: Theirs.
+        key: In the wheel's table.
+        late: Whether the peer asks first.
+        tick: Of the sign of life that the first of them has found.
+
+    Attributes:
+        sign: The first byte is set by every sign of life, of any of the connections.
+        since: The tick of the last look that found a sign of life.
+        ended: The tick at which the group ended; None before.
+    """
+
+    __slots__ = (
+        "_asked", "_key", "_late", "_line", "_silent", "_tick", "_wheel", "ended", "sign", "since",
+    )  # fmt: skip
+
+    def __init__(self, wheel: _Wheel, key: Hashable, tick: int, *, late: bool) -> None:
+        self._wheel = wheel
+        self._key = key
+        self._late = late
+        self._line: dict[Keepalive, None] = {}  # the next to be asked is the first
+        self._asked: list[Keepalive] | None = None  # at the last look, if that was a turn
+        self._silent = 0  # looks without a sign of life
+        self.sign = bytearray(1)
+        self.since = tick
+        self.ended: int | None = None
+        wheel.groups[key] = self
+        # A peer on the same machine has the same ticks, and mostly the same looks: its questions
+        # come between two looks of this side, and not now before a look and now behind it.
+        self._next(tick + late * _TICKS // 2)
+
+    def _next(self, tick: int) -> None:
+        self._tick = tick + _TICKS
+        self._wheel.add(self, self._tick)
+
+    def add(self, keepalive: Keepalive, tick: int) -> None:
+        """Take a connection, which has found a sign of life at this tick."""
+        self._line[keepalive] = None
+        self._silent, self.since = 0, tick
+
+    def discard(self, keepalive: Keepalive) -> None:
+        """A connection has ended.  In any thread."""
+        self._line.pop(keepalive, None)
+        if self.ended is not None:
+            self._wheel.discard(keepalive, self.ended)
+
+    def _look(self, tick: int) -> None:
+        if not self._line:
+            self._leave()
+            return
+        self._silent += 1
+        if self.sign[0]:
+            self.sign[0] = 0
+            self._silent, self.since = 0, tick
+        asked, self._asked = self._asked, None
+        if self._silent > 1 or not all(keepalive.answered() for keepalive in asked or ()):
+            self.end(tick)
+            return
+        self._next(tick)
+        if asked is None:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have the next in line ask.
+
+        If the peer asks, only those ask that it has not asked since their last turn.
+        """
+        self._asked = []
+        for keepalive in list(itertools.islice(self._line, -(-len(self._line) // _TURNS))):
+            if self._line.pop(keepalive, keepalive) is None:  # unless it has just ended
+                self._line[keepalive] = None
+                if not (self._late and keepalive.answered()):
+                    self._asked.append(keepalive)
+                    keepalive.ask(self.since)
+
+    def end(self, tick: int) -> None:
+        """Have each of the connections ask for itself from this tick on."""
+        if self.sign[0]:
+            self.since = tick + 1  # not before that sign
+        self._leave()
+        self._wheel.discard(self, self._tick)
+        self.ended = tick
+        self._wheel.add_all(self._line, tick)
+
+    def _leave(self) -> None:
+        if self._wheel.groups.get(self._key) is self:
+            del self._wheel.groups[self._key]
 
 
 class Keepalive:
@@ -123,11 +258,13 @@ class Keepalive:
             before: a loop that stood still has not looked.  None for never.
         setting: The name of the limit, for the text of the error.
         late: Whether a silent peer is asked a look later, because it asks first itself.
+        peer_loop: The event loop of the peer, by its address and its number: connections with the
+            same are asked in turns.  None: it is not known.
     """
 
     __slots__ = (
-        "_interval", "_late", "_limit", "_loop", "_peer", "_release", "_setting", "_silent",
-        "_since", "_tick", "_timer", "_wheel",
+        "_group", "_interval", "_key", "_late", "_limit", "_loop", "_peer", "_release", "_setting",
+        "_silent", "_since", "_tick", "_timer", "_wheel",
     )  # fmt: skip
 
     _wheel: _Wheel
@@ -141,13 +278,17 @@ class Keepalive:
         setting: str,
         *,
         late: bool = False,
+        peer_loop: Hashable = None,
     ) -> None:
         self._loop = loop
         self._interval = interval
         self._limit = limit
         self._setting = setting
-        # There has to be a look between the question and the limit.
-        self._late = bool(late and interval and limit and limit >= 3 * interval)
+        # There have to be two looks before the limit.
+        patient = bool(interval and limit and limit >= 3 * interval)
+        self._late = late and patient
+        self._key = (peer_loop, limit, late) if patient and peer_loop is not None else None
+        self._group: _Group | None = None
         self._silent = 0  # looks without a sign of life
         self._since = self._tick = 0  # of the last look that found one; of the next look
         self._peer: Peer | None = None
@@ -169,9 +310,15 @@ class Keepalive:
         peer = self._peer
         if peer is None:
             return
-        self._silent += 1
-        if peer._was_alive():
+        if self._group is not None:
+            self._leave(self._group)
+        elif not peer._was_alive():
+            self._silent += 1
+        else:
             self._silent, self._since = 0, tick
+            if self._key is not None:
+                self._join(tick)
+                return
         seconds = (tick - self._since) * self._wheel.step_s
         asked = self._silent > 1 + self._late
         # A part of a tick less: ticks are multiples of a number that binary fractions round.
@@ -182,6 +329,48 @@ class Keepalive:
         self._tick = tick + _TICKS
         self._wheel.add(self, self._tick)
         peer._on_interval(silent=self._silent > self._late)
+
+    def _join(self, tick: int) -> None:
+        """Leave the next questions to the group."""
+        group = self._wheel.groups.get(self._key)
+        if group is None:
+            group = _Group(self._wheel, self._key, tick, late=self._late)
+        self._group = group
+        group.add(self, tick)
+        cast("GroupedPeer", self._peer)._show_life_to(group.sign)
+
+    def _leave(self, group: _Group) -> None:
+        """Ask at this look: the group has ended."""
+        self._group = None
+        peer = cast("GroupedPeer", self._peer)
+        peer._show_life_to(None)
+        peer._was_alive()  # some time ago; the group knows when at the latest
+        if not self._silent:
+            self._since = group.since
+        self._silent = 1 + self._late
+
+    def ask(self, since: int) -> None:
+        """For the group: ask the peer, which has given a sign of life at the tick `since`."""
+        self._silent, self._since = 1, since
+        if (peer := self._peer) is not None:
+            peer._was_alive()
+            peer._on_interval(silent=True)
+
+    def answered(self) -> bool:
+        """For the group: whether a sign of life has come since the last call, or the last `ask`.
+
+        True also of a connection that has ended.
+        """
+        peer = self._peer
+        if peer is not None and not peer._was_alive():
+            return False
+        self._silent = 0
+        return True
+
+    def failed(self) -> None:
+        """The connection has broken: the others of its group ask now whether the peer is there."""
+        if (group := self._group) is not None and group.ended is None:
+            group.end(self._wheel.tick())
 
     def _silence(self, seconds: float) -> ConnectTimeoutError:
         hint = (
@@ -222,7 +411,10 @@ class Keepalive:
         """End of the connection.  Idempotent.  In any thread."""
         if self._peer is not None:
             self._peer = None
-            self._wheel.discard(self, self._tick)
+            if self._group is not None:
+                self._group.discard(self)
+            else:
+                self._wheel.discard(self, self._tick)
             self._release()
         if self._timer is not None:
             self._timer.cancel()

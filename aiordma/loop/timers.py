@@ -11,6 +11,8 @@ Theory of operation
     all others costs a system call.
 
     The descriptor is open while there is a timer.
+
+    An `Alarm` is such a descriptor by itself, for work that comes again and again and is done in C.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.running import running_loop
 
-__all__ = ["Timer", "call_later", "now", "timeout"]
+__all__ = ["Alarm", "Timer", "call_later", "now", "timeout"]
 
 #: The clock of these timers, in seconds.  A loop may have another: uvloop's clock stands still for
 #: a turn and counts milliseconds, so that a timer seems to be early.
@@ -72,51 +74,45 @@ class Timer:
             self._release()
 
 
-class _Timers:
-    """All timers of one loop."""
+class Alarm:
+    """A descriptor of a loop that becomes readable at a time.
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    Args:
+        loop: The loop, in whose thread the alarm is made and set.
+        drain: Called when the time has come.  A method's object is not kept alive.
+        failed: As of `FdPump`.
+        quick: Given the descriptor and the pump's reader, makes the reader that the loop calls.
+
+    Raises:
+        OSError: The limit of open files is reached.
+    """
+
+    __slots__ = ("__weakref__", "_fd", "_loop", "_pump")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        drain: Callable[[], bool],
+        failed: Callable[[Exception], None],
+        quick: Callable[[int, Callable[[], None]], Callable[[], None]] | None = None,
+    ) -> None:
         self._loop = loop
-        self._heap: list[tuple[float, int, Timer]] = []
-        self._number = itertools.count()
-        self._sweep_at = _FEW
         self._fd = -1
-        self._fd = alarm_open()
-        self._pump = FdPump(self._loop, self._fd, self._drain, self._report)
+        self._fd = fd = alarm_open()
+        reader = None if quick is None else functools.partial(quick, fd)
+        self._pump = FdPump(loop, fd, drain, failed, reader)
         fork.guard(self)
 
-    def add(self, delay: float, timer: Timer) -> None:
-        """Run `timer` in `delay` seconds."""
-        heap = self._heap
-        if len(heap) >= self._sweep_at:
-            heap[:] = [entry for entry in heap if entry[2].function is not None]
-            heapq.heapify(heap)
-            self._sweep_at = 2 * len(heap) + _FEW
-        entry = (now() + delay, next(self._number), timer)
-        heapq.heappush(heap, entry)
-        if heap[0] is entry:
-            alarm_set(self._fd, entry[0])
+    def set(self, when: float, every: float = 0.0) -> None:
+        """Come at this time of `now` and not before, then `every` so many seconds; 0 for once."""
+        if self._fd >= 0:
+            alarm_set(self._fd, when, every)
 
-    def _drain(self) -> bool:
+    def read(self) -> None:
+        """Have the descriptor not readable any more."""
         # BlockingIOError: the alarm was set to a later time after the loop had seen it readable.
         with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
-        heap, until = self._heap, now()
-        try:
-            while heap and (heap[0][0] <= until or heap[0][2].function is None):
-                try:
-                    heapq.heappop(heap)[2].run()
-                except BaseException as exc:
-                    self._report(exc)
-                    if isinstance(exc, ENDS_THE_LOOP):
-                        break  # the other timers are run when the loop runs again
-        finally:
-            if heap and self._fd >= 0:
-                alarm_set(self._fd, heap[0][0])
-        return False
-
-    def _report(self, exc: BaseException) -> None:
-        report(self._loop, exc, "aiordma: a timer's function failed")
 
     def close(self) -> None:
         """Close the descriptor.  In any thread: the collector ends a forgotten connection there."""
@@ -140,11 +136,61 @@ class _Timers:
             os.close(fd)
 
     def poison_after_fork(self) -> None:
-        """In a forked child: drop all timers."""
-        self._heap.clear()
+        """In a forked child: the parent's loop is not touched."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _Timers:
+    """All timers of one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._heap: list[tuple[float, int, Timer]] = []
+        self._number = itertools.count()
+        self._sweep_at = _FEW
+        self._alarm = Alarm(loop, self._drain, self._report)
+        fork.guard(self)
+
+    def add(self, delay: float, timer: Timer) -> None:
+        """Run `timer` in `delay` seconds."""
+        heap = self._heap
+        if len(heap) >= self._sweep_at:
+            heap[:] = [entry for entry in heap if entry[2].function is not None]
+            heapq.heapify(heap)
+            self._sweep_at = 2 * len(heap) + _FEW
+        entry = (now() + delay, next(self._number), timer)
+        heapq.heappush(heap, entry)
+        if heap[0] is entry:
+            self._alarm.set(entry[0])
+
+    def _drain(self) -> bool:
+        self._alarm.read()
+        heap, until = self._heap, now()
+        try:
+            while heap and (heap[0][0] <= until or heap[0][2].function is None):
+                try:
+                    heapq.heappop(heap)[2].run()
+                except BaseException as exc:
+                    self._report(exc)
+                    if isinstance(exc, ENDS_THE_LOOP):
+                        break  # the other timers are run when the loop runs again
+        finally:
+            if heap:
+                self._alarm.set(heap[0][0])
+        return False
+
+    def _report(self, exc: BaseException) -> None:
+        report(self._loop, exc, "aiordma: a timer's function failed")
+
+    def close(self) -> None:
+        """Close the descriptor.  In any thread."""
+        self._alarm.close()
+
+    def poison_after_fork(self) -> None:
+        """In a forked child: drop all timers."""
+        self._heap.clear()
 
 
 def call_later(

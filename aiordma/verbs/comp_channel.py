@@ -40,13 +40,13 @@ from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.loop.raised import ENDS_THE_LOOP, report
 from aiordma.loop.slots import TAG, TAG_SHIFT, SlotTable, sub_index
-from aiordma.loop.timers import Timer, call_later
 from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.weak_table import WeakTable
 from aiordma.verbs import async_event
 from aiordma.verbs.attention import ARMED_FOR_ALL
 from aiordma.verbs.context import Context
 from aiordma.verbs.resource import Resource, ResourceState
+from aiordma.verbs.safety import Safety, address_of
 from aiordma.verbs.wc import WCRecord
 
 if TYPE_CHECKING:
@@ -86,19 +86,11 @@ MANAGED = (
     "`get_cq_event`"
 )
 
+#: As `Drain.sweep` has it.
+_Swept = tuple[int, int, list[Any], bool]
+
 _log = logging.getLogger("aiordma")
 _BUDGET = 256  # completions a wake-up may take before other tasks have a turn
-#: Seconds between two safety polls: at least, and, because to wake an idle loop is dear, at most.
-#: Two polls fit into the time that a listener gives a handshake.
-_SAFETY_S, _IDLE_SAFETY_S = 1.0, 4.0
-#: Seconds until a late event has come: a poll can find a completion before its event.
-_GRACE_S = 0.02
-
-
-def _call(method: weakref.WeakMethod[Callable[..., None]], *arguments: object) -> None:
-    function = method()
-    if function is not None:
-        function(*arguments)
 
 
 def refuse_unacknowledged(events: int) -> None:
@@ -161,7 +153,7 @@ class CompletionChannel(Resource):
         self._loop: asyncio.AbstractEventLoop | None = None  # the pump forgets it when it is closed
         self._pump: FdPump | None = None
         self._unwatch: Callable[[], None] | None = None
-        self._safety: Timer | None = None
+        self._safety = Safety(self)
         self._notified: deque[CompletionQueue] = deque()
         self._waiters = WaitLine[None]()
         self._unacked = 0
@@ -268,6 +260,16 @@ class CompletionChannel(Resource):
             while self._deferred:
                 self.after_drain(self._deferred.popleft())
 
+    def _count_lost(self, missed: int) -> None:
+        self.lost_events += missed
+        CompletionChannel.all_lost_events += missed
+
+    def _kick(self) -> None:
+        """Take the events that the descriptor still has."""
+        if self._pump is not None:
+            self.drain.spare = 0
+            self._pump.kick()
+
     def _dispatch(self, records: list[Any], cq: CompletionQueue | None) -> None:
         for record in records:
             try:
@@ -297,15 +299,17 @@ class CompletionChannel(Resource):
             cq._fail(lambda: exc)
         self._waiters.fail(lambda: exc)
 
-    def _sweep(self, cq: CompletionQueue) -> tuple[int, int, int]:
+    def _sweep(self, cq: CompletionQueue, found: _Swept | None = None) -> tuple[int, int, int]:
         """Poll one managed CQ without an event; how many it found, lack one, and were Python's.
+
+        `found` is the result of a first poll by C.
 
         At most as many as the queue has room for, which is all that was there when it began: a
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         polled = missed = dispatched = 0
         for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
-            swept = self.drain.sweep(int(ffi.cast("uintptr_t", cq._handle)))
+            swept, found = found or self.drain.sweep(address_of(cq)), None
             if swept is None:
                 break
             count, arrived, records, more = swept
@@ -344,85 +348,6 @@ class CompletionChannel(Resource):
     def _end_spins(self) -> None:
         if self.drain.poller is not None:
             self.drain.poller.ask = None
-
-    # The safety poll: the kernel drops a completion event when it has no memory for it.
-
-    def _watch(self, pause_s: float = 0.0, events: int = 0) -> None:
-        if self._safety is None:
-            pause_s = max(_SAFETY_S, pause_s)
-            self._start_timer(pause_s, self._safety_poll, pause_s, events)
-
-    def _start_timer(self, delay_s: float, method: Callable[..., None], *arguments: object) -> None:
-        if (loop := self._home) is not None:
-            # The timer does not keep the channel alive.
-            call = functools.partial(_call, weakref.WeakMethod(method), *arguments)
-            self._safety = call_later(loop, delay_s, call)
-
-    def _kick(self) -> None:
-        """Take the events that the descriptor still has: under load a timer is late, too."""
-        if self._pump is not None:
-            self.drain.spare = 0
-            self._pump.kick()
-
-    def _safety_poll(self, pause_s: float = 0.0, before: int = 0) -> None:
-        self._safety = None
-        managed = [cq for cq in self._cqs.values() if cq.managed and not cq.closed]
-        if not managed:
-            return
-        seen = sum(cq._aio.events for cq in managed)
-        # So that two events come in a pause, on average.
-        pause_s = min(_IDLE_SAFETY_S, 2 * pause_s / max(1, abs(seen - before)))
-        self._watch(pause_s, seen)
-        self._kick()
-        if self.drain.n_pending or self._failure is not None:
-            return
-        spins = self.drain.poller is not None and self.drain.poller.asked
-        found = []
-        for cq in managed:
-            if spins and cq._aio.spins:
-                continue  # it is not armed, because it is being polled
-            events = cq._aio.events
-            polled, missed, dispatched = self._sweep(cq)
-            if polled:
-                found.append((cq._token, events, missed))
-            if missed or dispatched:
-                pause_s = 0.0
-        if found and self._safety is not None:
-            self._safety.cancel()
-            self._start_timer(_GRACE_S, self._judge, found, pause_s, seen)
-
-    def _judge(self, found: list[tuple[int, int, int]], pause_s: float, seen: int) -> None:
-        """Decide whether the event of completions that the safety poll has found is missing.
-
-        Args:
-            found: For each queue its token, the events that it had raised before, and the
-                completions that should have raised another.
-            pause_s: Seconds until the next poll.
-            seen: Events of all queues until now.
-        """
-        self._safety = None
-        self._watch(pause_s, seen)
-        if self._failure is not None:
-            return
-        self._kick()
-        for token, events, missed in found:
-            cq = self._cqs.get(token)
-            if cq is None or cq.closed or cq._aio.events != events:
-                continue  # the event was only late
-            if missed:
-                self.lost_events += missed
-                CompletionChannel.all_lost_events += missed
-                text = "%d completions raised no event and were found by polling"
-                if cq._aio.solicited:
-                    text += "; the peer may have sent without IBV_SEND_SOLICITED"
-                _log.warning(text, missed)
-            # If an event was lost, the queue is not armed any more.
-            own = cq._aio
-            own.armed = 0 if own.solicited else ARMED_FOR_ALL
-            code = lib.ibv_req_notify_cq(cq._handle, own.solicited)
-            if code:
-                self._report(os_error(code, "ibv_req_notify_cq"))
-            self._sweep(cq)
 
     # jVerbs-style notification
 
@@ -486,15 +411,14 @@ class CompletionChannel(Resource):
 
     def _on_close(self) -> None:
         self._end_spins()
-        if self._safety is not None:
-            self._safety.cancel()
-            self._safety = None
+        self._safety.stop()
         self._stop_unused()
         self._waiters.fail(lambda: ResourceClosedError("the completion channel was closed"))
 
     def _forget(self, cq: CompletionQueue) -> None:
         """A CQ was closed: give back the event that an unfinished drain may hold of it."""
-        self.drain.forget(int(ffi.cast("uintptr_t", cq._handle)))
+        self.drain.forget(address_of(cq))
+        self._safety.forget(cq)
         while cq in self._notified:
             self._notified.remove(cq)
         self._stop_unused()
@@ -509,6 +433,7 @@ class CompletionChannel(Resource):
         if self.closed and self._pump is not None and all(cq.closed for cq in self._cqs.values()):
             self.drain.stopped = True
             self._pump.close()
+            self._safety.stop()
             self._loop = None  # the thread that destroys the channel must not keep it alive
             self.drain.forget(0)
             if self._unwatch is not None:

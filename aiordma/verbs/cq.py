@@ -167,7 +167,7 @@ class CompletionQueue(Resource):
         if not unused:
             # Completions from before the arming raise no event.
             self.channel._sweep(self)
-        self.channel._watch()
+        self.channel._safety.watch(self)
         # A `get_cq_event` under way may wait in vain from now on.
         self.channel._waiters.grant_all(None)
 

@@ -21,6 +21,7 @@ from tests.inside.link import channel_of, count_processors, poller_of
 from tests.inside.streams import port_of
 from tests.inside.verbs import (
     handle_of,
+    poll_an_idle_channel_every,
     poll_for_safety,
     poll_for_safety_every,
     pump_of,
@@ -92,6 +93,31 @@ async def test_i03_of_a_connection(pair: tuple[aiordma.Connection, aiordma.Conne
             assert bytes(message) == b"heard"
         assert channel.lost_events == lost
     watch_again(channel)
+
+
+async def test_i03_of_a_connection_that_is_idle(
+    pair: tuple[aiordma.Connection, aiordma.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C finds it, where Python is not called for empty queues."""
+    client, server = pair
+    channel = channel_of(server)
+    before = channel.lost_events
+    poll_an_idle_channel_every(monkeypatch, 0.5)
+    watch_again(channel)
+    receiving = asyncio.create_task(server.recv())
+    await asyncio.sleep(1.2)  # the events of the handshake are seen
+    with deaf(channel):
+        await client.send(b"unheard")
+    async with asyncio.timeout(10):
+        with await receiving as message:
+            assert bytes(message) == b"unheard"
+    assert await until_judged(channel, before) >= 1
+    receiving = asyncio.create_task(server.recv())
+    await asyncio.sleep(0)
+    await client.send(b"heard")
+    async with asyncio.timeout(10):
+        with await receiving as message:
+            assert bytes(message) == b"heard"
 
 
 async def lose_event_of_stream(address: str) -> CompletionChannel:

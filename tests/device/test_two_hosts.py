@@ -91,6 +91,36 @@ async def test_both_sides_notice_a_dead_wire(ends: Pair, *, busy: bool) -> None:
     assert loop.time() - begun < (6 if busy else 12)
 
 
+async def test_a_dead_wire_is_noticed_on_all_connections_of_a_group(
+    address: str, wire: None
+) -> None:
+    """A single connection is asked for all of them, and the others as soon as that has failed."""
+    other = os.environ["AIORDMA_SOFTROCE_ADDR2"]
+    loop = asyncio.get_running_loop()
+    async with aiordma.listen(address, 0, config=CONFIG) as listener:
+        ends = []
+        for _ in range(20):
+            to = (address, listener.port)
+            ends.append(await aiordma.connect(*to, config=CONFIG, local_addr=(other, 0)))
+            ends.append(await listener.accept())
+        await asyncio.sleep(20)
+        begun = loop.time()
+        waiting = [asyncio.create_task(end.recv()) for end in ends]
+        faults("loss", "100%")
+        try:
+            async with asyncio.timeout(60):
+                await asyncio.wait(waiting)
+            took = loop.time() - begun
+        finally:
+            faults()
+            await asyncio.gather(*(end.close() for end in ends))
+    for task in waiting:
+        assert isinstance(
+            task.exception(), (aiordma.ConnectionLostError, aiordma.ConnectTimeoutError)
+        )
+    assert took < 12, "as for a single connection"
+
+
 async def test_a_wire_that_heals_in_time_costs_nothing(ends: Pair) -> None:
     exchanging = asyncio.create_task(exchange(ends, 50))
     faults("loss", "100%")

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
+from aiordma.cm.address import Address
 from aiordma.endpoint import large, link, one_sided
+from aiordma.endpoint.config import Plan
 from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
@@ -162,9 +164,26 @@ def resumed_in(receiver: Receiver) -> int:
 # The steps of a connection, one by one
 
 
-def meet(connection: Connection, hello: Hello | None, reads: int) -> None:
+def meet(
+    connection: Connection, hello: Hello | None, reads: int, peer: Address | None = None
+) -> None:
     """Take the numbers of the peer's half of the handshake."""
-    connection._meet(hello, reads)
+    connection._meet(hello, reads, peer)
+
+
+def hello_from(connection: Connection, private_data: bytes, room: int) -> bytes:
+    """This side's half of the handshake."""
+    return connection._hello(private_data, room)
+
+
+def hellos_kept(plan: Plan) -> int:
+    """How many hellos are kept for the next connections."""
+    return len(plan._hellos)
+
+
+def peer_loop_of(connection: Connection) -> object:
+    """The event loop of the peer, as far as it is known."""
+    return connection._peer_loop
 
 
 def greeting_of(connection: Connection) -> asyncio.Future[None]:

@@ -21,8 +21,8 @@ from aiordma.verbs import (
     QueuePair,
     SharedReceiveQueue,
     async_event,
-    comp_channel,
     mr,
+    safety,
     slab,
 )
 from aiordma.verbs.resource import Resource, ResourceState
@@ -127,28 +127,30 @@ def drain_once(channel: CompletionChannel) -> bool:
 
 
 def safety_of(channel: CompletionChannel) -> Any:
-    """The timer of the poll that nothing has asked for."""
-    return channel._safety
+    """The timer after which a poll that nothing has asked for is judged, or None."""
+    return channel._safety._judging
 
 
 def poll_for_safety(channel: CompletionChannel) -> None:
     """Poll now, in place of in a second."""
-    assert channel._safety is not None
-    channel._safety.cancel()
-    channel._safety_poll()
+    assert channel._safety._alarm is not None
+    channel._safety._on_alarm()
 
 
 def poll_for_safety_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Have the timers that are set from now on poll so often."""
-    patch.setattr(comp_channel, "_SAFETY_S", seconds)
+    """Have the alarms that are set from now on poll so often."""
+    patch.setattr(safety, "_SAFETY_S", seconds)
+
+
+def poll_an_idle_channel_every(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have the alarms that are set from now on poll so often, and take the channel for idle."""
+    patch.setattr(safety, "_SAFETY_S", seconds)
+    patch.setattr(safety, "_IDLE_SAFETY_S", seconds)
 
 
 def watch_again(channel: CompletionChannel) -> None:
-    """Set the timer of the safety poll anew."""
-    if channel._safety is not None:
-        channel._safety.cancel()
-        channel._safety = None
-    channel._watch()
+    """Set the alarm of the safety poll anew."""
+    channel._safety.poll_in(0.0)
 
 
 # Memory

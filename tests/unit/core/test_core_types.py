@@ -62,6 +62,7 @@ TYPES = (
     "QueueState",
     "Readable",
     "Registration",
+    "SafetyPoll",
     "StreamState",
     "Wakeup",
 )

@@ -81,6 +81,8 @@ class Case:
             arrivals=1 << (receives - 1).bit_length(), controls=CONTROLS,
             exchanges=self.exchanges, answers=self.exchanges, reads=1, raw=False, grows=False,
         )  # fmt: skip
+        self.group = bytearray(1)
+        state.show_life_to(self.group)
         start = address(self.source)
         state.bind(
             self.adapter.address, 0, 0, 0, (start, SLOT, 5, SENDS),
@@ -336,6 +338,7 @@ class Case:
         assert c.wrong[0] == 0
         assert (c.posted, c.unused, c.granted) == (model.posted, model.unused, model.granted)
         assert (c.alive, c.asking) == (model.alive, model.asking)
+        assert bool(self.group[0]) == model.alive, "a sign of life is one for the group"
         assert c.has_pending == len(model.controls_pending) + len(model.dones_pending)
         assert c.arrived == len(model.arrived)
         assert len(self.posted) >= model.unused, "a credit without a receive"

@@ -159,18 +159,38 @@ def test_no_common_version_is_an_error_that_names_both(version: int, lowest: int
         Hello.parse(packed)
 
 
-@pytest.mark.parametrize("flags", range(32))
-def test_five_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
-    knows, asks, takes, bare, lands = (bool(flags >> bit & 1) for bit in range(5))
+@pytest.mark.parametrize("flags", range(64))
+def test_six_flags_have_a_meaning_and_the_others_are_ignored(flags: int) -> None:
+    knows, asks, takes, bare, lands, names = (bool(flags >> bit & 1) for bit in range(6))
     hello = Hello(
         1, 1, 64, 1,
         knows_checksums=knows, asks_checksums=asks, takes_fragments=takes, takes_bare=bare,
-        knows_landings=lands,
+        knows_landings=lands, loop_id=b"12345678" * names,
     )  # fmt: skip
     packed = bytearray(hello.pack(REQUEST_ROOM))
     assert packed[6] == flags
-    packed[6] |= 0xE0
+    packed[6] |= 0xC0
     assert Hello.parse(bytes(packed)) == hello
+
+
+@pytest.mark.parametrize("room", [REQUEST_ROOM, REPLY_ROOM])
+def test_the_number_of_the_loop_stands_behind_the_data_if_there_is_room(room: int) -> None:
+    most = room - HELLO_SIZE
+    for length, named in ((0, True), (1, True), (most - 8, True), (most - 7, False), (most, False)):
+        hello = Hello(1, 1, 64, 1, user_data=b"x" * length, loop_id=b"12345678")
+        packed = hello.pack(room)
+        assert packed[7] == length
+        assert packed[HELLO_SIZE:] == b"x" * length + b"12345678" * named
+        parsed = Hello.parse(packed + bytes(room - len(packed)))
+        assert parsed is not None
+        assert parsed.user_data == hello.user_data
+        assert parsed.loop_id == b"12345678" * named
+
+
+def test_the_number_of_a_loop_that_is_cut_is_a_violation() -> None:
+    packed = Hello(1, 1, 64, 1, user_data=b"data", loop_id=b"12345678").pack(REQUEST_ROOM)
+    with pytest.raises(ProtocolError, match="announces 12 bytes, has 11"):
+        Hello.parse(packed[:-1])
 
 
 # ---- frames --------------------------------------------------------------------------------
