@@ -34,9 +34,8 @@ from aiordma.link.shared_queues import SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
-from aiordma.memory.budget import Share, SlotBudget
+from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
-from aiordma.memory.memlock import step_bytes
 from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
