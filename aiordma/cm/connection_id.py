@@ -43,6 +43,7 @@ from aiordma.cm.connection_parameter import (
     SERVICE_ANSWER_ROOM,
     SERVICE_REQUEST_ROOM,
     ConnectionParameter,
+    Offer,
     check_offer,
     check_room,
 )
@@ -127,13 +128,14 @@ class ConnectionId(Resource):
 
     Attributes:
         stage: Stage of the connecting.
+        is_datagram: Whether its port space is for datagrams.
         policy: Bounds that the queue pair's transitions apply; set before `connect` or `accept`.
         qp: The queue pair after `create_qp`, else None.
     """
 
     __slots__ = (
         "_access", "_channel", "_confirming", "_context", "_memberships", "_sink", "_step",
-        "_token", "_unacked", "policy", "port_space", "qp", "stage",
+        "_token", "_unacked", "is_datagram", "policy", "port_space", "qp", "stage",
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
@@ -162,6 +164,7 @@ class ConnectionId(Resource):
         self._unacked = 0
         self.policy = _DEFAULT_POLICY
         self.port_space = port_space
+        self.is_datagram = port_space is PortSpace.UDP or port_space is PortSpace.IPOIB
         self.qp: QueuePair | None = None
         self.stage = stage
         super().__init__(handle, (channel,))
@@ -416,6 +419,7 @@ class ConnectionId(Resource):
         attr: QPInitAttr,
         uses: tuple[Resource, ...] = (),
         cq: CompletionQueue | None = None,
+        expected: int | None = None,
     ) -> QueuePair:
         """Make the id's queue pair, ready for receives (`ibv_create_qp(3)`).
 
@@ -424,6 +428,7 @@ class ConnectionId(Resource):
             attr: Sizes, completion queues, type.
             uses: Resources that outlive it, whatever is closed first; so does the id.
             cq: Where all of it completes, if `attr` does not say.
+            expected: As for `QueuePair`.
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
@@ -442,7 +447,7 @@ class ConnectionId(Resource):
             raise ValueError(msg)
         if self.is_datagram:
             self._need_datagrams("rdma_create_qp")
-        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True)
+        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True, expected=expected)
         self.qp = qp
         try:
             self._start_qp(qp)
@@ -483,10 +488,9 @@ class ConnectionId(Resource):
 
     # Connection
 
-    def _offer(self, param: ConnectionParameter | None) -> tuple[int, int, bool, int, int]:
-        context = self._context or self.context
-        assert context is not None
-        return (param or ConnectionParameter())._numbers(context.attributes)
+    def _offer(self, param: ConnectionParameter | None) -> Offer:
+        assert self.context is not None
+        return (param or ConnectionParameter())._numbers(self.context.attributes)
 
     async def connect(
         self,
@@ -518,18 +522,25 @@ class ConnectionId(Resource):
         Cancellation: ends the wait; close the id then.
         """
         private_data = check_offer(param, private_data, timeout)
+        offer = _NO_OFFER
         if self.is_datagram:
             check_room(private_data, SERVICE_REQUEST_ROOM, "a request of a datagram service")
             self._need_datagrams("rdma_connect")
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
-        assert self.context is not None
-        blocks, offer, number = False, _NO_OFFER, 0
         if not self.is_datagram:
             if self.qp is None:
                 raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
             self._check_room(private_data, REQUEST_ROOM, "a request to connect")
-            # Software iWARP opens its TCP connection inside the call.
-            blocks, offer, number = self.context.is_iwarp, self._offer(param), self.qp.num
+            offer = self._offer(param)
+        return await self._connect(offer, private_data, timeout)
+
+    async def _connect(
+        self, offer: Offer, private_data: bytes, timeout: float | None
+    ) -> ConnectionEvent:
+        """`connect` with arguments that were checked: the numbers of a parameter."""
+        # Software iWARP opens its TCP connection inside the call.
+        blocks = self.qp is not None and self.qp.pd.context.is_iwarp
+        number = 0 if self.qp is None or self.is_datagram else self.qp.num
         handle = self._require()
 
         def call() -> None:
@@ -583,14 +594,21 @@ class ConnectionId(Resource):
         if qp is not None:
             msg = "a connection is served by the id's own queue pair"
             raise ValueError(msg)
-        return await self._run(lambda: self._accept(param, private_data), _ESTABLISHED, timeout)
-
-    def _accept(self, param: ConnectionParameter | None, private_data: bytes) -> None:
-        qp = self._answering(self.qp)
-        assert self.context is not None
+        self._answering(self.qp)
         self._check_room(private_data, ANSWER_ROOM, "an answer")
-        offer = self._offer(param)
-        if not self.context.is_iwarp:
+        return await self._accept(self._offer(param), private_data, timeout)
+
+    async def _accept(
+        self, offer: Offer, private_data: bytes, timeout: float | None
+    ) -> ConnectionEvent:
+        """`accept` with arguments that were checked: the numbers of a parameter."""
+        return await self._run(
+            functools.partial(self._grant, offer, private_data), _ESTABLISHED, timeout
+        )
+
+    def _grant(self, offer: Offer, private_data: bytes) -> None:
+        qp = self._answering(self.qp)
+        if not qp.pd.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
         self._answer(qp, private_data, offer)
         self.stage = Stage.ACCEPTED
@@ -611,9 +629,7 @@ class ConnectionId(Resource):
         qp._require()
         return qp
 
-    def _answer(
-        self, qp: QueuePair, private_data: bytes, offer: tuple[int, int, int, int, int]
-    ) -> None:
+    def _answer(self, qp: QueuePair, private_data: bytes, offer: Offer) -> None:
         handle = self._require()
         if lib.aio_accept(handle, private_data, len(private_data), *offer, qp.num):
             code = ffi.errno
@@ -697,12 +713,6 @@ class ConnectionId(Resource):
         check_minus_one(code, "rdma_disconnect")
 
     # Multicast
-
-    @property
-    def is_datagram(self) -> bool:
-        """Whether its port space is for datagrams."""
-        space = self.port_space
-        return space is not PortSpace.TCP and space in (PortSpace.UDP, PortSpace.IPOIB)
 
     def _need_datagrams(self, verb: str) -> None:
         self._require()

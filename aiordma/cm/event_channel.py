@@ -102,7 +102,7 @@ class EventChannel(Resource):
         self._ids: WeakTable[ConnectionId] = WeakTable()
         # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._max_unread = max_unread
         self.dropped_events = 0
         self._over = False  # nothing will be put into the line any more
@@ -127,6 +127,8 @@ class EventChannel(Resource):
     def _attach(self) -> asyncio.AbstractEventLoop:
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return loop
         if self._pump is None:
             self._loop = loop
             self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
@@ -224,7 +226,8 @@ class EventChannel(Resource):
             taken = handler._on_event(event)
         except BaseException as exc:
             self._report(exc)
-        if not event.hidden and (not taken or self._is_read):
+        # As `_is_read`: a call of it would take as long as the rest, four times for a connect.
+        if not event.hidden and (not taken or self._iterators or self._waiters.places):
             self._publish(event)
 
     def _requested(self) -> Any:

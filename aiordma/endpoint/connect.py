@@ -145,8 +145,9 @@ def connect(
 
     Cancellation: the connect is undone.
     """
+    if config is None:
+        config = DEFAULTS
     check_kind("config", config, ConnectionConfig)
-    config = config or DEFAULTS
     check_kind("host", host, str, none=False)
     if not host:
         msg = "host is empty: give the name or the address of the peer"
@@ -198,10 +199,10 @@ async def _one(
         data = private_data
         if not config.raw:
             data = connection._hello(private_data, REQUEST_ROOM)
-        parameter = plan_of(config).parameter()
+        offer = plan_of(config).offer(link.context.attributes)
         course.asked = True
         # `dial` has a limit for all of it.
-        event = await cm_id.connect(parameter, private_data=data, timeout=None)
+        event = await cm_id._connect(offer, data, None)
         theirs = None
         if not config.raw:
             theirs = Hello.parse(event.private_data)

@@ -129,8 +129,8 @@ class Connection:
         self._ends: tuple[Address | None, Address | None] | tuple[()] | None = None
         self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
-        self._goodbye = Goodbye(link, config, outcome, self._sender, self._ending)
-        # Made at first use: most connections have messages only.
+        # Made at first use: at the end, and for the connections that do not have messages only.
+        self._own_goodbye: Goodbye | None = None
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
         link.at_close(self._part)
@@ -144,6 +144,14 @@ class Connection:
         if self._own_one_sided is None:
             self._own_one_sided = OneSided(self._link, self.config, self._outcome)
         return self._own_one_sided
+
+    @property
+    def _goodbye(self) -> Goodbye:
+        if self._own_goodbye is None:
+            self._own_goodbye = Goodbye(
+                self._link, self.config, self._outcome, self._sender, self._ending
+            )
+        return self._own_goodbye
 
     # Messages
 
@@ -450,7 +458,7 @@ class Connection:
         if not outcome.decided:
             outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
-            self._large.exposer.window.fail(outcome.failure)
+            self._large.refuse(outcome.failure)
             self._receiver.drop_all()
             self._receiver.fail(outcome.failure)
         self._begin_end()
@@ -572,9 +580,10 @@ class Connection:
 
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
-        plan, window = plan_of(self.config), self._receiver.window.size
-        bare = not self._link.context.is_iwarp
-        return plan.hello(private_data, window, room, check=self._large.checks, bare=bare)
+        window, bare = self._receiver.window.size, not self._link.context.is_iwarp
+        return plan_of(self.config).hello(
+            private_data, window, room, check=self._large.checks, bare=bare
+        )
 
     def _meet(
         self,
@@ -597,7 +606,7 @@ class Connection:
         self.private_data = hello.user_data
         self._large.agree(hello, reads)
         slot = min(self.config.slot_size, hello.slot_size)
-        limit = self._large.exposer.limit
+        limit = hello.max_message_kib * 1024
         self._state.eager_size = min(slot - FRAME_SIZE, limit)
         if hello.takes_bare and not self._link.context.is_iwarp:
             self._state.bare_size = min(slot, limit)
@@ -785,15 +794,14 @@ class Connection:
             self._established.set_exception(outcome.failure())
             self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
-        self._large.exposer.fail(outcome.failure)
+        self._large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
         if self._own_one_sided is not None:
             self._own_one_sided.operations.explained()
         self._begin_end()
 
     def _begin_end(self) -> None:
-        drained = self._large.exposer.drained
-        leave = functools.partial(self._goodbye.leave, drained, self._end)
+        leave = functools.partial(self._goodbye.leave, self._large.drained, self._end)
         self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
 
     async def _stop_parts(self) -> None:

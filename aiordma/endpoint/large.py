@@ -140,7 +140,7 @@ class Exposer:
         self._allowed = False  # whether the queue pair allows reads
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
-        self._drainers = WaitLine[None]()
+        self._drainers: WaitLine[None] = WaitLine()
         self.limit = config.slot_size if config.raw else 0
         self.sums = False
         self.window = Credits(config.rendezvous_window)
@@ -649,14 +649,15 @@ class Fetcher:
 class LargeMessages:
     """The large messages of one connection in both directions, as the handshake allows them.
 
+    Each direction is made for its first message: most connections have none.
+
     Attributes:
-        exposer: Messages to the peer.
         fetcher: Messages of the peer; None before the first.
-        checked: Whether the peer's large messages have checksums.
     """
 
     __slots__ = (
-        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher"
+        "_config", "_exposer", "_hello", "_link", "_outcome", "_reads", "_receiver", "_sender",
+        "fetcher",
     )  # fmt: skip
 
     def __init__(
@@ -670,11 +671,23 @@ class LargeMessages:
         self._link = link
         self._sender = sender
         self._receiver = receiver
+        self._outcome = outcome
         self._config = config
         self._reads = 0  # READs that the peer serves at a time
-        self.checked = False
-        self.exposer = Exposer(link, sender, outcome, config, receiver.window)
+        self._hello: Hello | None = None  # the peer's
+        self._exposer: Exposer | None = None
         self.fetcher: Fetcher | None = None
+
+    @property
+    def exposer(self) -> Exposer:
+        """Messages to the peer."""
+        if self._exposer is None:
+            self._exposer = Exposer(
+                self._link, self._sender, self._outcome, self._config, self._receiver.window
+            )
+            if self._hello is not None:
+                self._exposer.agree(self._hello)
+        return self._exposer
 
     @property
     def checks(self) -> bool:
@@ -682,10 +695,14 @@ class LargeMessages:
         asked = self._config.check_large
         return self._link.context.is_software if asked is None else asked
 
+    @property
+    def checked(self) -> bool:
+        """Whether the peer's large messages have checksums."""
+        return self._hello is not None and self._hello.knows_checksums and self.checks
+
     def agree(self, hello: Hello, reads: int) -> None:
         """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""
-        self.exposer.agree(hello)
-        self.checked = hello.knows_checksums and self.checks
+        self._hello = hello
         self._reads = min(self._config.initiator_depth, reads)
 
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
@@ -705,6 +722,21 @@ class LargeMessages:
                 checked=self.checked,
             )  # fmt: skip
         self.fetcher.announce(length, body, imm)
+
+    async def drained(self) -> None:
+        """Wait until the peer has read all messages that were announced."""
+        if self._exposer is not None:
+            await self._exposer.drained()
+
+    def refuse(self, failure: Callable[[], BaseException]) -> None:
+        """Have sends that wait for their turn raise the exception that `failure` makes."""
+        if self._exposer is not None:
+            self._exposer.window.fail(failure)
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """Have all sends raise the exception that `failure` makes: the connection is over."""
+        if self._exposer is not None:
+            self._exposer.fail(failure)
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel the tasks that read, and return them: the connection is over."""

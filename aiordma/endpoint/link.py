@@ -13,7 +13,6 @@ Theory of operation
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from aiordma._core import (
 )
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
+from aiordma.endpoint.common import Common
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
 from aiordma.endpoint.outcome import closed_error
 from aiordma.endpoint.slots import Slots
@@ -36,7 +36,6 @@ from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.elastic import ElasticArena
-from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -68,17 +67,19 @@ def lent(view: memoryview) -> memoryview | Loan:
     return view
 
 
-def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
+def _create_qp(
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan, expected: int
+) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it."""
-    memory = tuple(slots.regions)
+    memory, cq = (slots.first,), slots.completions.cq
     inline = 0 if pd.context.is_iwarp else _INLINE
     try:
         # An adapter does not say how much it takes, and refuses a larger value.
-        return cm_id.create_qp(pd, plan.attributes(inline), memory, slots.completions.cq)
+        return cm_id.create_qp(pd, plan.attributes(inline), memory, cq, expected)
     except OSError:
         if not inline:
             raise
-    return cm_id.create_qp(pd, plan.attributes(0), memory, slots.completions.cq)
+    return cm_id.create_qp(pd, plan.attributes(0), memory, cq, expected)
 
 
 class LinkOwner(Owner, Protocol):
@@ -142,10 +143,10 @@ class Link(AdapterSide):
         pd: ProtectionDomain,
         slots: Slots,
         qp: QueuePair,
-        config: ConnectionConfig,
+        plan: Plan,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
-        plan = plan_of(config)
+        config = plan.config
         self.slots = slots
         self.state = MessageState(
             self.loop,
@@ -160,12 +161,12 @@ class Link(AdapterSide):
             raw=config.raw,
             grows=plan.grows and config.shared_slots is None,
         )
-        if spins := self.completions.spins(config, 2):
+        if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights = _Rights()
-        slots.pin_with(self.buffers)
+        slots.serve(qp, self.buffers)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
@@ -179,17 +180,22 @@ class Link(AdapterSide):
         context = cm_id.context
         assert context is not None
         plan = plan_of(config)
-        with contextlib.ExitStack() as undo:
-            channel, release = shared_completions(context)
-            undo.callback(release)
+        common, release = Common.of(context, plan)
+        pd: ProtectionDomain | None = None
+        slots: Slots | None = None
+        try:
             pd = ProtectionDomain(context)
-            undo.callback(pd.close)
-            slots = await Slots.open(pd, channel, plan)
-            undo.callback(slots.abandon)
+            slots = await Slots.open(pd, common, plan)
             cm_id.policy = plan.policy
-            qp = _create_qp(cm_id, pd, slots, plan)
-            undo.pop_all()
-        link = cls(cm_id, context, pd, slots, qp, config)
+            qp = _create_qp(cm_id, pd, slots, plan, common.expected)
+        except BaseException:
+            if slots is not None:
+                slots.abandon()
+            if pd is not None:
+                pd.close()
+            release()
+            raise
+        link = cls(cm_id, context, pd, slots, qp, plan)
         link.at_close(release)
         return link
 
@@ -215,7 +221,8 @@ class Link(AdapterSide):
             int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
             self.slots,
         )
-        self.fit()
+        if isinstance(recv, ElasticArena) and recv.full:
+            self.fit()
 
     # Completions
 

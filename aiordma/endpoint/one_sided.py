@@ -231,7 +231,7 @@ class Operations:
         if not self._c.n_operations:
             self._c.allow_operations(self._depth)
             self._link.at_close(self._drop)
-            self._c.may_read = self._link.qp._rules.read_depth != 0
+            self._c.may_read = self._link.qp._read_depth != 0
         self._c.attended = True
         if self._resting is None and not self._link.closed:
             self._link.completions.listen()
@@ -349,7 +349,7 @@ class OneSided:
         return int.from_bytes(before, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
-        if self._link.qp._rules.read_depth == 0:
+        if self._link.qp._read_depth == 0:
             msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
 

@@ -198,7 +198,7 @@ class Receiver:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._state: MessageState = link.state
-        self._waiters = WaitLine[int]()
+        self._waiters: WaitLine[int] = WaitLine()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         self.slots = link.slots.recv.view
         self._failure: Callable[[], BaseException] | None = None

@@ -27,27 +27,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiordma.endpoint.config import ConnectionConfig, Plan
+from aiordma.endpoint.common import Common
+from aiordma.endpoint.config import Plan
 from aiordma.link.adapter_side import Closing
 from aiordma.link.completions import Completions
-from aiordma.link.shared_queues import SharedQueues
-from aiordma.loop import registry
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
-from aiordma.memory.budget import Share, SlotBudget, step_budget
+from aiordma.memory.budget import Share
 from aiordma.memory.elastic import ElasticArena, Keeper
-from aiordma.verbs.comp_channel import CompletionChannel
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 
 __all__ = ["Slots"]
-
-#: Slots of a step; 16 of the default size fill whole pages.
-_STEP = 16
-#: A member of a pool takes smaller steps, for the others: from its first slots to all so many.
-_POOL_STEPS = 16
 
 
 class _Leaving:
@@ -73,6 +66,7 @@ class Slots:
     """The slots of one connection, and its completion queue; made by `open`.
 
     Attributes:
+        first: Memory of the first slots.
         recv: For messages of the peer.
         send: For messages to the peer.
         control: For messages to the peer without data; None for a raw connection.
@@ -80,10 +74,10 @@ class Slots:
     """
 
     __slots__ = (
-        "_first", "_loop", "_own_cq", "_share", "_undo", "completions", "control", "recv", "send",
+        "_loop", "_own_cq", "_share", "_undo", "completions", "control", "first", "recv", "send",
     )  # fmt: skip
 
-    _first: MemoryRegion
+    first: MemoryRegion
     _loop: asyncio.AbstractEventLoop  # of a member of a budget
     recv: Arena
     send: Arena
@@ -96,8 +90,8 @@ class Slots:
         self._share: Share | None = None
 
     @classmethod
-    async def open(cls, pd: ProtectionDomain, channel: CompletionChannel, plan: Plan) -> Slots:
-        """Allocate and register.
+    async def open(cls, pd: ProtectionDomain, common: Common, plan: Plan) -> Slots:
+        """Allocate and register the first slots, in one registration; in a thread if it takes long.
 
         Raises:
             OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
@@ -105,76 +99,61 @@ class Slots:
 
         Cancellation: the resources are freed.
         """
-        slots = cls()
-        try:
-            await slots._register(pd, plan)
-            if plan.grows:
-                slots._grow(pd, plan.config)
-            slots._complete(channel, plan)
-        except BaseException:
-            slots.abandon()
-            raise
-        return slots
-
-    async def _register(self, pd: ProtectionDomain, plan: Plan) -> None:
-        """Make the first slots, in one registration; in a thread if it takes long."""
         if plan.quick:
             made = arenas(pd, *plan.shapes)
         else:
             made = await call_blocking(
                 lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
             )
+        slots = cls()
+        try:
+            slots._set_up(pd, made, common, plan)
+        except BaseException:
+            slots.abandon()
+            raise
+        return slots
+
+    def _set_up(
+        self, pd: ProtectionDomain, made: list[Arena], common: Common, plan: Plan
+    ) -> None:
         self._undo.append(made[0].close)
-        self._first = made[0].mr
+        self.first = made[0].mr
         self.recv, self.send = made[:2]
         if not plan.config.raw:
             self.control = made[2]
-
-    def _grow(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
-        """Join a budget, out of which further slots come."""
-        total, first, unit, step = config.shared_slots, 0, config.slot_size, _STEP
-        if total is not None:
-            first, unit = self.recv.count + self.send.count, 1
-            step = max(4, (config.receives - self.recv.count) // _POOL_STEPS)
-        if total is None:
-            budget, release = step_budget()
+        if common.budget is not None:  # further slots come out of it
+            self._loop = asyncio.get_running_loop()
+            share = self._share = common.budget.join(plan.guaranteed)
+            if plan.guaranteed:
+                share.take(plan.guaranteed)
+            recv = ElasticArena(pd, self.recv, plan.config.receives, plan.step, share, plan.unit)
+            send = ElasticArena(pd, self.send, plan.config.send_depth, plan.step, share, plan.unit)
+            self.recv, self.send = recv, send
+            self._undo += recv.close, send.close
+        if common.queues is not None:
+            cq = common.queues.take(plan.completions, common.expected)
         else:
-            key = ("slots", id(pd.context), total, config.slot_size)
-            budget, release = registry.acquire(key, lambda: SlotBudget(total))
-        self._undo.append(release)
-        self._loop = asyncio.get_running_loop()
-        share = self._share = budget.join(first)
-        share.take(first)
-        step = max(1, min(step, INLINE_BYTES // config.slot_size))
-        self.recv = ElasticArena(pd, self.recv, config.receives, step, share, unit)
-        self._undo.append(self.recv.close)
-        self.send = ElasticArena(pd, self.send, config.send_depth, step, share, unit)
-        self._undo.append(self.send.close)
-
-    def _complete(self, channel: CompletionChannel, plan: Plan) -> None:
-        config = plan.config
-        # Messages of a raw peer, and those on iWARP, raise no solicited event.
-        quiet = not (config.raw or channel.context.is_iwarp)
-        if config.shared_queues or config.shared_slots is not None:
-            queues, release = SharedQueues.of(channel, quiet=quiet)
-            self._undo.append(release)
-            cq = queues.take(plan.completions)
-        else:
+            channel = common.channel
             cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
             self._undo.append(cq.close)
         unused = self._own_cq is not None
-        self.completions = Completions(channel, cq, quiet=quiet, unused=unused)
+        self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        return [self._first, *self.recv.steps, *self.send.steps]
+        return [self.first, *self.recv.steps, *self.send.steps]
 
-    def pin_with(self, keeper: Keeper) -> None:
-        """Have `keeper` keep the memory of later slots as long as the queue pair may use it."""
+    def serve(self, qp: QueuePair, keeper: Keeper) -> None:
+        """Take later slots into service for a queue pair.
+
+        Args:
+            qp: Has its completion queue expect their completions.
+            keeper: Keeps their memory as long as the queue pair may use it.
+        """
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
-                arena.keeper = keeper
+                arena.keeper, arena.expect = keeper, qp._expect
 
     def _free(self) -> None:
         while self._undo:

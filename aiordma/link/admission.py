@@ -214,6 +214,8 @@ class Places:
 
     def _press(self) -> None:
         """End the handshakes and waits whose time is over, and set the timer for the next."""
+        if not self.waiting and self._timer is None:
+            return
         now = self._now()
         if self._timer is not None:
             self._timer.cancel()
@@ -287,7 +289,7 @@ class _Tally:
         """
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
-        own = self.sources[source]
+        own = self.sources.get(source, 0)
         share = fair_share(most, self.all, own)
         if own and own + more > share:
             return f"{source} has {own}, its share is {share} ({limit})"
@@ -321,6 +323,7 @@ class Ledger:
 
     def __init__(self, limits: ListenerLimits, size: int) -> None:
         self._limits = limits
+        self._most_bytes = limits.pinned_bytes, limits.process_pinned_bytes
         self._size = size
         self._clients = _Tally()
         self._pinned = _Tally()
@@ -342,14 +345,14 @@ class Ledger:
         """
         size = self._size if size is None else size
         limits, clients = self._limits, self._clients
-        if clients.sources[source] >= limits.max_connections_per_source:
-            return f"{source} has {clients.sources[source]} (max_connections_per_source)"
+        own = clients.sources.get(source, 0)
+        if own >= limits.max_connections_per_source:
+            return f"{source} has {own} (max_connections_per_source)"
+        most, most_of_process = self._most_bytes
         return (
             clients.why_full("max_connections", limits.max_connections, source, 1)
-            or self._pinned.why_full("max_pinned_bytes", limits.pinned_bytes, source, size)
-            or PINNED.why_full(
-                "max_process_pinned_bytes", limits.process_pinned_bytes, source, size
-            )
+            or self._pinned.why_full("max_pinned_bytes", most, source, size)
+            or PINNED.why_full("max_process_pinned_bytes", most_of_process, source, size)
         )
 
     def take(self, source: str, size: int | None = None) -> Callable[[], None]:

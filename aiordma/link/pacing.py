@@ -79,7 +79,7 @@ class _Pace:
         self._loop = loop
         self._room = AT_A_TIME
         self._timer: asyncio.TimerHandle | None = None
-        self._line = WaitLine[None]()
+        self._line: WaitLine[None] = WaitLine()
         self.under_way = 0
         self.answers = 0
 

@@ -15,6 +15,7 @@ Theory of operation
 
 from __future__ import annotations
 
+import functools
 import logging
 import mmap
 from collections.abc import Callable, Iterable
@@ -51,6 +52,12 @@ class _Chunk:
         self.inside = set(slots)  # slots that were not given to `hand_in`
 
 
+@functools.lru_cache(64)
+def _steps(first: int, most: int, chunk: int) -> tuple[range, ...]:
+    """The slots of each chunk behind the first slots."""
+    return tuple(range(n, min(n + chunk, most)) for n in range(first, most, chunk))
+
+
 class ElasticArena(Arena):
     """Up to `most` slots, of which `count` are in service; its base is an arena of its own.
 
@@ -68,11 +75,13 @@ class ElasticArena(Arena):
         more: All bytes of the slots behind the base; only those in service are registered.
         more_addr: Address of the first of these slots; 0 before any was in service.
         keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
+        expect: Has the completion queue expect so many completions more; raises OSError if it
+            cannot grow.  None as `keeper`.
     """
 
     __slots__ = (
-        "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_refused", "_share",
-        "_steps", "_unit", "keeper", "more", "more_addr",
+        "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_pd", "_refused",
+        "_share", "_steps", "_unit", "expect", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     def __init__(
@@ -80,16 +89,18 @@ class ElasticArena(Arena):
     ) -> None:
         super().__init__(base.mr, base.view, base.addr, base.count, base.slot_size)
         self._pd = pd
+        self._expected = 0  # chunks whose completions are expected
         self._base = base.count
         self._share = share
         self._unit = unit
-        self._steps = [range(n, min(n + chunk, most)) for n in range(base.count, most, chunk)]
+        self._steps = _steps(base.count, most, chunk)
         self._closed = False
         self._entering = False  # the collector may run meanwhile, and messages that it finds grow
         self._refused = False  # the system has refused memory, and that was told
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
+        self.expect: Callable[[int], None] | None = None
         self.more = memoryview(b"")
         self.more_addr = 0
         self.enough = most
@@ -171,6 +182,10 @@ class ElasticArena(Arena):
             return ()
         self._entering = True
         try:
+            if self.expect is not None and number >= self._expected:
+                # For good: a chunk that leaves and comes back is expected already.
+                self.expect(len(slots))
+                self._expected = number + 1
             chunk = self._enter(number)
         except BaseException as exc:
             self._share.give(len(slots) * self._unit)
@@ -232,6 +247,6 @@ class ElasticArena(Arena):
     def close(self) -> None:
         """Deregister all but the base; the bytes stay readable while a view of them exists."""
         self._closed = True
-        self.keeper = None
-        for region in self.steps:
-            region.close()
+        self.keeper = self.expect = None
+        for chunk in self._chunks.values():
+            chunk.mr.close()

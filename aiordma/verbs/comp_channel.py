@@ -163,7 +163,7 @@ class CompletionChannel(Resource):
         self._unwatch: Callable[[], None] | None = None
         self._safety: Timer | None = None
         self._notified: deque[CompletionQueue] = deque()
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._unacked = 0
         self._failure: Exception | None = None
         super().__init__(handle, (context,))

@@ -3,7 +3,8 @@
 An overrun loses completions, and their tasks would wait for ever.  So the queue counts the possible
 completions: each queue pair promises the depths that it was made with, a shared receive queue its
 own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
-the queue, or is refused.  If it overruns all the same (a device may have faults), the program finds
+the queue, or is refused.  A queue pair whose slots come with its traffic is promised room for all
+of them, and the queue grows when they come.  If it overruns all the same (a device may have faults), the program finds
 the queue, and every queue pair on it, failed.
 """
 
@@ -85,7 +86,7 @@ class CompletionQueue(Resource):
     """
 
     __slots__ = (
-        "_aio", "_cqe", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
+        "_aio", "_cqe", "_error", "_expected", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
         "_waiters", "channel", "context", "table",
     )  # fmt: skip
 
@@ -118,9 +119,9 @@ class CompletionQueue(Resource):
         check_pointer(handle, "ibv_create_cq")
         self._cqe = int(handle.cqe)
         self._queue: deque[WorkCompletion] = deque()
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._scratch: Any = None
-        self._promised = 0
+        self._promised = self._expected = 0
         self._unacked = 0
         # Makes the exception that ended it: one object raised many times would collect tracebacks.
         self._error: Callable[[], BaseException] | None = None
@@ -359,8 +360,13 @@ class CompletionQueue(Resource):
 
     # Room
 
-    def _promise(self, depth: int) -> None:
-        """Reserve room for `depth` more completions; grow, or refuse.
+    def _promise(self, depth: int, expected: int | None = None) -> None:
+        """Promise room for `depth` more completions; grow, or refuse.
+
+        Args:
+            depth: Completions.
+            expected: Those of them that are expected now; `_expect` is called for the others, and
+                grows the queue.  None for all.
 
         Raises:
             ValueError: There is not enough room and the device cannot grow the queue.
@@ -368,40 +374,60 @@ class CompletionQueue(Resource):
         """
         if self._error is not None:
             raise self._error()
+        expected = depth if expected is None else expected
         with _promises:
-            needed = self._promised + depth
-            if needed > self._cqe:
-                self._grow(needed)
-            self._promised += depth  # not `needed`: promises may have been taken back meanwhile
+            self._fit(depth, expected)
+            # Not sums from before: promises may have been taken back meanwhile.
+            self._promised += depth
+            self._expected += expected
 
-    def _make_room(self, depth: int) -> bool:
-        """Whether `depth` more can be promised; grows for them."""
+    def _make_room(self, depth: int, expected: int) -> bool:
+        """Whether so many more can be promised; grows for them."""
         if self._error is not None:
             return False
         with _promises:
-            needed = self._promised + depth
             try:
-                if needed > self.cqe:
-                    self._grow(needed)
+                self._fit(depth, expected)
             except (OSError, ValueError):
                 return False
         return True
 
-    def _grow(self, needed: int) -> None:
-        most = self.context.attributes.max_cqe
+    def _expect(self, more: int) -> None:
+        """Expect more of the completions that were promised; grows for them.
+
+        Raises:
+            OSError: Out of memory.
+        """
+        with _promises:
+            if self._expected + more > self._cqe:
+                self._grow(self._expected + more)
+            self._expected += more
+
+    def _fit(self, depth: int, expected: int) -> None:
+        """Grow for a promise, if need be; under the lock."""
+        needed = self._promised + depth
+        if needed <= max(self._cqe, self.context.attributes.max_cqe):
+            needed = self._expected + expected  # the queue can grow for the others
+        if needed <= self._cqe:
+            return
         try:
-            # Twice as much at least: each growth makes a new ring.
-            self._resize(needed if needed > most else min(max(needed, 2 * self.cqe), most))
+            self._grow(needed)
         except OSError as exc:
             msg = (
-                f"the completion queue has room for {self.cqe} completions, {needed} could "
+                f"the completion queue has room for {self._cqe} completions, {needed} could "
                 "arrive; make it larger or the queue pair smaller"
             )
             raise ValueError(msg) from exc
 
-    def _unpromise(self, depth: int) -> None:
+    def _grow(self, needed: int) -> None:
+        most = self.context.attributes.max_cqe
+        # Twice as much at least: each growth makes a new ring.
+        self._resize(needed if needed > most else min(max(needed, 2 * self._cqe), most))
+
+    def _unpromise(self, depth: int, expected: int | None = None) -> None:
         with _promises:
             self._promised -= depth
+            self._expected -= depth if expected is None else expected
 
     def resize(self, cqe: int) -> None:
         """Change the room to at least `cqe` completions (`ibv_resize_cq(3)`).
@@ -411,8 +437,8 @@ class CompletionQueue(Resource):
             OSError: The device cannot do it.
         """
         with _promises:
-            if cqe < max(1, self._promised):
-                msg = f"{self._promised} completions could arrive; {cqe} is too small"
+            if cqe < max(1, self._expected):
+                msg = f"{self._expected} completions could arrive; {cqe} is too small"
                 raise ValueError(msg)
             self._resize(cqe)
 

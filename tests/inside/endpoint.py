@@ -12,7 +12,7 @@ from aiordma.endpoint import large, link, one_sided
 from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
-from aiordma.endpoint.listener import ConnectRequest
+from aiordma.endpoint.listener import _confirmed
 from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
@@ -174,8 +174,8 @@ def greet(connection: Connection) -> None:
 
 def confirm(request: Any, *, spoken: bool) -> Coroutine[Any, Any, None]:
     """Accept a request, and wait for the confirmation of its client, which `spoken` a frame."""
-    parameter: Any = None
-    return ConnectRequest._confirmed(request, parameter, b"", lambda: spoken)
+    offer: Any = None
+    return _confirmed(request, offer, b"", lambda: spoken)
 
 
 def handler_of(connection: Connection) -> Callable[[int], None]:

@@ -207,7 +207,7 @@ def last_number_of(queue: WorkQueue) -> int:
 
 def change_rules(qp: QueuePair, **rules: Any) -> None:
     """Change what a queue pair refuses by itself."""
-    qp._rules = dataclasses.replace(qp._rules, **rules)
+    qp._rules = dataclasses.replace(qp._rules or qp._choose_rules(), **rules)
 
 
 def end_flush_grace(qp: QueuePair) -> None:
