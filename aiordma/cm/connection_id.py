@@ -168,7 +168,7 @@ class ConnectionId(Resource):
         self.qp: QueuePair | None = None
         self.stage = stage
         super().__init__(handle, (channel,))
-        self._token = channel._enroll(self)
+        self._token = channel._ids.add(self)  # of 40 bits at most: token_of in _core/cm.c
         handle.context = ffi.cast("void *", self._token)
 
     def _adopt(self, handle: Any) -> Self:
@@ -321,16 +321,15 @@ class ConnectionId(Resource):
         Cancellation: ends the wait; close the id then.
         """
         await self._find(dst, src, timeout)
-        self.stage = Stage.ADDRESS_RESOLVED
 
-    async def find(
+    def find(
         self,
         dst: Address,
         src: Address | None = None,
         timeout: float = 2.0,
         *,
         limited: bool = False,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """`resolve_addr` and `resolve_route` in one step.
 
         Readers of the channel get no event of the address.  If ibacm runs, they do: then resolving
@@ -345,42 +344,46 @@ class ConnectionId(Resource):
 
         Raises, cancellation: as those.
         """
-        if await route_call_can_block():
-            await self.resolve_addr(dst, src, timeout)
-            await self.resolve_route(timeout)
-        else:
-            limit = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
-            await self._find(dst, src, timeout, limit, limited=limited)
-            self.stage = Stage.ROUTE_RESOLVED
+        return self._find(dst, src, timeout, route=True, limited=limited)
 
     async def _find(
         self,
         dst: Address,
         src: Address | None,
         timeout: float,
-        route_ms: int = 0,
         *,
+        route: bool = False,
         limited: bool = False,
     ) -> None:
-        """Resolve the address and, with milliseconds for it, the route."""
+        """Resolve the address, and the route if it is asked for."""
         check_seconds("timeout", timeout, zero=True, none=False)
+        route_ms = 0
+        if route:
+            if await route_call_can_block():
+                await self._find(dst, src, timeout)
+                await self.resolve_route(timeout)
+                return
+            route_ms = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
 
+        source, destination = int(ffi.cast("uintptr_t", c_src)), int(ffi.cast("uintptr_t", c_dst))
+
         def call(limit_ms: int) -> None:
-            handle, source, destination = (
-                int(ffi.cast("uintptr_t", pointer)) for pointer in (self._require(), c_src, c_dst)
-            )
+            handle = int(ffi.cast("uintptr_t", self._require()))
             code = CMEvents.resolve(handle, source, destination, limit_ms, self._token, route_ms)
-            check_resolve(code, dst)
+            if code:
+                check_resolve(code, dst)
 
         loop = self._channel._attach()
         try:
             await resolve(self._step, loop, call, timeout, route_ms, limited=limited)
+            del c_src, c_dst
         except asyncio.CancelledError:
             self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
             raise
+        self.stage = Stage.ROUTE_RESOLVED if route else Stage.ADDRESS_RESOLVED
 
     async def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the path to the resolved address (`rdma_resolve_route(3)`).
@@ -450,19 +453,15 @@ class ConnectionId(Resource):
         qp = QueuePair(pd, attr, (self, *uses), cq, checked=True, expected=expected)
         self.qp = qp
         try:
-            self._start_qp(qp)
+            # Port, partition, and of a datagram queue pair the Q_Key of the port space.
+            self._move(_INIT, self.policy)
+            if self.is_datagram:
+                make_ready(qp, self.port_num)
         except BaseException:
             self.qp = None
             qp.close()
             raise
         return qp
-
-    def _start_qp(self, qp: QueuePair) -> None:
-        """First transitions of the id's new queue pair: for datagrams all that it needs."""
-        # Port, partition, and the Q_Key of the port space.
-        self._move(_INIT, self.policy)
-        if self.is_datagram:
-            make_ready(qp, self.port_num)
 
     def destroy_qp(self) -> None:
         """Destroy the queue pair (`ibv_destroy_qp(3)`); after it the id can only be closed."""
@@ -598,13 +597,12 @@ class ConnectionId(Resource):
         self._check_room(private_data, ANSWER_ROOM, "an answer")
         return await self._accept(self._offer(param), private_data, timeout)
 
-    async def _accept(
+    def _accept(
         self, offer: Offer, private_data: bytes, timeout: float | None
-    ) -> ConnectionEvent:
+    ) -> Coroutine[Any, Any, ConnectionEvent]:
         """`accept` with arguments that were checked: the numbers of a parameter."""
-        return await self._run(
-            functools.partial(self._grant, offer, private_data), _ESTABLISHED, timeout
-        )
+        grant = functools.partial(self._grant, offer, private_data)
+        return self._run(grant, _ESTABLISHED, timeout)
 
     def _grant(self, offer: Offer, private_data: bytes) -> None:
         qp = self._answering(self.qp)
@@ -883,7 +881,7 @@ class ConnectionId(Resource):
         channel._retain(self)
         self._parents = (channel,)
         old._let_go(self)
-        self._token = channel._enroll(self)
+        self._token = channel._ids.add(self)
         self._handle.context = ffi.cast("void *", self._token)
 
     # Life

@@ -159,9 +159,6 @@ class EventChannel(Resource):
             if self.closed or self._pump is None or not self._pump.kick():
                 return
 
-    def _enroll(self, connection_id: ConnectionId) -> int:
-        return self._ids.add(connection_id)  # of 40 bits at most: token_of in _core/cm.c
-
     # Dispatch
 
     def _on_readable(self) -> bool:
@@ -205,15 +202,17 @@ class EventChannel(Resource):
         numbers: tuple[int, ...] | None,
     ) -> None:
         kind = _KINDS.get(number) or EventType(number)
-        listener = None
+        listener: ConnectionId | None = None
+        target: ConnectionId | None
         if kind is EventType.CONNECT_REQUEST:
             listener = self._ids.get(listen_token)
             if listener is None or listener.closed:
                 self._discard(self._requested())
                 return
-            target: ConnectionId | None = listener._adopt(self._requested())
+            target = listener._adopt(self._requested())
         else:
-            target = self._ids.get(token)
+            reference = self._ids.references.get(token)  # `get` would be a call for each event
+            target = None if reference is None else reference()
             if target is None:
                 return
         event = ConnectionEvent(self, kind, status, target, listener, private_data, numbers)

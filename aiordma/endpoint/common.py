@@ -30,7 +30,7 @@ class Common:
     Attributes:
         channel: Completion channel.
         quiet: Whether completion queues are armed for solicited completions only.
-        expected: Completions that a connection expects with its first slots.
+        expected: Completions that a connection expects with its first slots; None for all.
         queues: Completion queues; None if each connection has a queue of its own.
         budget: Slots, or their bytes, that come with traffic; None if no slots come.
     """
@@ -43,7 +43,7 @@ class Common:
         # Messages of a raw peer, and those on iWARP, raise no solicited event.
         self.quiet = not (config.raw or context.is_iwarp)
         # Software iWARP cannot grow a queue: there is room for all completions from the beginning.
-        self.expected = plan.completions if context.is_iwarp else plan.expected
+        self.expected = None if context.is_iwarp else plan.expected
         self.queues: SharedQueues | None = None
         self.budget: SlotBudget | None = None
         self.channel, release = shared_completions(context)

@@ -270,7 +270,8 @@ class Plan:
             RLIMIT_MEMLOCK.
         quick: Whether the first slots are registered without a thread.
         completions: Room in the completion queue.
-        expected: Completions that are expected with the first slots.
+        expected: Completions that are expected with the first slots; the reads of large messages,
+            and operations of the program, are expected from the first of them on.
         arrivals: Places for messages that have arrived, a power of two.
         silence: Seconds between two looks whether the peer is there, and seconds of silence after
             which it is given up; None for never.
@@ -314,9 +315,7 @@ class Plan:
         self.quick = slots <= INLINE_BYTES
         self.pinned = -(-slots // PAGESIZE) * PAGESIZE
         self.completions = config.sends + config.receives
-        self.expected = (
-            self.completions - (config.receives - receives) - (config.send_depth - sends)
-        )
+        self.expected = receives + sends + (0 if config.raw else CONTROL_SLOTS)
         self.arrivals = 1 << (config.receives - 1).bit_length()
         limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
         interval: float | None = None

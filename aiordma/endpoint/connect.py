@@ -160,8 +160,10 @@ def connect(
     private_data = payload_of("private data", private_data, room)
     within = limit_of(timeout, config.connect_timeout_s)
 
-    async def attempt(address: Address, origin: Address | None, course: Course) -> Connection:
-        return await _one(address, config, private_data, origin, reuse_address, course)
+    def attempt(
+        address: Address, origin: Address | None, course: Course
+    ) -> Coroutine[Any, Any, Connection]:
+        return _one(address, config, private_data, origin, reuse_address, course)
 
     opening = dial(
         host,

@@ -79,6 +79,9 @@ __all__ = ["Connection", "ConnectionStats"]
 
 _log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
+#: Names of the limit of silence, for the error of a connection that is given up.
+_SILENCE = "idle_timeout_s of this side's ConnectionConfig"
+_RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
@@ -113,6 +116,7 @@ class Connection:
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
+        self._plan = plan_of(config)
         self.private_data = b""
         self._link = link  # not yet started
         self._receiver = Receiver(link, config)
@@ -581,9 +585,7 @@ class Connection:
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
         window, bare = self._receiver.window.size, not self._link.context.is_iwarp
-        return plan_of(self.config).hello(
-            private_data, window, room, check=self._large.checks, bare=bare
-        )
+        return self._plan.hello(private_data, window, room, check=self._large.checks, bare=bare)
 
     def _meet(
         self,
@@ -627,8 +629,8 @@ class Connection:
             late: Whether the peer, which has connected, asks for signs of life first.
         """
         if self._keepalive is None and self._outcome.cause is None:
-            interval, limit = plan_of(self.config).silence
-            name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
+            interval, limit = self._plan.silence
+            name = _RAW_SILENCE if self.config.raw else _SILENCE
             self._keepalive = Keepalive(self._link.loop, interval, limit, name, late=late)
             self._keepalive.start(self)
             background.deliver_at_end(self._link.loop, self)

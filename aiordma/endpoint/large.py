@@ -717,6 +717,11 @@ class LargeMessages:
             self._link.fail(protocol_error(text))
             return
         if self.fetcher is None:
+            try:
+                self._link.qp._expect(self._config.initiator_depth)
+            except OSError as exc:
+                self._link.fail(exc)
+                return
             self.fetcher = self._receiver.fetcher = Fetcher(
                 self._link, self._sender, self._receiver, self._config, self._reads,
                 checked=self.checked,

@@ -68,7 +68,7 @@ def lent(view: memoryview) -> memoryview | Loan:
 
 
 def _create_qp(
-    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan, expected: int
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan, expected: int | None
 ) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it."""
     memory, cq = (slots.first,), slots.completions.cq
@@ -165,7 +165,7 @@ class Link(AdapterSide):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
-        self._rights = _Rights()
+        self._rights: _Rights | None = None  # made for the first right
         slots.serve(qp, self.buffers)
 
     @classmethod
@@ -196,7 +196,7 @@ class Link(AdapterSide):
             release()
             raise
         link = cls(cm_id, context, pd, slots, qp, plan)
-        link.at_close(release)
+        link._at_close.append(release)
         return link
 
     def start(self, owner: LinkOwner) -> None:
@@ -218,7 +218,7 @@ class Link(AdapterSide):
             (send.addr, send.slot_size, send.lkey, send.count),
             (recv.addr, recv.slot_size, recv.lkey, recv.count),
             (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
-            int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
+            recv.crowded if isinstance(recv, ElasticArena) else 0,
             self.slots,
         )
         if isinstance(recv, ElasticArena) and recv.full:
@@ -329,15 +329,18 @@ class Link(AdapterSide):
     @property
     def allowed(self) -> int:
         """The accesses that the queue pair allows the peer."""
-        return self._rights.allowed
+        return 0 if self._rights is None else self._rights.allowed
 
     def open_access(self, rights: Access) -> None:
         """Allow the peer these accesses to regions that are registered for it; counted."""
+        if self._rights is None:
+            self._rights = _Rights()
         if self._rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`: a right that no use needs is taken back."""
+        assert self._rights is not None
         changed = self._rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()

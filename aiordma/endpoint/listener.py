@@ -13,7 +13,7 @@ import functools
 import sys
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, payload_of, whole
@@ -182,9 +182,9 @@ class Listener:
             self._waiters.grant(None)
         return self._manual
 
-    async def _accept(self, request: Request) -> Connection:
+    def _accept(self, request: Request) -> Coroutine[Any, Any, Connection]:
         request.answered = True
-        return await _accepted(self, request, b"", self.config)
+        return _accepted(self, request, b"", self.config)
 
     async def _made(self, connection: Connection, _: Request) -> None:
         if self._acceptor.closed or self._manual:

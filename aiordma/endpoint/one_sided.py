@@ -227,8 +227,13 @@ class Operations:
     # Attention
 
     def _attend(self) -> None:
-        """Have the link listen; with the first operation, make room for all."""
+        """Have the link listen; with the first operation, make room for all.
+
+        Raises:
+            OSError: The completion queue cannot grow: out of memory.
+        """
         if not self._c.n_operations:
+            self._link.qp._expect(self._depth)
             self._c.allow_operations(self._depth)
             self._link.at_close(self._drop)
             self._c.may_read = self._link.qp._read_depth != 0

@@ -25,7 +25,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from aiordma.endpoint.common import Common
 from aiordma.endpoint.config import Plan
@@ -74,7 +73,7 @@ class Slots:
     """
 
     __slots__ = (
-        "_loop", "_own_cq", "_share", "_undo", "completions", "control", "first", "recv", "send",
+        "_loop", "_own_cq", "_share", "completions", "control", "first", "recv", "send",
     )  # fmt: skip
 
     first: MemoryRegion
@@ -84,7 +83,6 @@ class Slots:
     completions: Completions
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
         self.control: Arena | None = None
         self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
@@ -116,7 +114,6 @@ class Slots:
     def _set_up(
         self, pd: ProtectionDomain, made: list[Arena], common: Common, plan: Plan
     ) -> None:
-        self._undo.append(made[0].close)
         self.first = made[0].mr
         self.recv, self.send = made[:2]
         if not plan.config.raw:
@@ -129,13 +126,11 @@ class Slots:
             recv = ElasticArena(pd, self.recv, plan.config.receives, plan.step, share, plan.unit)
             send = ElasticArena(pd, self.send, plan.config.send_depth, plan.step, share, plan.unit)
             self.recv, self.send = recv, send
-            self._undo += recv.close, send.close
         if common.queues is not None:
             cq = common.queues.take(plan.completions, common.expected)
         else:
             channel = common.channel
             cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
-            self._undo.append(cq.close)
         unused = self._own_cq is not None
         self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
@@ -151,13 +146,17 @@ class Slots:
             qp: Has its completion queue expect their completions.
             keeper: Keeps their memory as long as the queue pair may use it.
         """
+        expect = qp._expect
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
-                arena.keeper, arena.expect = keeper, qp._expect
+                arena.keeper, arena.expect = keeper, expect
 
     def _free(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        if self._own_cq is not None:
+            self._own_cq.close()
+        self.send.close()
+        self.recv.close()
+        self.first.close()
 
     def abandon(self) -> None:
         """Free everything; there never was a queue pair."""

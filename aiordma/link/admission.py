@@ -137,7 +137,10 @@ class Places:
             begin: Called with the place when it is free, perhaps at once; `Place.leave` ends it.
             refuse: Called instead if no place is free in time.
         """
-        self._sources.setdefault(source, _Source()).line.append(Place(self, source, begin, refuse))
+        clients = self._sources.get(source)
+        if clients is None:
+            clients = self._sources[source] = _Source()
+        clients.line.append(Place(self, source, begin, refuse))
         self.waiting += 1
         self._admit()
         self._press()
@@ -287,6 +290,8 @@ class _Tally:
 
         `limit` is the name of the setting, `most` its value.
         """
+        if 4 * (self.all + more) <= most:
+            return ""  # so few that any source is below its share
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
         own = self.sources.get(source, 0)

@@ -74,6 +74,7 @@ class ElasticArena(Arena):
         enough: Slots for the window; more of them, up to `most`, are for answers alone.
         more: All bytes of the slots behind the base; only those in service are registered.
         more_addr: Address of the first of these slots; 0 before any was in service.
+        crowded: Address of a byte that is not 0 while a connection of the pool waits for slots.
         keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
         expect: Has the completion queue expect so many completions more; raises OSError if it
             cannot grow.  None as `keeper`.
@@ -81,17 +82,20 @@ class ElasticArena(Arena):
 
     __slots__ = (
         "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_pd", "_refused",
-        "_share", "_steps", "_unit", "expect", "keeper", "more", "more_addr",
+        "_share", "_steps", "_unit", "crowded", "expect", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     def __init__(
         self, pd: ProtectionDomain, base: Arena, most: int, chunk: int, share: Share, unit: int = 1
     ) -> None:
-        super().__init__(base.mr, base.view, base.addr, base.count, base.slot_size)
+        # As the base; a call of its `__init__` would take as long as the rest.
+        self.mr, self.addr, self.lkey = base.mr, base.addr, base.lkey
+        self.count, self.slot_size = base.count, base.slot_size
         self._pd = pd
         self._expected = 0  # chunks whose completions are expected
         self._base = base.count
         self._share = share
+        self.crowded = share.crowded
         self._unit = unit
         self._steps = _steps(base.count, most, chunk)
         self._closed = False
@@ -101,7 +105,7 @@ class ElasticArena(Arena):
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
         self.expect: Callable[[int], None] | None = None
-        self.more = memoryview(b"")
+        self.more = Arena.more
         self.more_addr = 0
         self.enough = most
 
@@ -117,6 +121,10 @@ class ElasticArena(Arena):
         self._chunks[number] = chunk
         self.more_addr = chunk.mr.addr - start
         return chunk
+
+    @property
+    def _first(self) -> int:
+        return self._base
 
     @property
     def keys(self) -> list[int]:
@@ -138,11 +146,6 @@ class ElasticArena(Arena):
     def full(self) -> bool:
         """Whether there are enough slots in service."""
         return self.count >= self.enough
-
-    @property
-    def crowded(self) -> Any:
-        """A `uint8_t *`: not 0 while a connection of the pool waits for slots."""
-        return self._share.crowded
 
     def _number(self, slot: int) -> int:
         return (slot - self._base) // self.step

@@ -86,7 +86,7 @@ class CompletionQueue(Resource):
     """
 
     __slots__ = (
-        "_aio", "_cqe", "_error", "_expected", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
+        "_aio", "_cqe", "_error", "_expected", "_most", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
         "_waiters", "channel", "context", "table",
     )  # fmt: skip
 
@@ -106,7 +106,8 @@ class CompletionQueue(Resource):
         if comp_vector and not 0 <= comp_vector < context.num_comp_vectors:
             msg = f"completion vector {comp_vector} is not in 0..{context.num_comp_vectors - 1}"
             raise ValueError(msg)
-        check_limit("ibv_create_cq", "cqe", cqe, context.attributes.max_cqe)
+        self._most = context.attributes.max_cqe
+        check_limit("ibv_create_cq", "cqe", cqe, self._most)
         self.context = context
         self.channel = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
@@ -406,7 +407,7 @@ class CompletionQueue(Resource):
     def _fit(self, depth: int, expected: int) -> None:
         """Grow for a promise, if need be; under the lock."""
         needed = self._promised + depth
-        if needed <= max(self._cqe, self.context.attributes.max_cqe):
+        if needed <= max(self._cqe, self._most):
             needed = self._expected + expected  # the queue can grow for the others
         if needed <= self._cqe:
             return
@@ -420,7 +421,7 @@ class CompletionQueue(Resource):
             raise ValueError(msg) from exc
 
     def _grow(self, needed: int) -> None:
-        most = self.context.attributes.max_cqe
+        most = self._most
         # Twice as much at least: each growth makes a new ring.
         self._resize(needed if needed > most else min(max(needed, 2 * self._cqe), most))
 

@@ -184,8 +184,8 @@ class QueuePair(Resource):
         Raises:
             OSError: Out of memory.
         """
-        self._cqs[0]._expect(more)
-        if self._expected is not None:
+        if self._expected is not None:  # None: all are expected from the beginning
+            self._cqs[0]._expect(more)
             self._expected += more
 
     def _unpromise(self) -> None:

@@ -171,7 +171,8 @@ class FakeLink(Link):
         self._unexplained = self._idle = None
         self._thread = threading.get_ident()
         self._at_close = []
-        self.qp = SimpleNamespace(limits=SimpleNamespace(max_inline_data=0))
+        limits = SimpleNamespace(max_inline_data=0)
+        self.qp = SimpleNamespace(limits=limits, _expect=lambda more: None)
         self._data_slots = config.send_depth
         self.refused = 0
         self.delivering = True

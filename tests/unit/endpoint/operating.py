@@ -91,7 +91,9 @@ class End:
         context = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
         self.gone: Job[None] = Job()
         link.context = context
-        link.qp = SimpleNamespace(_read_depth=read_depth, _gone=self.gone)
+        link.qp = SimpleNamespace(
+            _read_depth=read_depth, _gone=self.gone, _expect=lambda more: None
+        )
         self.budget = ByteBudget(1 << 30)
         self.account = Account(self.budget, "peer")
         link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account)
