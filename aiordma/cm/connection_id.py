@@ -147,8 +147,8 @@ class ConnectionId(Resource):
             msg = f"not a port space: {port_space!r}"
             raise ValueError(msg)
         out = ffi.new("struct rdma_cm_id **")
-        code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
-        check_minus_one(code, "rdma_create_id")
+        if code := lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space)):
+            check_minus_one(code, "rdma_create_id")
         self._setup(channel, out[0], port_space, Stage.IDLE)
 
     def _setup(
@@ -544,7 +544,8 @@ class ConnectionId(Resource):
 
         def call() -> None:
             code = lib.aio_connect(handle, private_data, len(private_data), *offer, number)
-            check_minus_one(code, "rdma_connect")
+            if code:
+                check_minus_one(code, "rdma_connect")
 
         self.stage = Stage.CONNECTING
         try:

@@ -16,6 +16,9 @@ from aiordma.verbs.context import Context
 
 __all__ = ["Common"]
 
+# Bytes of a short message that the adapter need not fetch; each send request is longer by them.
+_INLINE = 128
+
 
 class Common:
     """The common objects of the connections with one plan; closed with the last connection.
@@ -28,6 +31,8 @@ class Common:
         OSError: The limit of open files is reached.
 
     Attributes:
+        attributes: Of the queue pairs, with room for inline messages where the adapter has it.
+        without_inline: The same without that room.
         channel: Completion channel.
         quiet: Whether completion queues are armed for solicited completions only.
         expected: Completions that a connection expects with its first slots; None for all.
@@ -35,7 +40,10 @@ class Common:
         budget: Slots, or their bytes, that come with traffic; None if no slots come.
     """
 
-    __slots__ = ("_plan", "_releases", "budget", "channel", "expected", "queues", "quiet")
+    __slots__ = (
+        "_plan", "_releases", "attributes", "budget", "channel", "expected", "queues", "quiet",
+        "without_inline",
+    )  # fmt: skip
 
     def __init__(self, context: Context, plan: Plan) -> None:
         config = plan.config
@@ -44,6 +52,8 @@ class Common:
         self.quiet = not (config.raw or context.is_iwarp)
         # Software iWARP cannot grow a queue: there is room for all completions from the beginning.
         self.expected = None if context.is_iwarp else plan.expected
+        self.without_inline = plan.attributes(0)
+        self.attributes = plan.attributes(0 if context.is_iwarp else _INLINE)
         self.queues: SharedQueues | None = None
         self.budget: SlotBudget | None = None
         self.channel, release = shared_completions(context)

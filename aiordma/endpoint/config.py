@@ -278,7 +278,7 @@ class Plan:
     """
 
     __slots__ = (
-        "_attributes", "_hellos", "_offers", "answers", "arrivals", "completions", "config",
+        "_hellos", "_offers", "answers", "arrivals", "completions", "config",
         "expected", "grows", "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
     )  # fmt: skip
 
@@ -323,20 +323,15 @@ class Plan:
             # However short the patience, the peer is asked before it is given up.
             interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
         self.silence = interval, limit
-        self._attributes: dict[int, QPInitAttr] = {}
         self._offers: Kept[tuple[int, int, int], Offer] = Kept()
         self._hellos: dict[tuple[int, bool, bool], bytes] = {}
 
     def attributes(self, inline: int) -> QPInitAttr:
         """The attributes of a queue pair with room for so many inline bytes, without its queues."""
-        attr = self._attributes.get(inline)
-        if attr is None:
-            config = self.config
-            attr = self._attributes[inline] = QPInitAttr(
-                send_cq=cast("CompletionQueue", None), max_send_wr=config.sends,
-                max_recv_wr=config.receives, max_inline_data=inline,
-            )  # fmt: skip
-        return attr
+        return QPInitAttr(
+            send_cq=cast("CompletionQueue", None), max_send_wr=self.config.sends,
+            max_recv_wr=self.config.receives, max_inline_data=inline,
+        )  # fmt: skip
 
     def offer(
         self, limits: DeviceAttributes, responder_resources: int = 255, initiator_depth: int = 255

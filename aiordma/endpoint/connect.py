@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
@@ -160,11 +161,7 @@ def connect(
     private_data = payload_of("private data", private_data, room)
     within = limit_of(timeout, config.connect_timeout_s)
 
-    def attempt(
-        address: Address, origin: Address | None, course: Course
-    ) -> Coroutine[Any, Any, Connection]:
-        return _one(address, config, private_data, origin, reuse_address, course)
-
+    attempt = functools.partial(_one, config, private_data, reuse_address)
     opening = dial(
         host,
         port,
@@ -178,11 +175,11 @@ def connect(
 
 
 async def _one(
-    address: Address,
     config: ConnectionConfig,
     private_data: bytes,
-    local_addr: Address | None,
     reuse_address: bool,
+    address: Address,
+    local_addr: Address | None,
     course: Course,
 ) -> Connection:
     cm_id, release = await way_to(

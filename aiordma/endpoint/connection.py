@@ -38,7 +38,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages
+from aiordma.endpoint.large import LargeMessages, checks
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.one_sided import OneSided
@@ -125,8 +125,7 @@ class Connection:
         self._state.remote, self._state.pd = RemoteRegion, link.pd
         self._state.largest = config.max_message_size
         self._sender = Sender(link, config)
-        self._outcome = outcome = Outcome()
-        self._large = LargeMessages(link, self._sender, self._receiver, outcome, config)
+        self._outcome = Outcome()
         self._keepalive: Keepalive | None = None
         self._established: asyncio.Future[None] | None = None  # by the first frame of the client
         # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
@@ -135,6 +134,9 @@ class Connection:
         self._ending = Ending(link)
         # Made at first use: at the end, and for the connections that do not have messages only.
         self._own_goodbye: Goodbye | None = None
+        self._own_large: LargeMessages | None = None
+        self._reads = 0  # RDMA READs that the peer serves at a time
+        self._theirs: Hello | None = None  # the peer's half of the handshake
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
         link.at_close(self._part)
@@ -148,6 +150,16 @@ class Connection:
         if self._own_one_sided is None:
             self._own_one_sided = OneSided(self._link, self.config, self._outcome)
         return self._own_one_sided
+
+    @property
+    def _large(self) -> LargeMessages:
+        if self._own_large is None:
+            self._own_large = LargeMessages(
+                self._link, self._sender, self._receiver, self._outcome, self.config
+            )
+            if self._theirs is not None:
+                self._own_large.agree(self._theirs, self._reads)
+        return self._own_large
 
     @property
     def _goodbye(self) -> Goodbye:
@@ -462,7 +474,8 @@ class Connection:
         if not outcome.decided:
             outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
-            self._large.refuse(outcome.failure)
+            if self._own_large is not None:
+                self._own_large.refuse(outcome.failure)
             self._receiver.drop_all()
             self._receiver.fail(outcome.failure)
         self._begin_end()
@@ -585,7 +598,7 @@ class Connection:
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
         window, bare = self._receiver.window.size, not self._link.context.is_iwarp
-        return self._plan.hello(private_data, window, room, check=self._large.checks, bare=bare)
+        return self._plan.hello(private_data, window, room, check=checks(self._link.context, self.config), bare=bare)
 
     def _meet(
         self,
@@ -606,7 +619,7 @@ class Connection:
             self._state.eager_size = self.config.slot_size
             return
         self.private_data = hello.user_data
-        self._large.agree(hello, reads)
+        self._theirs, self._reads = hello, reads
         slot = min(self.config.slot_size, hello.slot_size)
         limit = hello.max_message_kib * 1024
         self._state.eager_size = min(slot - FRAME_SIZE, limit)
@@ -615,7 +628,8 @@ class Connection:
         if hello.takes_fragments:
             self._state.fragmented_size = min(self.config.rendezvous_threshold, limit)
         self._state.credits += hello.recv_depth
-        self._sender.room()
+        if self._state.queued or self._state.has_pending:
+            self._sender.room()
 
     def _greet(self) -> None:
         """Send the first message, which iWARP demands of the connecting side."""
@@ -690,7 +704,7 @@ class Connection:
             self._watch()
             if not self._established.done():
                 self._established.set_result(None)
-        if (fetcher := self._large.fetcher) is not None:
+        if (fetcher := self._receiver.fetcher) is not None:
             for number in self._link.take_reads():
                 fetcher.on_read(number)
         if state.grows:
@@ -796,15 +810,20 @@ class Connection:
             self._established.set_exception(outcome.failure())
             self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
-        self._large.fail(outcome.failure)
+        if self._own_large is not None:
+            self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
         if self._own_one_sided is not None:
             self._own_one_sided.operations.explained()
         self._begin_end()
 
     def _begin_end(self) -> None:
-        leave = functools.partial(self._goodbye.leave, self._large.drained, self._end)
+        leave = functools.partial(self._goodbye.leave, self._drained, self._end)
         self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
+
+    async def _drained(self) -> None:
+        if self._own_large is not None:
+            await self._own_large.drained()
 
     async def _stop_parts(self) -> None:
         if tasks := self._stop():
@@ -813,7 +832,7 @@ class Connection:
     def _stop(self) -> list[asyncio.Task[None]]:
         if self._keepalive is not None:
             self._keepalive.stop()
-        return self._large.stop()
+        return [] if self._own_large is None else self._own_large.stop()
 
     def _part(self) -> None:
         """Drop the references to this: everything was closed."""

@@ -71,10 +71,11 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.pool import room_of
+from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["Exposer", "Fetcher", "LargeMessages"]
+__all__ = ["Exposer", "Fetcher", "LargeMessages", "checks"]
 
 _COPIED = COPIED_BYTES
 _READ_CHUNK = 1 << 20
@@ -646,6 +647,11 @@ class Fetcher:
         return tasks
 
 
+def checks(context: Context, config: ConnectionConfig) -> bool:
+    """Whether this side asks the peer for checksums of large messages."""
+    return context.is_software if config.check_large is None else config.check_large
+
+
 class LargeMessages:
     """The large messages of one connection in both directions, as the handshake allows them.
 
@@ -690,15 +696,11 @@ class LargeMessages:
         return self._exposer
 
     @property
-    def checks(self) -> bool:
-        """Whether this side asks the peer for checksums."""
-        asked = self._config.check_large
-        return self._link.context.is_software if asked is None else asked
-
-    @property
     def checked(self) -> bool:
         """Whether the peer's large messages have checksums."""
-        return self._hello is not None and self._hello.knows_checksums and self.checks
+        return self._hello is not None and self._hello.knows_checksums and checks(
+            self._link.context, self._config
+        )
 
     def agree(self, hello: Hello, reads: int) -> None:
         """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""

@@ -45,8 +45,6 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["COPIED_BYTES", "Link", "lent"]
 
-# Bytes of a short message that the adapter need not fetch; each send request is longer by them.
-_INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 # The rights that a peer can have; numbers, because flags of an enumeration take longer.
@@ -68,18 +66,19 @@ def lent(view: memoryview) -> memoryview | Loan:
 
 
 def _create_qp(
-    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan, expected: int | None
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, common: Common
 ) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it."""
     memory, cq = (slots.first,), slots.completions.cq
-    inline = 0 if pd.context.is_iwarp else _INLINE
     try:
-        # An adapter does not say how much it takes, and refuses a larger value.
-        return cm_id.create_qp(pd, plan.attributes(inline), memory, cq, expected)
+        return cm_id.create_qp(pd, common.attributes, memory, cq, common.expected)
     except OSError:
-        if not inline:
+        if not common.attributes.max_inline_data:
             raise
-    return cm_id.create_qp(pd, plan.attributes(0), memory, cq, expected)
+    # An adapter does not say how much it takes, and refuses a larger value.
+    qp = cm_id.create_qp(pd, common.without_inline, memory, cq, common.expected)
+    common.attributes = common.without_inline
+    return qp
 
 
 class LinkOwner(Owner, Protocol):
@@ -187,7 +186,7 @@ class Link(AdapterSide):
             pd = ProtectionDomain(context)
             slots = await Slots.open(pd, common, plan)
             cm_id.policy = plan.policy
-            qp = _create_qp(cm_id, pd, slots, plan, common.expected)
+            qp = _create_qp(cm_id, pd, slots, common)
         except BaseException:
             if slots is not None:
                 slots.abandon()
@@ -205,8 +204,8 @@ class Link(AdapterSide):
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)
-        count = self.slots.recv.count
-        self.check(self.state.post_receives(count), "ibv_post_recv")
+        if code := self.state.post_receives(self.slots.recv.count):
+            self.check(code, "ibv_post_recv")
 
     def _bind(self) -> None:
         recv, send, control = self.slots.recv, self.slots.send, self.slots.control
@@ -221,7 +220,7 @@ class Link(AdapterSide):
             recv.crowded if isinstance(recv, ElasticArena) else 0,
             self.slots,
         )
-        if isinstance(recv, ElasticArena) and recv.full:
+        if isinstance(recv, ElasticArena) and recv.count >= recv.enough:
             self.fit()
 
     # Completions

@@ -76,14 +76,13 @@ class Slots:
         "_loop", "_own_cq", "_share", "completions", "control", "first", "recv", "send",
     )  # fmt: skip
 
-    first: MemoryRegion
     _loop: asyncio.AbstractEventLoop  # of a member of a budget
-    recv: Arena
-    send: Arena
     completions: Completions
 
-    def __init__(self) -> None:
-        self.control: Arena | None = None
+    def __init__(self, made: list[Arena], plan: Plan) -> None:
+        self.first: MemoryRegion = made[0].mr
+        self.recv, self.send = made[:2]
+        self.control: Arena | None = None if plan.config.raw else made[2]
         self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
 
@@ -103,21 +102,15 @@ class Slots:
             made = await call_blocking(
                 lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
             )
-        slots = cls()
+        slots = cls(made, plan)
         try:
-            slots._set_up(pd, made, common, plan)
+            slots._set_up(pd, common, plan)
         except BaseException:
             slots.abandon()
             raise
         return slots
 
-    def _set_up(
-        self, pd: ProtectionDomain, made: list[Arena], common: Common, plan: Plan
-    ) -> None:
-        self.first = made[0].mr
-        self.recv, self.send = made[:2]
-        if not plan.config.raw:
-            self.control = made[2]
+    def _set_up(self, pd: ProtectionDomain, common: Common, plan: Plan) -> None:
         if common.budget is not None:  # further slots come out of it
             self._loop = asyncio.get_running_loop()
             share = self._share = common.budget.join(plan.guaranteed)

@@ -62,7 +62,8 @@ class Place:
         if self._places is not None:
             self._drop = drop
             self._since = self._places._now()
-            self._places._press()
+            if self._places.waiting:
+                self._places._press()
 
     def acted(self) -> None:
         """Note that the client has acted: it is not dropped any more."""
@@ -143,7 +144,8 @@ class Places:
         clients.line.append(Place(self, source, begin, refuse))
         self.waiting += 1
         self._admit()
-        self._press()
+        if self.waiting:
+            self._press()
 
     def make_room(self, source: str) -> bool:
         """Refuse the request that has waited longest, of the source that holds most.
@@ -196,8 +198,9 @@ class Places:
             self.waiting -= 1
         if not clients.held:
             del self._sources[place.source]
-        self._admit()
-        self._press()
+        if self.waiting or self._timer is not None:
+            self._admit()
+            self._press()
 
     def _send_away(self, place: Place) -> None:
         calls = place._calls
@@ -217,8 +220,6 @@ class Places:
 
     def _press(self) -> None:
         """End the handshakes and waits whose time is over, and set the timer for the next."""
-        if not self.waiting and self._timer is None:
-            return
         now = self._now()
         if self._timer is not None:
             self._timer.cancel()
@@ -290,8 +291,6 @@ class _Tally:
 
         `limit` is the name of the setting, `most` its value.
         """
-        if 4 * (self.all + more) <= most:
-            return ""  # so few that any source is below its share
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
         own = self.sources.get(source, 0)
@@ -354,6 +353,12 @@ class Ledger:
         if own >= limits.max_connections_per_source:
             return f"{source} has {own} (max_connections_per_source)"
         most, most_of_process = self._most_bytes
+        if (
+            4 * clients.all < limits.max_connections
+            and 4 * (self._pinned.all + size) <= most
+            and 4 * (PINNED.all + size) <= most_of_process
+        ):
+            return ""  # so few that any source is below its share
         return (
             clients.why_full("max_connections", limits.max_connections, source, 1)
             or self._pinned.why_full("max_pinned_bytes", most, source, size)

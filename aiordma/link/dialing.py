@@ -8,6 +8,7 @@ connection id.
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Coroutine
 from types import EllipsisType
 from typing import TypeVar
@@ -106,7 +107,7 @@ async def dial(
     course = Course(limit)
 
     def one(address: Address) -> Coroutine[object, object, T]:
-        return paced(address, lambda: attempt(address, origins[address], course), course)
+        return paced(address, functools.partial(attempt, address, origins[address], course), course)
 
     try:
         with limit:

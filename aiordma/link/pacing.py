@@ -107,7 +107,7 @@ class _Pace:
             self.under_way += 1
 
     def _watch(self) -> None:
-        if self._line and self._timer is None:
+        if self._line.places and self._timer is None:
             self._timer = self._loop.call_later(STALLED_S, self._stalled)
 
     def _stalled(self) -> None:

@@ -41,11 +41,7 @@ class Arena:
     def view(self) -> memoryview:
         """All bytes of the slots that are there from the beginning."""
         start = self.addr - self.mr.addr
-        return self.mr.view[start : start + self._first * self.slot_size]
-
-    @property
-    def _first(self) -> int:
-        return self.count
+        return self.mr.view[start : start + self.count * self.slot_size]
 
     # `ElasticArena` overrides these; here the slots neither come nor go.
 

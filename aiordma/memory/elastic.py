@@ -123,8 +123,10 @@ class ElasticArena(Arena):
         return chunk
 
     @property
-    def _first(self) -> int:
-        return self._base
+    def view(self) -> memoryview:
+        """All bytes of the slots that are there from the beginning."""
+        start = self.addr - self.mr.addr
+        return self.mr.view[start : start + self._base * self.slot_size]
 
     @property
     def keys(self) -> list[int]:

@@ -185,7 +185,7 @@ class Context(Resource):
     @property
     def is_software(self) -> bool:
         """Whether the adapter is a program of the kernel, as Soft-RoCE and software iWARP are."""
-        return self.attributes.vendor_id in SOFTWARE_DRIVERS
+        return (self._attributes or self.attributes).vendor_id in SOFTWARE_DRIVERS
 
     @property
     def num_comp_vectors(self) -> int:

@@ -220,7 +220,7 @@ def large_of(connection: Connection) -> LargeMessages:
 
 def set_large(connection: Connection, parts: Any) -> None:
     """Have a fake in their place."""
-    connection._large = parts
+    connection._own_large = parts
 
 
 def copied_up_to() -> int:

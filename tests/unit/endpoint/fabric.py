@@ -34,6 +34,7 @@ from aiordma.endpoint.config import (
     plan_of,
 )
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.large import checks
 from aiordma.endpoint.link import Link
 from aiordma.link.completions import Completions
 from aiordma.memory import elastic
@@ -43,7 +44,6 @@ from tests.inside.core import let_go, retain
 from tests.inside.endpoint import (
     greet,
     greeting_of,
-    large_of,
     meet,
     receiver_of,
     tell_failed,
@@ -461,7 +461,7 @@ class Wire:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
         window = receiver_of(self.ends[1 - side]).window.size
-        check = large_of(self.ends[1 - side]).checks
+        check = checks(self.links[1 - side].context, peer)
         meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:
