@@ -84,7 +84,7 @@ _log = logging.getLogger("aiordma")
 _CONFIRMATION_S = 0.25
 _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
 _DEFAULT_POLICY = QPPolicy()
-_NO_OFFER = 0, 0, 0, 0, 0  # datagram services know no depths and no retries
+_NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no retries
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
 # iWARP returns these from the call, and InfiniBand reports them by an event.
@@ -453,15 +453,19 @@ class ConnectionId(Resource):
         qp = QueuePair(pd, attr, (self, *uses), cq, checked=True, expected=expected)
         self.qp = qp
         try:
-            # Port, partition, and of a datagram queue pair the Q_Key of the port space.
-            self._move(_INIT, self.policy)
-            if self.is_datagram:
-                make_ready(qp, self.port_num)
+            self._start_qp(qp)
         except BaseException:
             self.qp = None
             qp.close()
             raise
         return qp
+
+    def _start_qp(self, qp: QueuePair) -> None:
+        """First transitions of the id's new queue pair: for datagrams all that it needs."""
+        # Port, partition, and the Q_Key of the port space.
+        self._move(_INIT, self.policy)
+        if self.is_datagram:
+            make_ready(qp, self.port_num)
 
     def destroy_qp(self) -> None:
         """Destroy the queue pair (`ibv_destroy_qp(3)`); after it the id can only be closed."""
@@ -521,7 +525,7 @@ class ConnectionId(Resource):
         Cancellation: ends the wait; close the id then.
         """
         private_data = check_offer(param, private_data, timeout)
-        offer = _NO_OFFER
+        offer: Offer = _NO_OFFER
         if self.is_datagram:
             check_room(private_data, SERVICE_REQUEST_ROOM, "a request of a datagram service")
             self._need_datagrams("rdma_connect")

@@ -67,7 +67,8 @@ class ConnectionConfig:
             sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000; three in any case, and
             so many if there is memory (docs/adr/growing-slots.md).
-        send_depth: Messages of this side that may be on their way, 1 to 16,000.
+        send_depth: Messages of this side that may be on their way, 1 to 16,000.  The adapter's ring
+            for them is made at once: on Soft-RoCE it takes 512 bytes for each request.
         shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
             and `slot_size` share, for both directions, as well as completion queues; see
             docs/sharing.md.  Each is guaranteed 11 slots, and gets up to `recv_depth` and
@@ -278,8 +279,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_hellos", "_offers", "answers", "arrivals", "completions", "config",
-        "expected", "grows", "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
+        "_hellos", "_offers", "answers", "arrivals", "completions", "config", "expected", "grows",
+        "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:

@@ -598,7 +598,9 @@ class Connection:
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
         window, bare = self._receiver.window.size, not self._link.context.is_iwarp
-        return self._plan.hello(private_data, window, room, check=checks(self._link.context, self.config), bare=bare)
+        return self._plan.hello(
+            private_data, window, room, check=checks(self._link.context, self.config), bare=bare
+        )
 
     def _meet(
         self,

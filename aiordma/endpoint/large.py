@@ -698,8 +698,10 @@ class LargeMessages:
     @property
     def checked(self) -> bool:
         """Whether the peer's large messages have checksums."""
-        return self._hello is not None and self._hello.knows_checksums and checks(
-            self._link.context, self._config
+        return (
+            self._hello is not None
+            and self._hello.knows_checksums
+            and checks(self._link.context, self._config)
         )
 
     def agree(self, hello: Hello, reads: int) -> None:

@@ -27,10 +27,9 @@ from aiordma._core import (
 )
 from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
-from aiordma.endpoint.common import Common
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
 from aiordma.endpoint.outcome import closed_error
-from aiordma.endpoint.slots import Slots
+from aiordma.endpoint.slots import Common, Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
@@ -165,7 +164,7 @@ class Link(AdapterSide):
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
         self._rights: _Rights | None = None  # made for the first right
-        slots.serve(qp, self.buffers)
+        slots.serve_with(self.buffers)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:

@@ -481,9 +481,7 @@ async def _confirmed(
             raise
 
 
-def _acted(
-    request: Request, connection: Connection, greeting: asyncio.Future[None] | None
-) -> bool:
+def _acted(request: Request, connection: Connection, greeting: asyncio.Future[None] | None) -> bool:
     """Whether the client has confirmed, or greeted: its handshake is not dropped then."""
     if greeting is None:
         return request.cm_id.stage is Stage.CONNECTED

@@ -157,6 +157,9 @@ class Large:
 class Fetches(Protocol):
     """The fetcher of large messages, as the receiver sees it."""
 
+    def on_read(self, number: int) -> None:
+        """A READ of a large message has completed."""
+
     def taken(self) -> None:
         """The program has taken a large message."""
 

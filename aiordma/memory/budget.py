@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import errno_error

@@ -19,7 +19,7 @@ import functools
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
@@ -33,13 +33,20 @@ _log = logging.getLogger("aiordma")
 
 
 class Keeper(Protocol):
-    """Keeps memory registered as long as a queue pair may use it."""
+    """Keeps memory registered as long as a queue pair may use it, and its completion queue fit."""
 
     def pin(self, region: MemoryRegion) -> None:
         """Keep it until `unpin`, or until the queue pair is gone."""
 
     def unpin(self, region: MemoryRegion) -> None:
         """The queue pair does not use it any more."""
+
+    def expect(self, more: int) -> None:
+        """Have the completion queue expect so many completions more.
+
+        Raises:
+            OSError: It cannot grow.
+        """
 
 
 class _Chunk:
@@ -74,15 +81,12 @@ class ElasticArena(Arena):
         enough: Slots for the window; more of them, up to `most`, are for answers alone.
         more: All bytes of the slots behind the base; only those in service are registered.
         more_addr: Address of the first of these slots; 0 before any was in service.
-        crowded: Address of a byte that is not 0 while a connection of the pool waits for slots.
-        keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
-        expect: Has the completion queue expect so many completions more; raises OSError if it
-            cannot grow.  None as `keeper`.
+        keeper: Serves chunks that come later; None before the queue pair is there, and at the end.
     """
 
     __slots__ = (
         "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_pd", "_refused",
-        "_share", "_steps", "_unit", "crowded", "expect", "keeper", "more", "more_addr",
+        "_share", "_steps", "_unit", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     def __init__(
@@ -95,7 +99,6 @@ class ElasticArena(Arena):
         self._expected = 0  # chunks whose completions are expected
         self._base = base.count
         self._share = share
-        self.crowded = share.crowded
         self._unit = unit
         self._steps = _steps(base.count, most, chunk)
         self._closed = False
@@ -104,7 +107,6 @@ class ElasticArena(Arena):
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
-        self.expect: Callable[[int], None] | None = None
         self.more = Arena.more
         self.more_addr = 0
         self.enough = most
@@ -143,6 +145,11 @@ class ElasticArena(Arena):
     def some_leave(self) -> bool:
         """Whether any chunk is leaving."""
         return any(chunk.leaving for chunk in self._chunks.values())
+
+    @property
+    def crowded(self) -> int:
+        """Address of a byte that is not 0 while a connection of the pool waits for slots."""
+        return self._share.crowded
 
     @property
     def full(self) -> bool:
@@ -187,9 +194,9 @@ class ElasticArena(Arena):
             return ()
         self._entering = True
         try:
-            if self.expect is not None and number >= self._expected:
+            if self.keeper is not None and number >= self._expected:
                 # For good: a chunk that leaves and comes back is expected already.
-                self.expect(len(slots))
+                self.keeper.expect(len(slots))
                 self._expected = number + 1
             chunk = self._enter(number)
         except BaseException as exc:
@@ -252,6 +259,6 @@ class ElasticArena(Arena):
     def close(self) -> None:
         """Deregister all but the base; the bytes stay readable while a view of them exists."""
         self._closed = True
-        self.keeper = self.expect = None
+        self.keeper = None
         for chunk in self._chunks.values():
             chunk.mr.close()

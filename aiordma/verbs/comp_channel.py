@@ -304,7 +304,7 @@ class CompletionChannel(Resource):
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         polled = missed = dispatched = 0
-        for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
+        for _ in range(0 if cq.closed else cq._room.size // _BUDGET + 1):
             swept = self.drain.sweep(int(ffi.cast("uintptr_t", cq._handle)))
             if swept is None:
                 break

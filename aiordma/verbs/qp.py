@@ -53,6 +53,7 @@ from aiordma.verbs.qp_attr import (
 )
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
+from aiordma.verbs.srq import SharedReceiveQueue
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
 from aiordma.verbs.work_queue import WorkQueue
 from aiordma.verbs.wr import SGE, Buffers, Built, RecvWR, SendWR, flags_of, sge_list
@@ -93,7 +94,7 @@ class QueuePair(Resource):
 
     __slots__ = (
         "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
-        "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd", "srq",
+        "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
     )  # fmt: skip
 
     def __init__(
@@ -131,7 +132,6 @@ class QueuePair(Resource):
         # Both made for the first request: a connection posts in C, and needs none.
         self._rules: WRRules | None = None
         self._queues: tuple[WorkQueue, WorkQueue] | None = None
-        self.srq = attr.srq
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
@@ -198,6 +198,11 @@ class QueuePair(Resource):
             recv_cq._unpromise(attr.max_recv_wr)
         else:
             attr.srq._dismiss(recv_cq)
+
+    @property
+    def srq(self) -> SharedReceiveQueue | None:
+        """Shared receive queue, from which it takes its receives; None for a queue of its own."""
+        return self._init.srq
 
     def _choose_rules(self) -> WRRules:
         self._rules = rules = WRRules.of(
@@ -323,7 +328,11 @@ class QueuePair(Resource):
         group = [replace(wr, send_flags=wr.send_flags & ~SendFlags.SIGNALED) for wr in chain]
         group[-1].send_flags |= SendFlags.SIGNALED
         reads = any(request.opcode == Opcode.RDMA_READ for request in group[:-1])
-        if reads and (self._rules or self._choose_rules()).overtaking and group[-1].opcode != Opcode.RDMA_READ:
+        if (
+            reads
+            and (self._rules or self._choose_rules()).overtaking
+            and group[-1].opcode != Opcode.RDMA_READ
+        ):
             group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
         return await self._sq.completed(self._built_send(group), wr_id=chain[-1].wr_id)
 
@@ -438,7 +447,9 @@ class QueuePair(Resource):
         Man page: `ibv_post_send(3)`.
         """
         if imm is None and not (solicited or inline or fence):
-            plain = (self._rules or self._choose_rules()).transfer(Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write")
+            plain = (self._rules or self._choose_rules()).transfer(
+                Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write"
+            )
             if plain is not None:
                 return await self._sq.completed(plain)
         opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
@@ -471,7 +482,9 @@ class QueuePair(Resource):
         Man page: `ibv_post_send(3)`.
         """
         if not fence:
-            plain = (self._rules or self._choose_rules()).transfer(Opcode.RDMA_READ, buffers, remote_addr, rkey, "read")
+            plain = (self._rules or self._choose_rules()).transfer(
+                Opcode.RDMA_READ, buffers, remote_addr, rkey, "read"
+            )
             if plain is not None:
                 return await self._sq.completed(plain)
         request = SendWR(

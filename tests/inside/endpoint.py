@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
-from aiordma.endpoint import large, link, one_sided
+from aiordma.endpoint import large, one_sided, slots
 from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
@@ -271,4 +271,4 @@ def after_frames(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
 
 def ask_for_inline(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have queue pairs asked for so many bytes of inline data."""
-    patch.setattr(link, "_INLINE", size)
+    patch.setattr(slots, "_INLINE", size)
