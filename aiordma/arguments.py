@@ -172,8 +172,8 @@ def payload_of(name: str, value: Any, most: int) -> bytes:
         TypeError: It has no buffer, or an array of Python objects.
         ValueError: It is too long, or not contiguous.
     """
-    view = bytes_of(name, value)
-    if view.nbytes > most:
-        msg = f"{name} of {view.nbytes} bytes does not fit: {most} are left"
+    data = value if type(value) is bytes else bytes(bytes_of(name, value))
+    if len(data) > most:
+        msg = f"{name} of {len(data)} bytes does not fit: {most} are left"
         raise ValueError(msg)
-    return value if type(value) is bytes else bytes(view)
+    return data

@@ -258,7 +258,7 @@ static PyObject *state_bind(PyObject *object, PyObject *args)
     replace(&((MessageState *)object)->memory, Py_NewRef(memory));
     m->qp = (struct ibv_qp *)(uintptr_t)qp;
     m->crowded = (const uint8_t *)(uintptr_t)crowded;
-    m->send.full = m->recv.full = 1;
+    m->recv.full = !m->crowded; /* slots that come are told by `fit` */
     Py_RETURN_NONE;
 }
 

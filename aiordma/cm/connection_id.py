@@ -43,6 +43,7 @@ from aiordma.cm.connection_parameter import (
     SERVICE_ANSWER_ROOM,
     SERVICE_REQUEST_ROOM,
     ConnectionParameter,
+    Offer,
     check_offer,
     check_room,
 )
@@ -83,7 +84,7 @@ _log = logging.getLogger("aiordma")
 _CONFIRMATION_S = 0.25
 _INIT, _RTR, _RTS = int(QPState.INIT), int(QPState.RTR), int(QPState.RTS)
 _DEFAULT_POLICY = QPPolicy()
-_NO_OFFER = 0, 0, 0, 0, 0  # datagram services know no depths and no retries
+_NO_OFFER: Offer = 0, 0, False, 0, 0  # datagram services know no depths and no retries
 _ESTABLISHED = frozenset({EventType.ESTABLISHED})
 _DISCONNECTED = frozenset({EventType.DISCONNECTED})
 # iWARP returns these from the call, and InfiniBand reports them by an event.
@@ -127,13 +128,14 @@ class ConnectionId(Resource):
 
     Attributes:
         stage: Stage of the connecting.
+        is_datagram: Whether its port space is for datagrams.
         policy: Bounds that the queue pair's transitions apply; set before `connect` or `accept`.
         qp: The queue pair after `create_qp`, else None.
     """
 
     __slots__ = (
         "_access", "_channel", "_confirming", "_context", "_memberships", "_sink", "_step",
-        "_token", "_unacked", "policy", "port_space", "qp", "stage",
+        "_token", "_unacked", "is_datagram", "policy", "port_space", "qp", "stage",
     )  # fmt: skip
 
     def __init__(self, channel: EventChannel, port_space: PortSpace = PortSpace.TCP) -> None:
@@ -145,8 +147,8 @@ class ConnectionId(Resource):
             msg = f"not a port space: {port_space!r}"
             raise ValueError(msg)
         out = ffi.new("struct rdma_cm_id **")
-        code = lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space))
-        check_minus_one(code, "rdma_create_id")
+        if code := lib.rdma_create_id(channel._require(), out, ffi.NULL, int(port_space)):
+            check_minus_one(code, "rdma_create_id")
         self._setup(channel, out[0], port_space, Stage.IDLE)
 
     def _setup(
@@ -162,10 +164,11 @@ class ConnectionId(Resource):
         self._unacked = 0
         self.policy = _DEFAULT_POLICY
         self.port_space = port_space
+        self.is_datagram = port_space is PortSpace.UDP or port_space is PortSpace.IPOIB
         self.qp: QueuePair | None = None
         self.stage = stage
         super().__init__(handle, (channel,))
-        self._token = channel._enroll(self)
+        self._token = channel._ids.add(self)  # of 40 bits at most: token_of in _core/cm.c
         handle.context = ffi.cast("void *", self._token)
 
     def _adopt(self, handle: Any) -> Self:
@@ -318,16 +321,15 @@ class ConnectionId(Resource):
         Cancellation: ends the wait; close the id then.
         """
         await self._find(dst, src, timeout)
-        self.stage = Stage.ADDRESS_RESOLVED
 
-    async def find(
+    def find(
         self,
         dst: Address,
         src: Address | None = None,
         timeout: float = 2.0,
         *,
         limited: bool = False,
-    ) -> None:
+    ) -> Coroutine[Any, Any, None]:
         """`resolve_addr` and `resolve_route` in one step.
 
         Readers of the channel get no event of the address.  If ibacm runs, they do: then resolving
@@ -342,42 +344,46 @@ class ConnectionId(Resource):
 
         Raises, cancellation: as those.
         """
-        if await route_call_can_block():
-            await self.resolve_addr(dst, src, timeout)
-            await self.resolve_route(timeout)
-        else:
-            limit = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
-            await self._find(dst, src, timeout, limit, limited=limited)
-            self.stage = Stage.ROUTE_RESOLVED
+        return self._find(dst, src, timeout, route=True, limited=limited)
 
     async def _find(
         self,
         dst: Address,
         src: Address | None,
         timeout: float,
-        route_ms: int = 0,
         *,
+        route: bool = False,
         limited: bool = False,
     ) -> None:
-        """Resolve the address and, with milliseconds for it, the route."""
+        """Resolve the address, and the route if it is asked for."""
         check_seconds("timeout", timeout, zero=True, none=False)
+        route_ms = 0
+        if route:
+            if await route_call_can_block():
+                await self._find(dst, src, timeout)
+                await self.resolve_route(timeout)
+                return
+            route_ms = min(max(1, int(timeout * 1000)), LONGEST_ROUTE_MS)
         self._need("rdma_resolve_addr", Stage.IDLE, Stage.BOUND)
         c_dst = to_sockaddr(dst)
         c_src = to_sockaddr(src) if src is not None else ffi.NULL
 
+        source, destination = int(ffi.cast("uintptr_t", c_src)), int(ffi.cast("uintptr_t", c_dst))
+
         def call(limit_ms: int) -> None:
-            handle, source, destination = (
-                int(ffi.cast("uintptr_t", pointer)) for pointer in (self._require(), c_src, c_dst)
-            )
+            handle = int(ffi.cast("uintptr_t", self._require()))
             code = CMEvents.resolve(handle, source, destination, limit_ms, self._token, route_ms)
-            check_resolve(code, dst)
+            if code:
+                check_resolve(code, dst)
 
         loop = self._channel._attach()
         try:
             await resolve(self._step, loop, call, timeout, route_ms, limited=limited)
+            del c_src, c_dst
         except asyncio.CancelledError:
             self.stage = Stage.FAILED  # the kernel goes on, and takes no other address
             raise
+        self.stage = Stage.ROUTE_RESOLVED if route else Stage.ADDRESS_RESOLVED
 
     async def resolve_route(self, timeout: float = 2.0) -> None:
         """Find the path to the resolved address (`rdma_resolve_route(3)`).
@@ -416,6 +422,7 @@ class ConnectionId(Resource):
         attr: QPInitAttr,
         uses: tuple[Resource, ...] = (),
         cq: CompletionQueue | None = None,
+        expected: int | None = None,
     ) -> QueuePair:
         """Make the id's queue pair, ready for receives (`ibv_create_qp(3)`).
 
@@ -424,6 +431,7 @@ class ConnectionId(Resource):
             attr: Sizes, completion queues, type.
             uses: Resources that outlive it, whatever is closed first; so does the id.
             cq: Where all of it completes, if `attr` does not say.
+            expected: As for `QueuePair`.
 
         Raises:
             TypeError: Not a protection domain, or not a `QPInitAttr`.
@@ -442,7 +450,7 @@ class ConnectionId(Resource):
             raise ValueError(msg)
         if self.is_datagram:
             self._need_datagrams("rdma_create_qp")
-        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True)
+        qp = QueuePair(pd, attr, (self, *uses), cq, checked=True, expected=expected)
         self.qp = qp
         try:
             self._start_qp(qp)
@@ -483,10 +491,9 @@ class ConnectionId(Resource):
 
     # Connection
 
-    def _offer(self, param: ConnectionParameter | None) -> tuple[int, int, bool, int, int]:
-        context = self._context or self.context
-        assert context is not None
-        return (param or ConnectionParameter())._numbers(context.attributes)
+    def _offer(self, param: ConnectionParameter | None) -> Offer:
+        assert self.context is not None
+        return (param or ConnectionParameter())._numbers(self.context.attributes)
 
     async def connect(
         self,
@@ -518,23 +525,31 @@ class ConnectionId(Resource):
         Cancellation: ends the wait; close the id then.
         """
         private_data = check_offer(param, private_data, timeout)
+        offer: Offer = _NO_OFFER
         if self.is_datagram:
             check_room(private_data, SERVICE_REQUEST_ROOM, "a request of a datagram service")
             self._need_datagrams("rdma_connect")
         self._need("rdma_connect", Stage.ROUTE_RESOLVED)
-        assert self.context is not None
-        blocks, offer, number = False, _NO_OFFER, 0
         if not self.is_datagram:
             if self.qp is None:
                 raise os_error(errno.EINVAL, "rdma_connect", detail="(no queue pair)")
             self._check_room(private_data, REQUEST_ROOM, "a request to connect")
-            # Software iWARP opens its TCP connection inside the call.
-            blocks, offer, number = self.context.is_iwarp, self._offer(param), self.qp.num
+            offer = self._offer(param)
+        return await self._connect(offer, private_data, timeout)
+
+    async def _connect(
+        self, offer: Offer, private_data: bytes, timeout: float | None
+    ) -> ConnectionEvent:
+        """`connect` with arguments that were checked: the numbers of a parameter."""
+        # Software iWARP opens its TCP connection inside the call.
+        blocks = self.qp is not None and self.qp.pd.context.is_iwarp
+        number = 0 if self.qp is None or self.is_datagram else self.qp.num
         handle = self._require()
 
         def call() -> None:
             code = lib.aio_connect(handle, private_data, len(private_data), *offer, number)
-            check_minus_one(code, "rdma_connect")
+            if code:
+                check_minus_one(code, "rdma_connect")
 
         self.stage = Stage.CONNECTING
         try:
@@ -583,14 +598,20 @@ class ConnectionId(Resource):
         if qp is not None:
             msg = "a connection is served by the id's own queue pair"
             raise ValueError(msg)
-        return await self._run(lambda: self._accept(param, private_data), _ESTABLISHED, timeout)
-
-    def _accept(self, param: ConnectionParameter | None, private_data: bytes) -> None:
-        qp = self._answering(self.qp)
-        assert self.context is not None
+        self._answering(self.qp)
         self._check_room(private_data, ANSWER_ROOM, "an answer")
-        offer = self._offer(param)
-        if not self.context.is_iwarp:
+        return await self._accept(self._offer(param), private_data, timeout)
+
+    def _accept(
+        self, offer: Offer, private_data: bytes, timeout: float | None
+    ) -> Coroutine[Any, Any, ConnectionEvent]:
+        """`accept` with arguments that were checked: the numbers of a parameter."""
+        grant = functools.partial(self._grant, offer, private_data)
+        return self._run(grant, _ESTABLISHED, timeout)
+
+    def _grant(self, offer: Offer, private_data: bytes) -> None:
+        qp = self._answering(self.qp)
+        if not qp.pd.context.is_iwarp:
             self._move(_RTS, self.policy.granting(offer[0], offer[1]))
         self._answer(qp, private_data, offer)
         self.stage = Stage.ACCEPTED
@@ -611,9 +632,7 @@ class ConnectionId(Resource):
         qp._require()
         return qp
 
-    def _answer(
-        self, qp: QueuePair, private_data: bytes, offer: tuple[int, int, int, int, int]
-    ) -> None:
+    def _answer(self, qp: QueuePair, private_data: bytes, offer: Offer) -> None:
         handle = self._require()
         if lib.aio_accept(handle, private_data, len(private_data), *offer, qp.num):
             code = ffi.errno
@@ -697,12 +716,6 @@ class ConnectionId(Resource):
         check_minus_one(code, "rdma_disconnect")
 
     # Multicast
-
-    @property
-    def is_datagram(self) -> bool:
-        """Whether its port space is for datagrams."""
-        space = self.port_space
-        return space is not PortSpace.TCP and space in (PortSpace.UDP, PortSpace.IPOIB)
 
     def _need_datagrams(self, verb: str) -> None:
         self._require()
@@ -873,7 +886,7 @@ class ConnectionId(Resource):
         channel._retain(self)
         self._parents = (channel,)
         old._let_go(self)
-        self._token = channel._enroll(self)
+        self._token = channel._ids.add(self)
         self._handle.context = ffi.cast("void *", self._token)
 
     # Life

@@ -9,8 +9,11 @@ from aiordma.verbs.context import DeviceAttributes
 
 __all__ = [
     "ANSWER_ROOM", "REFUSAL_ROOM", "REQUEST_ROOM", "SERVICE_ANSWER_ROOM", "SERVICE_REQUEST_ROOM",
-    "ConnectionParameter", "check_offer", "check_room",
+    "ConnectionParameter", "Offer", "check_offer", "check_room",
 ]  # fmt: skip
+
+#: Depths, flow control and retries, as `aio_connect` and `aio_accept` take them.
+Offer = tuple[int, int, bool, int, int]
 
 _MAX_DEPTH = 255
 _DEFAULT_RETRIES = 7
@@ -141,8 +144,8 @@ class ConnectionParameter:
         self._checked("rnr_retry_count", value, 7)
         self._rnr_retry_count = value if 0 <= value <= 7 else _DEFAULT_RETRIES
 
-    def _numbers(self, limits: DeviceAttributes) -> tuple[int, int, bool, int, int]:
-        """As `aio_connect` and `aio_accept` take them."""
+    def _numbers(self, limits: DeviceAttributes) -> Offer:
+        """As the C calls take them."""
         self.bind(limits.max_qp_rd_atom)
         depth = self._depth(self._initiator_depth)
         # The kernel refuses more than the device can start; the getter keeps the program's value.

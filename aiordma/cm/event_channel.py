@@ -102,7 +102,7 @@ class EventChannel(Resource):
         self._ids: WeakTable[ConnectionId] = WeakTable()
         # Made with the first iterator: to go through an empty set takes as long as the rest.
         self._iterators: weakref.WeakSet[Steps[ConnectionEvent]] | None = None
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._max_unread = max_unread
         self.dropped_events = 0
         self._over = False  # nothing will be put into the line any more
@@ -127,6 +127,8 @@ class EventChannel(Resource):
     def _attach(self) -> asyncio.AbstractEventLoop:
         """Register with the running loop, once; the channel then belongs to that loop."""
         loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return loop
         if self._pump is None:
             self._loop = loop
             self._pump = FdPump(loop, self.fileno(), self._on_readable, self._on_failure)
@@ -156,9 +158,6 @@ class EventChannel(Resource):
         for _ in range(_MOST_TO_CATCH_UP // self._budget):
             if self.closed or self._pump is None or not self._pump.kick():
                 return
-
-    def _enroll(self, connection_id: ConnectionId) -> int:
-        return self._ids.add(connection_id)  # of 40 bits at most: token_of in _core/cm.c
 
     # Dispatch
 
@@ -203,15 +202,17 @@ class EventChannel(Resource):
         numbers: tuple[int, ...] | None,
     ) -> None:
         kind = _KINDS.get(number) or EventType(number)
-        listener = None
+        listener: ConnectionId | None = None
+        target: ConnectionId | None
         if kind is EventType.CONNECT_REQUEST:
             listener = self._ids.get(listen_token)
             if listener is None or listener.closed:
                 self._discard(self._requested())
                 return
-            target: ConnectionId | None = listener._adopt(self._requested())
+            target = listener._adopt(self._requested())
         else:
-            target = self._ids.get(token)
+            reference = self._ids.references.get(token)  # `get` would be a call for each event
+            target = None if reference is None else reference()
             if target is None:
                 return
         event = ConnectionEvent(self, kind, status, target, listener, private_data, numbers)
@@ -224,7 +225,8 @@ class EventChannel(Resource):
             taken = handler._on_event(event)
         except BaseException as exc:
             self._report(exc)
-        if not event.hidden and (not taken or self._is_read):
+        # As `_is_read`: a call of it would take as long as the rest, four times for a connect.
+        if not event.hidden and (not taken or self._iterators or self._waiters.places):
             self._publish(event)
 
     def _requested(self) -> Any:

@@ -109,4 +109,4 @@ def make_ready(qp: QueuePair, port: int) -> None:
     qp.modify(QPAttrMask.STATE, qp_state=QPState.RTR)
     qp.modify(QPAttrMask.STATE | QPAttrMask.SQ_PSN, qp_state=QPState.RTS, sq_psn=0)
     mtu = qp.pd.context.query_port(port).active_mtu.in_bytes
-    qp._rules = replace(qp._rules, max_datagram=mtu)
+    qp._rules = replace(qp._rules or qp._choose_rules(), max_datagram=mtu)

@@ -7,11 +7,12 @@ from mmap import PAGESIZE
 from typing import cast
 
 from aiordma.arguments import check_kind
-from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.connection_parameter import ConnectionParameter, Offer
 from aiordma.cm.qp_transition import QPPolicy
 from aiordma.endpoint.wire import FRAME_SIZE, HELLO_SIZE, RENDEZVOUS, Hello
 from aiordma.link.config_check import check_numbers, check_seconds, check_wait
-from aiordma.loop.kept import kept
+from aiordma.loop.kept import Kept, kept
+from aiordma.verbs.context import DeviceAttributes
 from aiordma.verbs.cq import CompletionQueue
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES
@@ -43,6 +44,10 @@ MIN_ANSWERS = 1
 MIN_SENDS = 1
 #: Bytes of slots that a connection has from the beginning, rather than in steps.
 SMALL_BYTES = 1 << 16
+#: Slots of a step; 16 of the default size fill whole pages.
+_STEP = 16
+#: A member of a pool takes smaller steps, for the others: from its first slots to all so many.
+_POOL_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +68,8 @@ class ConnectionConfig:
             messages from the sender's memory.
         recv_depth: Data messages that the peer may send ahead, 2 to 16,000; three in any case, and
             so many if there is memory (docs/adr/growing-slots.md).
-        send_depth: Messages of this side that may be on their way, 1 to 16,000.
+        send_depth: Messages of this side that may be on their way, 1 to 16,000.  The adapter's ring
+            for them is made at once: on Soft-RoCE it takes 512 bytes for each request.
         shared_slots: Slots that all connections of this loop and device with equal `shared_slots`
             and `slot_size` share, for both directions, as well as completion queues; see
             docs/sharing.md.  Each is guaranteed 11 slots, and gets up to `recv_depth` and
@@ -138,7 +144,7 @@ class ConnectionConfig:
     slot_size: int = 5888
     rendezvous_threshold: int = 1024 * 1024
     recv_depth: int = 64
-    send_depth: int = 64
+    send_depth: int = 32
     shared_slots: int | None = None
     shared_queues: bool = True
     rendezvous_window: int = 8
@@ -259,20 +265,25 @@ class Plan:
         policy: Bounds that the queue pairs apply.
         grows: Whether a connection begins with few slots, and gets more in steps.
         answers: Large messages to the peer whose answers have a receive from the beginning.
+        guaranteed: Slots of a pool that the connection has at any time: its first.
+        unit: Units of the budget that a slot takes.
+        step: Slots that come together.
         shapes: The first slots: how many of which size, for receives, sends and messages without
             data.
         pinned: Bytes of the pages that a connection pins from its handshake on, which count against
             RLIMIT_MEMLOCK.
         quick: Whether the first slots are registered without a thread.
         completions: Room in the completion queue.
+        expected: Completions that are expected with the first slots; the reads of large messages,
+            and operations of the program, are expected from the first of them on.
         arrivals: Places for messages that have arrived, a power of two.
         silence: Seconds between two looks whether the peer is there, and seconds of silence after
             which it is given up; None for never.
     """
 
     __slots__ = (
-        "_attributes", "_hellos", "_parameters", "answers", "arrivals", "completions", "config",
-        "grows", "pinned", "policy", "quick", "shapes", "silence",
+        "_hellos", "_offers", "answers", "arrivals", "completions", "config", "expected", "grows",
+        "guaranteed", "pinned", "policy", "quick", "shapes", "silence", "step", "unit",
     )  # fmt: skip
 
     def __init__(self, config: ConnectionConfig) -> None:
@@ -294,6 +305,12 @@ class Plan:
         if self.grows:
             self.answers = MIN_ANSWERS
             receives, sends = config.guaranteed - MIN_SENDS, MIN_SENDS
+        # In a pool the first slots count, too, and it counts slots; a loop's budget counts bytes.
+        pooled = config.shared_slots is not None
+        self.guaranteed = receives + sends if pooled else 0
+        self.unit = 1 if pooled else config.slot_size
+        step = max(4, (config.receives - receives) // _POOL_STEPS) if pooled else _STEP
+        self.step = max(1, min(step, INLINE_BYTES // config.slot_size))
         shapes = [(receives, config.slot_size), (sends, config.slot_size)]
         if not config.raw:
             shapes.append((CONTROL_SLOTS, CONTROL_SIZE))
@@ -302,6 +319,7 @@ class Plan:
         self.quick = slots <= INLINE_BYTES
         self.pinned = -(-slots // PAGESIZE) * PAGESIZE
         self.completions = config.sends + config.receives
+        self.expected = receives + sends + (0 if config.raw else CONTROL_SLOTS)
         self.arrivals = 1 << (config.receives - 1).bit_length()
         limit = config.raw_idle_timeout_s if config.raw else config.idle_timeout_s
         interval: float | None = None
@@ -309,42 +327,38 @@ class Plan:
             # However short the patience, the peer is asked before it is given up.
             interval = limit / 4 if config.raw else min(config.keepalive_s, limit / 2)
         self.silence = interval, limit
-        self._attributes: dict[int, QPInitAttr] = {}
-        self._parameters: dict[tuple[int, int], ConnectionParameter] = {}
+        self._offers: Kept[tuple[int, int, int], Offer] = Kept()
         self._hellos: dict[tuple[int, bool, bool], bytes] = {}
 
     def attributes(self, inline: int) -> QPInitAttr:
         """The attributes of a queue pair with room for so many inline bytes, without its queues."""
-        attr = self._attributes.get(inline)
-        if attr is None:
-            config = self.config
-            attr = self._attributes[inline] = QPInitAttr(
-                send_cq=cast("CompletionQueue", None), max_send_wr=config.sends,
-                max_recv_wr=config.receives, max_inline_data=inline,
-            )  # fmt: skip
-        return attr
+        return QPInitAttr(
+            send_cq=cast("CompletionQueue", None), max_send_wr=self.config.sends,
+            max_recv_wr=self.config.receives, max_inline_data=inline,
+        )  # fmt: skip
 
-    def parameter(
-        self, responder_resources: int = 255, initiator_depth: int = 255
-    ) -> ConnectionParameter:
+    def offer(
+        self, limits: DeviceAttributes, responder_resources: int = 255, initiator_depth: int = 255
+    ) -> Offer:
         """Depths, at most those given, and retries as the configuration says, 0 included.
 
-        Connections share the object; so it is never changed.
+        Args:
+            limits: The device's, of which an offer has no more.
+            responder_resources: RDMA reads that the peer wants to have under way at a time.
+            initiator_depth: RDMA reads that the peer serves at a time.
         """
-        config = self.config
-        depths = (
-            min(config.responder_resources, responder_resources),
-            min(config.initiator_depth, initiator_depth),
-        )
-        parameter = self._parameters.get(depths)
-        if parameter is None:
-            parameter = self._parameters[depths] = ConnectionParameter.exact(
-                responder_resources=depths[0],
-                initiator_depth=depths[1],
+        key = limits.max_qp_init_rd_atom, responder_resources, initiator_depth
+        offer = self._offers.get(key)
+        if offer is None:
+            config = self.config
+            parameter = ConnectionParameter.exact(
+                responder_resources=min(config.responder_resources, responder_resources),
+                initiator_depth=min(config.initiator_depth, initiator_depth),
                 retry_count=config.retry_count,
                 rnr_retry_count=config.rnr_retry_count,
             )
-        return parameter
+            offer = self._offers.keep(key, parameter._numbers(limits))
+        return offer
 
     def hello(
         self,

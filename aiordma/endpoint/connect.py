@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Coroutine, Generator
 from inspect import CORO_CREATED, getcoroutinestate
@@ -145,8 +146,9 @@ def connect(
 
     Cancellation: the connect is undone.
     """
+    if config is None:
+        config = DEFAULTS
     check_kind("config", config, ConnectionConfig)
-    config = config or DEFAULTS
     check_kind("host", host, str, none=False)
     if not host:
         msg = "host is empty: give the name or the address of the peer"
@@ -159,9 +161,7 @@ def connect(
     private_data = payload_of("private data", private_data, room)
     within = limit_of(timeout, config.connect_timeout_s)
 
-    async def attempt(address: Address, origin: Address | None, course: Course) -> Connection:
-        return await _one(address, config, private_data, origin, reuse_address, course)
-
+    attempt = functools.partial(_one, config, private_data, reuse_address)
     opening = dial(
         host,
         port,
@@ -175,11 +175,11 @@ def connect(
 
 
 async def _one(
-    address: Address,
     config: ConnectionConfig,
     private_data: bytes,
-    local_addr: Address | None,
     reuse_address: bool,
+    address: Address,
+    local_addr: Address | None,
     course: Course,
 ) -> Connection:
     cm_id, release = await way_to(
@@ -198,10 +198,10 @@ async def _one(
         data = private_data
         if not config.raw:
             data = connection._hello(private_data, REQUEST_ROOM)
-        parameter = plan_of(config).parameter()
+        offer = plan_of(config).offer(link.context.attributes)
         course.asked = True
         # `dial` has a limit for all of it.
-        event = await cm_id.connect(parameter, private_data=data, timeout=None)
+        event = await cm_id._connect(offer, data, None)
         theirs = None
         if not config.raw:
             theirs = Hello.parse(event.private_data)

@@ -37,7 +37,7 @@ from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.events import ConnectionEvents, EventHub
-from aiordma.endpoint.large import LargeMessages
+from aiordma.endpoint.large import LargeMessages, allow_landings, checks
 from aiordma.endpoint.lease import Lease, rights_of
 from aiordma.endpoint.link import COPIED_BYTES, Link
 from aiordma.endpoint.one_sided import OneSided
@@ -77,6 +77,9 @@ __all__ = ["Connection", "ConnectionStats"]
 
 _log = logging.getLogger("aiordma")
 _UNLIMITED = 1 << 60
+#: Names of the limit of silence, for the error of a connection that is given up.
+_SILENCE = "idle_timeout_s of this side's ConnectionConfig"
+_RAW_SILENCE = f"raw_{_SILENCE}"
 # Events after which the connection goes on.
 _NO_END = (EventType.ESTABLISHED, EventType.TIMEWAIT_EXIT, EventType.ADDR_CHANGE)
 
@@ -120,6 +123,7 @@ class Connection:
 
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self.config = config
+        self._plan = plan_of(config)
         self.private_data = b""
         self._link = link  # not yet started
         self._receiver = Receiver(link, config)
@@ -128,8 +132,7 @@ class Connection:
         self._state.remote, self._state.pd = RemoteRegion, link.pd
         self._state.largest = config.max_message_size
         self._sender = Sender(link, config)
-        self._outcome = outcome = Outcome()
-        self._large = LargeMessages(link, self._sender, self._receiver, outcome, config)
+        self._outcome = Outcome()
         self._keepalive: Keepalive | None = None
         self._established: asyncio.Future[None] | None = None  # by the first frame of the client
         # Addresses of peer and this side; empty: not asked for yet; None: before the handshake.
@@ -137,8 +140,11 @@ class Connection:
         self._peer_loop: tuple[str, bytes] | None = None
         self._facts: dict[str, Any] = {}
         self._ending = Ending(link)
-        self._goodbye = Goodbye(link, config, outcome, self._sender, self._ending)
-        # Made at first use: most connections have messages only.
+        # Made at first use: at the end, and for the connections that do not have messages only.
+        self._own_goodbye: Goodbye | None = None
+        self._own_large: LargeMessages | None = None
+        self._reads = 0  # RDMA READs that the peer serves at a time
+        self._theirs: Hello | None = None  # the peer's half of the handshake
         self._own_one_sided: OneSided | None = None
         self._events: EventHub | None = None
         link.at_close(self._part)
@@ -152,6 +158,24 @@ class Connection:
         if self._own_one_sided is None:
             self._own_one_sided = OneSided(self._link, self.config, self._outcome)
         return self._own_one_sided
+
+    @property
+    def _large(self) -> LargeMessages:
+        if self._own_large is None:
+            self._own_large = LargeMessages(
+                self._link, self._sender, self._receiver, self._outcome, self.config
+            )
+            if self._theirs is not None:
+                self._own_large.agree(self._theirs, self._reads)
+        return self._own_large
+
+    @property
+    def _goodbye(self) -> Goodbye:
+        if self._own_goodbye is None:
+            self._own_goodbye = Goodbye(
+                self._link, self.config, self._outcome, self._sender, self._ending
+            )
+        return self._own_goodbye
 
     # Messages
 
@@ -444,7 +468,8 @@ class Connection:
         if not outcome.decided:
             outcome.closing = self._state.over = True
             self._sender.refuse(outcome.failure)
-            self._large.exposer.window.fail(outcome.failure)
+            if self._own_large is not None:
+                self._own_large.refuse(outcome.failure)
             self._receiver.drop_all()
             self._receiver.fail(outcome.failure)
         self._begin_end()
@@ -566,10 +591,10 @@ class Connection:
 
     def _hello(self, private_data: bytes, room: int) -> bytes:
         """This side's half of the handshake, as private data of at most `room` bytes."""
-        plan, window = plan_of(self.config), self._receiver.window.size
-        return plan.hello(
-            private_data, window, room, check=self._large.checks,
-            bare=not self._link.context.is_iwarp, loop_id=loop_id(self._link.loop),
+        window, bare = self._receiver.window.size, not self._link.context.is_iwarp
+        return self._plan.hello(
+            private_data, window, room, check=checks(self._link.context, self.config), bare=bare,
+            loop_id=loop_id(self._link.loop),
         )  # fmt: skip
 
     def _meet(
@@ -596,17 +621,20 @@ class Connection:
             self._state.eager_size = self.config.slot_size
             return
         self.private_data = hello.user_data
-        self._large.agree(hello, reads)
+        self._theirs, self._reads = hello, reads
         slot = min(self.config.slot_size, hello.slot_size)
-        limit = self._large.exposer.limit
+        limit = hello.max_message_kib * 1024
         self._state.eager_size = min(slot - FRAME_SIZE, limit)
         if hello.takes_bare and not self._link.context.is_iwarp:
             self._state.bare_size = min(slot, limit)
         if hello.takes_fragments:
             threshold = self.config.rendezvous_threshold
             self._state.fragmented_size = min(threshold, limit, COPIED_BYTES)
+        if hello.knows_landings and not self._link.context.is_iwarp:
+            allow_landings(self._state, self.config, limit)
         self._state.credits += hello.recv_depth
-        self._sender.room()
+        if self._state.queued or self._state.has_pending:
+            self._sender.room()
 
     def _greet(self) -> None:
         """Send the first message, which iWARP demands of the connecting side."""
@@ -620,8 +648,8 @@ class Connection:
             late: Whether the peer, which has connected, asks for signs of life first.
         """
         if self._keepalive is None and self._outcome.cause is None:
-            interval, limit = plan_of(self.config).silence
-            name = f"{'raw_' * self.config.raw}idle_timeout_s of this side's ConnectionConfig"
+            interval, limit = self._plan.silence
+            name = _RAW_SILENCE if self.config.raw else _SILENCE
             self._keepalive = Keepalive(
                 self._link.loop, interval, limit, name, late=late, peer_loop=self._peer_loop
             )
@@ -686,14 +714,14 @@ class Connection:
             self._watch()
             if not self._established.done():
                 self._established.set_result(None)
-        if (fetcher := self._large.fetcher) is not None:
+        if (fetcher := self._receiver.fetcher) is not None:
             for number in self._link.take_reads():
                 fetcher.on_read(number)
         if state.grows:
             window.grow()
         for slot in state.take_freed():
             window.back(slot)
-        if self._outcome.cause is None:
+        if (state.landing_wanted or state.peer_landing) and self._outcome.cause is None:
             self._large.landings.look()
         while state.large and (large := state.next_large(self.config.receives)) is not None:
             length, imm, body, slot = large
@@ -796,16 +824,20 @@ class Connection:
             self._established.set_exception(outcome.failure())
             self._ending.met = False  # the end waits for no answer of this client
         self._sender.fail(outcome.failure)
-        self._large.exposer.fail(outcome.failure)
+        if self._own_large is not None:
+            self._own_large.fail(outcome.failure)
         self._receiver.fail(outcome.failure)
         if self._own_one_sided is not None:
             self._own_one_sided.operations.explained()
         self._begin_end()
 
     def _begin_end(self) -> None:
-        drained = self._large.exposer.drained
-        leave = functools.partial(self._goodbye.leave, drained, self._end)
+        leave = functools.partial(self._goodbye.leave, self._drained, self._end)
         self._ending.begin(LastSteps(leave, self._stop_parts, self._end))
+
+    async def _drained(self) -> None:
+        if self._own_large is not None:
+            await self._own_large.drained()
 
     async def _stop_parts(self) -> None:
         if tasks := self._stop():
@@ -814,7 +846,7 @@ class Connection:
     def _stop(self) -> list[asyncio.Task[None]]:
         if self._keepalive is not None:
             self._keepalive.stop()
-        return self._large.stop()
+        return [] if self._own_large is None else self._own_large.stop()
 
     def _part(self) -> None:
         """Drop the references to this: everything was closed."""

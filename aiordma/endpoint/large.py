@@ -60,7 +60,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from aiordma._core import LANDING_SIZE, LANDINGS, Message, crc32c
+from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState, crc32c
 from aiordma._core import copy as copy_bytes
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
@@ -83,10 +83,19 @@ from aiordma.loop.wait_line import WaitLine
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import AHEAD, HELD
 from aiordma.memory.pool import room_of
+from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = ["LANDING_SIZES", "Exposer", "Fetcher", "Landings", "LargeMessages"]
+__all__ = [
+    "LANDING_SIZES",
+    "Exposer",
+    "Fetcher",
+    "Landings",
+    "LargeMessages",
+    "allow_landings",
+    "checks",
+]
 
 #: Bytes of the landings, by their numbers; 0 is none.
 LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
@@ -155,7 +164,7 @@ class Exposer:
         self._allowed = False  # whether the queue pair allows reads
         self._exposures: dict[int, _Exposure] = {}
         self._next = 1
-        self._drainers = WaitLine[None]()
+        self._drainers: WaitLine[None] = WaitLine()
         self.limit = config.slot_size if config.raw else 0
         self.sums = False
         self.window = Credits(config.rendezvous_window)
@@ -676,16 +685,6 @@ class Landings:
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def allow(self, sent: int, received: int) -> None:
-        """Use landings: both sides know them.
-
-        Args:
-            sent: Bytes of the largest message that this side writes to a landing of the peer.
-            received: Bytes of the largest message for which this side makes a landing.
-        """
-        self._link.state.written_size = min(sent, LANDING_SIZES[-1])
-        self._link.state.landed_size = min(received, LANDING_SIZES[-1])
-
     def look(self) -> None:
         """Make what C has found missing: a landing for the peer's messages, a stage for its own.
 
@@ -725,19 +724,31 @@ class Landings:
         return region, view
 
 
+def allow_landings(state: MessageState, config: ConnectionConfig, limit: int) -> None:
+    """Use landings from now on: both sides know them, and the peer takes up to `limit` bytes."""
+    threshold = min(config.rendezvous_threshold, LANDING_SIZES[-1])
+    state.written_size = min(threshold, limit)
+    state.landed_size = min(threshold, config.max_message_size)
+
+
+def checks(context: Context, config: ConnectionConfig) -> bool:
+    """Whether this side asks the peer for checksums of large messages."""
+    return context.is_software if config.check_large is None else config.check_large
+
+
 class LargeMessages:
     """The large messages of one connection in both directions, as the handshake allows them.
 
+    Each direction is made for its first message: most connections have none.
+
     Attributes:
-        exposer: Messages to the peer.
         fetcher: Messages of the peer; None before the first.
         landings: Messages that are written, in both directions.
-        checked: Whether the peer's large messages have checksums.
     """
 
     __slots__ = (
-        "_config", "_link", "_reads", "_receiver", "_sender", "checked", "exposer", "fetcher",
-        "landings",
+        "_config", "_exposer", "_hello", "_link", "_outcome", "_reads", "_receiver", "_sender",
+        "fetcher", "landings",
     )  # fmt: skip
 
     def __init__(
@@ -751,27 +762,37 @@ class LargeMessages:
         self._link = link
         self._sender = sender
         self._receiver = receiver
+        self._outcome = outcome
         self._config = config
         self._reads = 0  # READs that the peer serves at a time
-        self.checked = False
-        self.exposer = Exposer(link, sender, outcome, config, receiver.window)
+        self._hello: Hello | None = None  # the peer's
+        self._exposer: Exposer | None = None
         self.fetcher: Fetcher | None = None
         self.landings = Landings(link)
 
     @property
-    def checks(self) -> bool:
-        """Whether this side asks the peer for checksums."""
-        asked = self._config.check_large
-        return self._link.context.is_software if asked is None else asked
+    def exposer(self) -> Exposer:
+        """Messages to the peer."""
+        if self._exposer is None:
+            self._exposer = Exposer(
+                self._link, self._sender, self._outcome, self._config, self._receiver.window
+            )
+            if self._hello is not None:
+                self._exposer.agree(self._hello)
+        return self._exposer
+
+    @property
+    def checked(self) -> bool:
+        """Whether the peer's large messages have checksums."""
+        return (
+            self._hello is not None
+            and self._hello.knows_checksums
+            and checks(self._link.context, self._config)
+        )
 
     def agree(self, hello: Hello, reads: int) -> None:
         """Take the peer's numbers; `reads` is how many RDMA READs it serves at a time."""
-        self.exposer.agree(hello)
-        self.checked = hello.knows_checksums and self.checks
-        if hello.knows_landings and not self._link.context.is_iwarp:
-            threshold = self._config.rendezvous_threshold
-            own = min(threshold, self._config.max_message_size)
-            self.landings.allow(min(threshold, self.exposer.limit), own)
+        self._hello = hello
         self._reads = min(self._config.initiator_depth, reads)
 
     def announce(self, length: int, body: bytes, imm: int | None) -> None:
@@ -786,11 +807,31 @@ class LargeMessages:
             self._link.fail(protocol_error(text))
             return
         if self.fetcher is None:
+            try:
+                self._link.qp._expect(self._config.initiator_depth)
+            except OSError as exc:
+                self._link.fail(exc)
+                return
             self.fetcher = self._receiver.fetcher = Fetcher(
                 self._link, self._sender, self._receiver, self._config, self._reads,
                 checked=self.checked,
             )  # fmt: skip
         self.fetcher.announce(length, body, imm)
+
+    async def drained(self) -> None:
+        """Wait until the peer has read all messages that were announced."""
+        if self._exposer is not None:
+            await self._exposer.drained()
+
+    def refuse(self, failure: Callable[[], BaseException]) -> None:
+        """Have sends that wait for their turn raise the exception that `failure` makes."""
+        if self._exposer is not None:
+            self._exposer.window.fail(failure)
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """Have all sends raise the exception that `failure` makes: the connection is over."""
+        if self._exposer is not None:
+            self._exposer.fail(failure)
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Cancel the tasks that read, and return them: the connection is over."""

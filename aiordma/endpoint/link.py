@@ -13,7 +13,6 @@ Theory of operation
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -30,13 +29,12 @@ from aiordma._ffi import ffi
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.endpoint.config import CONTROL_SLOTS, ConnectionConfig, Plan, plan_of
 from aiordma.endpoint.outcome import closed_error
-from aiordma.endpoint.slots import Slots
+from aiordma.endpoint.slots import Common, Slots
 from aiordma.errors import os_error
 from aiordma.link.adapter_side import AdapterSide, Closing, Owner
 from aiordma.link.buffers import Buffers
 from aiordma.loop.workers import call_blocking
 from aiordma.memory.elastic import ElasticArena
-from aiordma.verbs.comp_channel import shared_completions
 from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access, QPAttrMask, SendFlags
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
@@ -46,8 +44,6 @@ from aiordma.verbs.wc import WCRecord
 
 __all__ = ["COPIED_BYTES", "Link", "lent"]
 
-# Bytes of a short message that the adapter need not fetch; each send request is longer by them.
-_INLINE = 128
 _SIGNALED = int(SendFlags.SIGNALED)
 _SOLICITED = int(SendFlags.SOLICITED)
 # The rights that a peer can have; numbers, because flags of an enumeration take longer.
@@ -68,17 +64,20 @@ def lent(view: memoryview) -> memoryview | Loan:
     return view
 
 
-def _create_qp(cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, plan: Plan) -> QueuePair:
+def _create_qp(
+    cm_id: ConnectionId, pd: ProtectionDomain, slots: Slots, common: Common
+) -> QueuePair:
     """The queue pair, with room for inline messages where the adapter has it."""
-    memory = tuple(slots.regions)
-    inline = 0 if pd.context.is_iwarp else _INLINE
+    memory, cq = (slots.first,), slots.completions.cq
     try:
-        # An adapter does not say how much it takes, and refuses a larger value.
-        return cm_id.create_qp(pd, plan.attributes(inline), memory, slots.completions.cq)
+        return cm_id.create_qp(pd, common.attributes, memory, cq, common.expected)
     except OSError:
-        if not inline:
+        if not common.attributes.max_inline_data:
             raise
-    return cm_id.create_qp(pd, plan.attributes(0), memory, slots.completions.cq)
+    # An adapter does not say how much it takes, and refuses a larger value.
+    qp = cm_id.create_qp(pd, common.without_inline, memory, cq, common.expected)
+    common.attributes = common.without_inline
+    return qp
 
 
 class LinkOwner(Owner, Protocol):
@@ -142,10 +141,10 @@ class Link(AdapterSide):
         pd: ProtectionDomain,
         slots: Slots,
         qp: QueuePair,
-        config: ConnectionConfig,
+        plan: Plan,
     ) -> None:
         super().__init__(cm_id, context, slots.completions, pd, qp)
-        plan = plan_of(config)
+        config = plan.config
         self.slots = slots
         self.state = MessageState(
             self.loop,
@@ -160,12 +159,12 @@ class Link(AdapterSide):
             raw=config.raw,
             grows=plan.grows and config.shared_slots is None,
         )
-        if spins := self.completions.spins(config, 2):
+        if config.wait != "event" and (spins := self.completions.spins(config, 2)):
             self.state.spin_with(*spins)
         window = config.rendezvous_window * COPIED_BYTES
         self.buffers = Buffers(cm_id, pd, config.receive_buffer_size, window)
-        self._rights = _Rights()
-        slots.pin_with(self.buffers)
+        self._rights: _Rights | None = None  # made for the first right
+        slots.serve_with(self.buffers)
 
     @classmethod
     async def open(cls, cm_id: ConnectionId, config: ConnectionConfig) -> Link:
@@ -179,18 +178,23 @@ class Link(AdapterSide):
         context = cm_id.context
         assert context is not None
         plan = plan_of(config)
-        with contextlib.ExitStack() as undo:
-            channel, release = shared_completions(context)
-            undo.callback(release)
+        common, release = Common.of(context, plan)
+        pd: ProtectionDomain | None = None
+        slots: Slots | None = None
+        try:
             pd = ProtectionDomain(context)
-            undo.callback(pd.close)
-            slots = await Slots.open(pd, channel, plan)
-            undo.callback(slots.abandon)
+            slots = await Slots.open(pd, common, plan)
             cm_id.policy = plan.policy
-            qp = _create_qp(cm_id, pd, slots, plan)
-            undo.pop_all()
-        link = cls(cm_id, context, pd, slots, qp, config)
-        link.at_close(release)
+            qp = _create_qp(cm_id, pd, slots, common)
+        except BaseException:
+            if slots is not None:
+                slots.abandon()
+            if pd is not None:
+                pd.close()
+            release()
+            raise
+        link = cls(cm_id, context, pd, slots, qp, plan)
+        link._at_close.append(release)
         return link
 
     def start(self, owner: LinkOwner) -> None:
@@ -199,8 +203,8 @@ class Link(AdapterSide):
         self._begin()
         self._bind()
         self.completions.let_c_take(self.state, self.state)
-        count = self.slots.recv.count
-        self.check(self.state.post_receives(count), "ibv_post_recv")
+        if code := self.state.post_receives(self.slots.recv.count):
+            self.check(code, "ibv_post_recv")
 
     def _bind(self) -> None:
         recv, send, control = self.slots.recv, self.slots.send, self.slots.control
@@ -212,10 +216,11 @@ class Link(AdapterSide):
             (send.addr, send.slot_size, send.lkey, send.count),
             (recv.addr, recv.slot_size, recv.lkey, recv.count),
             (0, 0, 0) if control is None else (control.addr, control.slot_size, control.lkey),
-            int(ffi.cast("uintptr_t", recv.crowded)) if isinstance(recv, ElasticArena) else 0,
+            recv.crowded if isinstance(recv, ElasticArena) else 0,
             self.slots,
         )
-        self.fit()
+        if isinstance(recv, ElasticArena) and recv.count >= recv.enough:
+            self.fit()
 
     # Completions
 
@@ -322,15 +327,18 @@ class Link(AdapterSide):
     @property
     def allowed(self) -> int:
         """The accesses that the queue pair allows the peer."""
-        return self._rights.allowed
+        return 0 if self._rights is None else self._rights.allowed
 
     def open_access(self, rights: Access) -> None:
         """Allow the peer these accesses to regions that are registered for it; counted."""
+        if self._rights is None:
+            self._rights = _Rights()
         if self._rights.count(rights, 1):
             self._set_access()
 
     def close_access(self, rights: Access) -> None:
         """Undo one `open_access`: a right that no use needs is taken back."""
+        assert self._rights is not None
         changed = self._rights.count(rights, -1)
         if changed and not self.closed and self.failure is None:
             self._set_access()

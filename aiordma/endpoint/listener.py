@@ -13,13 +13,13 @@ import functools
 import sys
 import warnings
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Self
 
 from aiordma.arguments import check_kind, payload_of, whole
 from aiordma.cm.address import Address, check_port
 from aiordma.cm.connection_id import ANSWER_ROOM, Stage
-from aiordma.cm.connection_parameter import ConnectionParameter
+from aiordma.cm.connection_parameter import Offer
 from aiordma.cm.enums import EventType
 from aiordma.endpoint.config import DEFAULTS, ConnectionConfig, plan_of
 from aiordma.endpoint.connect import Opening
@@ -123,7 +123,7 @@ class Listener:
         self._budget = ByteBudget(limits.max_large_message_bytes, PROCESS_BUDGET)
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._manual = False  # the program answers the requests
         self._device_removed = False
         self._loop = asyncio.get_running_loop()
@@ -182,8 +182,9 @@ class Listener:
             self._waiters.grant(None)
         return self._manual
 
-    async def _accept(self, request: Request) -> Connection:
-        return await ConnectRequest(self, request).accept()
+    def _accept(self, request: Request) -> Coroutine[Any, Any, Connection]:
+        request.answered = True
+        return _accepted(self, request, b"", self.config)
 
     async def _made(self, connection: Connection, _: Request) -> None:
         if self._acceptor.closed or self._manual:
@@ -389,61 +390,7 @@ class ConnectRequest:
         room = ANSWER_ROOM - (0 if config.raw else HELLO_SIZE)
         private_data = payload_of("private data", private_data, room)
         self._answer()
-        try:
-            with PatientLimit(config.handshake_timeout_s):
-                return await self._accept(private_data, config)
-        except TimeoutError as exc:
-            text = f"{self.peername} did not confirm within {config.handshake_timeout_s} s"
-            raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
-
-    async def _accept(self, private_data: bytes, config: ConnectionConfig) -> Connection:
-        request, plan = self._request, plan_of(config)
-        link = await request.open(functools.partial(Link.open, config=config), plan.pinned)
-        link.buffers.budget = self._listener._budget
-        try:
-            connection = Connection(link, config)
-        except BaseException:
-            link.close()
-            request.refuse(RefusalReason.RESOURCES, "out of resources")
-            raise
-        event = request.event
-        # Not more than the client wants, and serves.
-        parameter = plan.parameter(event.responder_resources, event.initiator_depth)
-        try:
-            # Before the answer: the client's first messages may come with its confirmation.
-            ends = self.peername, self.sockname
-            connection._meet(self.hello, event.initiator_depth, self.peername, ends)
-            if self.hello is None:
-                request.turn(link, lambda: request.cm_id.stage is Stage.CONNECTED)
-                await self._confirmed(parameter, private_data, lambda: connection._state.alive)
-            else:
-                greeting = connection._await_greeting()
-                data = connection._hello(private_data, ANSWER_ROOM)
-                request.turn(link, lambda: greeting.done() or bool(connection._state.said))
-                await self._confirmed(parameter, data, greeting.done)
-                await greeting
-        except BaseException:
-            connection.abort()
-            raise
-        request.leave()
-        if self.hello is None:
-            connection.private_data = event.private_data
-            connection._watch()
-        return connection
-
-    async def _confirmed(
-        self, parameter: ConnectionParameter, private_data: bytes, spoken: Callable[[], bool]
-    ) -> None:
-        """Answer, and wait for the confirmation, or for a disconnection if the client has `spoken`.
-
-        A client may have sent all of its messages, and be gone already: the disconnection comes in
-        place of the confirmation, and the program gets the connection with the messages.
-        """
-        try:
-            await self._request.cm_id.accept(parameter, private_data=private_data, timeout=None)
-        except ConnectionLostError:
-            if not spoken():
-                raise
+        return await _accepted(self._listener, self._request, private_data, config)
 
     def reject(self, private_data: bytes = b"") -> None:
         """Refuse; the client's program finds up to 148 bytes of `private_data` in its exception.
@@ -467,3 +414,76 @@ class ConnectRequest:
     def __repr__(self) -> str:
         state = "answered" if self._request.answered else "open"
         return f"<ConnectRequest {state} peer={self.peername}>"
+
+
+async def _accepted(
+    listener: Listener, request: Request, private_data: bytes, config: ConnectionConfig
+) -> Connection:
+    """Accept a request within `config.handshake_timeout_s`; as `ConnectRequest.accept`."""
+    try:
+        with PatientLimit(config.handshake_timeout_s):
+            return await _made(listener, request, private_data, config)
+    except TimeoutError as exc:
+        text = f"{request.peername} did not confirm within {config.handshake_timeout_s} s"
+        raise ConnectTimeoutError(errno.ETIMEDOUT, text) from exc
+
+
+async def _made(
+    listener: Listener, request: Request, private_data: bytes, config: ConnectionConfig
+) -> Connection:
+    """Make the connection, answer, and wait until the client has confirmed, and has greeted."""
+    plan, event, hello = plan_of(config), request.event, request.greeting
+    link = await request.open(functools.partial(Link.open, config=config), plan.pinned)
+    link.buffers.budget = listener._budget
+    try:
+        connection = Connection(link, config)
+    except BaseException:
+        link.close()
+        request.refuse(RefusalReason.RESOURCES, "out of resources")
+        raise
+    # Not more than the client wants, and serves.
+    offer = plan.offer(link.context.attributes, event.responder_resources, event.initiator_depth)
+    try:
+        # Before the answer: the client's first messages may come with its confirmation.
+        ends = request.peername, request.sockname
+        connection._meet(hello, event.initiator_depth, request.peername, ends)
+        greeting = None
+        if hello is not None:
+            greeting = connection._await_greeting()
+            private_data = connection._hello(private_data, ANSWER_ROOM)
+        request.turn(link, functools.partial(_acted, request, connection, greeting))
+        if greeting is None:
+            await _confirmed(request, offer, private_data, lambda: connection._state.alive)
+        else:
+            await _confirmed(request, offer, private_data, greeting.done)
+            await greeting
+    except BaseException:
+        connection.abort()
+        raise
+    request.leave()
+    if hello is None:
+        connection.private_data = event.private_data
+        connection._watch()
+    return connection
+
+
+async def _confirmed(
+    request: Request, offer: Offer, private_data: bytes, spoken: Callable[[], bool]
+) -> None:
+    """Answer, and wait for the confirmation, or for a disconnection if the client has `spoken`.
+
+    A client may have sent all of its messages, and be gone already: the disconnection comes in
+    place of the confirmation, and the program gets the connection with the messages.
+    """
+    try:
+        await request.cm_id._accept(offer, private_data, None)
+    except ConnectionLostError:
+        if not spoken():
+            raise
+
+
+def _acted(request: Request, connection: Connection, greeting: asyncio.Future[None] | None) -> bool:
+    """Whether the client has confirmed, or greeted: its handshake is not dropped then."""
+    if greeting is None:
+        return request.cm_id.stage is Stage.CONNECTED
+    return greeting.done() or bool(connection._state.said)

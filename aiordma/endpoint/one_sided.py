@@ -227,11 +227,16 @@ class Operations:
     # Attention
 
     def _attend(self) -> None:
-        """Have the link listen; with the first operation, make room for all."""
+        """Have the link listen; with the first operation, make room for all.
+
+        Raises:
+            OSError: The completion queue cannot grow: out of memory.
+        """
         if not self._c.n_operations:
+            self._link.qp._expect(self._depth)
             self._c.allow_operations(self._depth)
             self._link.at_close(self._drop)
-            self._c.may_read = self._link.qp._rules.read_depth != 0
+            self._c.may_read = self._link.qp._read_depth != 0
         self._c.attended = True
         if self._resting is None and not self._link.closed:
             self._link.completions.listen()
@@ -349,7 +354,7 @@ class OneSided:
         return int.from_bytes(before, "little")
 
     def _require_reads(self, opcode: Opcode) -> None:
-        if self._link.qp._rules.read_depth == 0:
+        if self._link.qp._read_depth == 0:
             msg = f"{opcode.name} is not possible: the connection has initiator_depth 0"
             raise NotSupportedError(errno.EOPNOTSUPP, msg)
 

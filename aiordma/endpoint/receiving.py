@@ -157,6 +157,9 @@ class Large:
 class Fetches(Protocol):
     """The fetcher of large messages, as the receiver sees it."""
 
+    def on_read(self, number: int) -> None:
+        """A READ of a large message has completed."""
+
     def taken(self) -> None:
         """The program has taken a large message."""
 
@@ -198,7 +201,7 @@ class Receiver:
     def __init__(self, link: Link, config: ConnectionConfig) -> None:
         self._link = link
         self._state: MessageState = link.state
-        self._waiters = WaitLine[int]()
+        self._waiters: WaitLine[int] = WaitLine()
         self._resumed = 0  # tasks of the line that have not looked yet: a message for each is there
         self.slots = link.slots.recv.view
         self._failure: Callable[[], BaseException] | None = None

@@ -19,7 +19,8 @@ Theory of operation
     and on Soft-RoCE a queue pair that dies inside a message keeps a receive for ever.
 
     By default the connections of a loop and device complete in common queues
-    (`link.shared_queues`).
+    (`link.shared_queues`).  `Common` holds all that they share: a connection is a user of it,
+    instead of a user of each.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from aiordma.endpoint.config import ConnectionConfig, Plan
+from aiordma.endpoint.config import Plan
 from aiordma.link.adapter_side import Closing
 from aiordma.link.completions import Completions
 from aiordma.link.shared_queues import SharedQueues
@@ -36,18 +37,87 @@ from aiordma.loop.workers import call_blocking
 from aiordma.memory.arena import Arena, arenas
 from aiordma.memory.budget import Share, SlotBudget, step_budget
 from aiordma.memory.elastic import ElasticArena, Keeper
-from aiordma.verbs.comp_channel import CompletionChannel
+from aiordma.verbs.comp_channel import shared_completions
+from aiordma.verbs.context import Context
 from aiordma.verbs.cq import CompletionQueue
-from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
+from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 
-__all__ = ["Slots"]
+__all__ = ["Common", "Slots"]
 
-#: Slots of a step; 16 of the default size fill whole pages.
-_STEP = 16
-#: A member of a pool takes smaller steps, for the others: from its first slots to all so many.
-_POOL_STEPS = 16
+
+# Bytes of a short message that the adapter need not fetch; each send request is longer by them.
+_INLINE = 128
+
+
+class Common:
+    """The common objects of the connections with one plan; closed with the last connection.
+
+    Args:
+        context: The device.
+        plan: Values of the configuration.
+
+    Raises:
+        OSError: The limit of open files is reached.
+
+    Attributes:
+        attributes: Of the queue pairs, with room for inline messages where the adapter has it.
+        without_inline: The same without that room.
+        channel: Completion channel.
+        quiet: Whether completion queues are armed for solicited completions only.
+        expected: Completions that a connection expects with its first slots; None for all.
+        queues: Completion queues; None if each connection has a queue of its own.
+        budget: Slots, or their bytes, that come with traffic; None if no slots come.
+    """
+
+    __slots__ = (
+        "_plan", "_releases", "attributes", "budget", "channel", "expected", "queues", "quiet",
+        "without_inline",
+    )  # fmt: skip
+
+    def __init__(self, context: Context, plan: Plan) -> None:
+        config = plan.config
+        self._plan = plan  # keeps its identity, which is a part of the key
+        # Messages of a raw peer, and those on iWARP, raise no solicited event.
+        self.quiet = not (config.raw or context.is_iwarp)
+        # Software iWARP cannot grow a queue: there is room for all completions from the beginning.
+        self.expected = None if context.is_iwarp else plan.expected
+        self.without_inline = plan.attributes(0)
+        self.attributes = plan.attributes(0 if context.is_iwarp else _INLINE)
+        self.queues: SharedQueues | None = None
+        self.budget: SlotBudget | None = None
+        self.channel, release = shared_completions(context)
+        self._releases: list[Callable[[], None]] = [release]
+        if config.shared_queues or config.shared_slots is not None:
+            self.queues, release = SharedQueues.of(self.channel, quiet=self.quiet)
+            self._releases.append(release)
+        total = config.shared_slots
+        if total is not None:
+            key = ("slots", id(context), total, config.slot_size)
+            self.budget, release = registry.acquire(key, lambda: SlotBudget(total))
+            self._releases.append(release)
+        elif plan.grows:
+            self.budget, release = step_budget()
+            self._releases.append(release)
+
+    @classmethod
+    def of(cls, context: Context, plan: Plan) -> tuple[Common, Callable[[], None]]:
+        """Return the common objects of the running loop, and their release.
+
+        Args:
+            context: The device.
+            plan: Values of the configuration.
+
+        Raises:
+            OSError: The limit of open files is reached.
+        """
+        return registry.acquire(("common", id(context), id(plan)), lambda: cls(context, plan))
+
+    def close(self) -> None:
+        """Release all: the last connection has gone."""
+        while self._releases:
+            self._releases.pop()()
 
 
 class _Leaving:
@@ -73,6 +143,7 @@ class Slots:
     """The slots of one connection, and its completion queue; made by `open`.
 
     Attributes:
+        first: Memory of the first slots.
         recv: For messages of the peer.
         send: For messages to the peer.
         control: For messages to the peer without data; None for a raw connection.
@@ -80,24 +151,22 @@ class Slots:
     """
 
     __slots__ = (
-        "_first", "_loop", "_own_cq", "_share", "_undo", "completions", "control", "recv", "send",
+        "_loop", "_own_cq", "_share", "completions", "control", "first", "recv", "send",
     )  # fmt: skip
 
-    _first: MemoryRegion
     _loop: asyncio.AbstractEventLoop  # of a member of a budget
-    recv: Arena
-    send: Arena
     completions: Completions
 
-    def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
-        self.control: Arena | None = None
+    def __init__(self, made: list[Arena], plan: Plan) -> None:
+        self.first: MemoryRegion = made[0].mr
+        self.recv, self.send = made[:2]
+        self.control: Arena | None = None if plan.config.raw else made[2]
         self._own_cq: CompletionQueue | None = None
         self._share: Share | None = None
 
     @classmethod
-    async def open(cls, pd: ProtectionDomain, channel: CompletionChannel, plan: Plan) -> Slots:
-        """Allocate and register.
+    async def open(cls, pd: ProtectionDomain, common: Common, plan: Plan) -> Slots:
+        """Allocate and register the first slots, in one registration; in a thread if it takes long.
 
         Raises:
             OSError: Out of memory that may be pinned, or of adapter resources; ENOBUFS, the pool
@@ -105,80 +174,54 @@ class Slots:
 
         Cancellation: the resources are freed.
         """
-        slots = cls()
-        try:
-            await slots._register(pd, plan)
-            if plan.grows:
-                slots._grow(pd, plan.config)
-            slots._complete(channel, plan)
-        except BaseException:
-            slots.abandon()
-            raise
-        return slots
-
-    async def _register(self, pd: ProtectionDomain, plan: Plan) -> None:
-        """Make the first slots, in one registration; in a thread if it takes long."""
         if plan.quick:
             made = arenas(pd, *plan.shapes)
         else:
             made = await call_blocking(
                 lambda: arenas(pd, *plan.shapes), undo=lambda made: made[0].close()
             )
-        self._undo.append(made[0].close)
-        self._first = made[0].mr
-        self.recv, self.send = made[:2]
-        if not plan.config.raw:
-            self.control = made[2]
+        slots = cls(made, plan)
+        try:
+            slots._set_up(pd, common, plan)
+        except BaseException:
+            slots.abandon()
+            raise
+        return slots
 
-    def _grow(self, pd: ProtectionDomain, config: ConnectionConfig) -> None:
-        """Join a budget, out of which further slots come."""
-        total, first, unit, step = config.shared_slots, 0, config.slot_size, _STEP
-        if total is not None:
-            first, unit = self.recv.count + self.send.count, 1
-            step = max(4, (config.receives - self.recv.count) // _POOL_STEPS)
-        if total is None:
-            budget, release = step_budget()
+    def _set_up(self, pd: ProtectionDomain, common: Common, plan: Plan) -> None:
+        if common.budget is not None:  # further slots come out of it
+            self._loop = asyncio.get_running_loop()
+            share = self._share = common.budget.join(plan.guaranteed)
+            if plan.guaranteed:
+                share.take(plan.guaranteed)
+            recv = ElasticArena(pd, self.recv, plan.config.receives, plan.step, share, plan.unit)
+            send = ElasticArena(pd, self.send, plan.config.send_depth, plan.step, share, plan.unit)
+            self.recv, self.send = recv, send
+        if common.queues is not None:
+            cq = common.queues.take(plan.completions, common.expected)
         else:
-            key = ("slots", id(pd.context), total, config.slot_size)
-            budget, release = registry.acquire(key, lambda: SlotBudget(total))
-        self._undo.append(release)
-        self._loop = asyncio.get_running_loop()
-        share = self._share = budget.join(first)
-        share.take(first)
-        step = max(1, min(step, INLINE_BYTES // config.slot_size))
-        self.recv = ElasticArena(pd, self.recv, config.receives, step, share, unit)
-        self._undo.append(self.recv.close)
-        self.send = ElasticArena(pd, self.send, config.send_depth, step, share, unit)
-        self._undo.append(self.send.close)
-
-    def _complete(self, channel: CompletionChannel, plan: Plan) -> None:
-        config = plan.config
-        # Messages of a raw peer, and those on iWARP, raise no solicited event.
-        quiet = not (config.raw or channel.context.is_iwarp)
-        if config.shared_queues or config.shared_slots is not None:
-            queues, release = SharedQueues.of(channel, quiet=quiet)
-            self._undo.append(release)
-            cq = queues.take(plan.completions)
-        else:
+            channel = common.channel
             cq = self._own_cq = CompletionQueue(channel.context, plan.completions, channel)
-            self._undo.append(cq.close)
         unused = self._own_cq is not None
-        self.completions = Completions(channel, cq, quiet=quiet, unused=unused)
+        self.completions = Completions(common.channel, cq, quiet=common.quiet, unused=unused)
 
     @property
     def regions(self) -> list[MemoryRegion]:
         """All memory that is registered now."""
-        return [self._first, *self.recv.steps, *self.send.steps]
+        return [self.first, *self.recv.steps, *self.send.steps]
 
-    def pin_with(self, keeper: Keeper) -> None:
-        """Have `keeper` keep the memory of later slots as long as the queue pair may use it."""
+    def serve_with(self, keeper: Keeper) -> None:
+        """Have `keeper` serve later slots as long as the queue pair may use them."""
         for arena in (self.recv, self.send):
             if isinstance(arena, ElasticArena):
                 arena.keeper = keeper
 
     def _free(self) -> None:
-        while self._undo:
-            self._undo.pop()()
+        if self._own_cq is not None:
+            self._own_cq.close()
+        self.send.close()
+        self.recv.close()
+        self.first.close()
 
     def abandon(self) -> None:
         """Free everything; there never was a queue pair."""

@@ -21,7 +21,6 @@ Theory of operation
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -137,20 +136,24 @@ class Request:
             acceptor.shortages.full(self.peername, str(exc))
             self.refuse(RefusalReason.FULL, str(exc))
             raise
-        with contextlib.ExitStack() as undo:
-            undo.callback(give_back)
-            try:
-                _, release = shared_channel()
-                undo.callback(release)
-                side = await make(self.cm_id)
-            except BaseException as exc:
-                acceptor.shortages.tell(self.peername, exc)
-                self.refuse(RefusalReason.RESOURCES, "out of resources")
-                raise
-            undo.pop_all()
+        release: Callable[[], None] | None = None
+        try:
+            _, release = shared_channel()
+            side = await make(self.cm_id)
+        except BaseException as exc:
+            acceptor.shortages.tell(self.peername, exc)
+            self.refuse(RefusalReason.RESOURCES, "out of resources")
+            if release is not None:
+                release()
+            give_back()
+            raise
+
+        def gone(_: object) -> None:  # in any thread
+            give_back()
+            side.in_loop(self.leave)
+
         side.at_close(release)
-        side.qp._gone.add_done_callback(lambda _: give_back())  # in any thread
-        side.when_gone(self.leave)
+        side.qp._gone.add_done_callback(gone)
         return side
 
     def turn(self, side: AdapterSide, acted: Callable[[], bool]) -> None:

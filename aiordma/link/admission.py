@@ -62,7 +62,8 @@ class Place:
         if self._places is not None:
             self._drop = drop
             self._since = self._places._now()
-            self._places._press()
+            if self._places.waiting:
+                self._places._press()
 
     def acted(self) -> None:
         """Note that the client has acted: it is not dropped any more."""
@@ -137,10 +138,14 @@ class Places:
             begin: Called with the place when it is free, perhaps at once; `Place.leave` ends it.
             refuse: Called instead if no place is free in time.
         """
-        self._sources.setdefault(source, _Source()).line.append(Place(self, source, begin, refuse))
+        clients = self._sources.get(source)
+        if clients is None:
+            clients = self._sources[source] = _Source()
+        clients.line.append(Place(self, source, begin, refuse))
         self.waiting += 1
         self._admit()
-        self._press()
+        if self.waiting:
+            self._press()
 
     def make_room(self, source: str) -> bool:
         """Refuse the request that has waited longest, of the source that holds most.
@@ -193,8 +198,9 @@ class Places:
             self.waiting -= 1
         if not clients.held:
             del self._sources[place.source]
-        self._admit()
-        self._press()
+        if self.waiting or self._timer is not None:
+            self._admit()
+            self._press()
 
     def _send_away(self, place: Place) -> None:
         calls = place._calls
@@ -287,7 +293,7 @@ class _Tally:
         """
         if self.all + more > most:
             return f"there are {self.all}, and {more} more would be above {most} ({limit})"
-        own = self.sources[source]
+        own = self.sources.get(source, 0)
         share = fair_share(most, self.all, own)
         if own and own + more > share:
             return f"{source} has {own}, its share is {share} ({limit})"
@@ -321,6 +327,7 @@ class Ledger:
 
     def __init__(self, limits: ListenerLimits, size: int) -> None:
         self._limits = limits
+        self._most_bytes = limits.pinned_bytes, limits.process_pinned_bytes
         self._size = size
         self._clients = _Tally()
         self._pinned = _Tally()
@@ -342,14 +349,20 @@ class Ledger:
         """
         size = self._size if size is None else size
         limits, clients = self._limits, self._clients
-        if clients.sources[source] >= limits.max_connections_per_source:
-            return f"{source} has {clients.sources[source]} (max_connections_per_source)"
+        own = clients.sources.get(source, 0)
+        if own >= limits.max_connections_per_source:
+            return f"{source} has {own} (max_connections_per_source)"
+        most, most_of_process = self._most_bytes
+        if (
+            4 * clients.all < limits.max_connections
+            and 4 * (self._pinned.all + size) <= most
+            and 4 * (PINNED.all + size) <= most_of_process
+        ):
+            return ""  # so few that any source is below its share
         return (
             clients.why_full("max_connections", limits.max_connections, source, 1)
-            or self._pinned.why_full("max_pinned_bytes", limits.pinned_bytes, source, size)
-            or PINNED.why_full(
-                "max_process_pinned_bytes", limits.process_pinned_bytes, source, size
-            )
+            or self._pinned.why_full("max_pinned_bytes", most, source, size)
+            or PINNED.why_full("max_process_pinned_bytes", most_of_process, source, size)
         )
 
     def take(self, source: str, size: int | None = None) -> Callable[[], None]:

@@ -109,6 +109,15 @@ class Buffers:
             del self._pinned[region]
             region._let_go()
 
+    def expect(self, more: int) -> None:
+        """Have the completion queue expect completions of further slots.
+
+        Raises:
+            OSError: It cannot grow.
+        """
+        if self._cm_id.qp is not None:
+            self._cm_id.qp._expect(more)
+
     def close(self, qp: QueuePair) -> None:
         """Give everything back; memory that the adapter may use when `qp` is gone."""
         self._closed = True

@@ -8,6 +8,7 @@ connection id.
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable, Coroutine
 from types import EllipsisType
 from typing import TypeVar
@@ -47,8 +48,12 @@ async def warm_up() -> None:
 
 def shared_channel() -> tuple[EventChannel, Callable[[], None]]:
     """Return the event channel that all connections of the running loop share, and its release."""
+    return registry.acquire("connection events", _new_channel)
+
+
+def _new_channel() -> EventChannel:
     background.prepare()
-    return registry.acquire("connection events", EventChannel)
+    return EventChannel()
 
 
 def limit_of(timeout: float | EllipsisType | None, usual: float) -> Limit:
@@ -101,12 +106,13 @@ async def dial(
     """
     course = Course(limit)
 
-    async def one(address: Address) -> T:
-        return await paced(address, lambda: attempt(address, origins[address], course), course)
+    def one(address: Address) -> Coroutine[object, object, T]:
+        return paced(address, functools.partial(attempt, address, origins[address], course), course)
 
     try:
         with limit:
-            await warm_up()
+            if not _warm:
+                await warm_up()
             course.ready = True
             origins = await _ways(host, port, local_addr)
             if len(origins) == 1:

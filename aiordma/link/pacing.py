@@ -79,7 +79,7 @@ class _Pace:
         self._loop = loop
         self._room = AT_A_TIME
         self._timer: asyncio.TimerHandle | None = None
-        self._line = WaitLine[None]()
+        self._line: WaitLine[None] = WaitLine()
         self.under_way = 0
         self.answers = 0
 
@@ -107,7 +107,7 @@ class _Pace:
             self.under_way += 1
 
     def _watch(self) -> None:
-        if self._line and self._timer is None:
+        if self._line.places and self._timer is None:
             self._timer = self._loop.call_later(STALLED_S, self._stalled)
 
     def _stalled(self) -> None:

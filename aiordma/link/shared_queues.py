@@ -26,7 +26,9 @@ from aiordma.verbs.cq import CompletionQueue
 
 __all__ = ["SharedQueues"]
 
-_CQE = 1024  # completions that a shared queue has room for at first
+# Completions that a shared queue has room for at first: one less than a power of two, because rings
+# keep a place free, and adapters round up.
+_CQE = 1023
 # Software iWARP cannot grow a queue.  A queue of this size also reaches across the page of queues
 # that its driver cannot have, which limits a process to some 40 connections (docs/surprises.md).
 _IWARP_CQE = 32_768
@@ -47,11 +49,11 @@ class SharedQueue(CompletionQueue):
         self.shared: SharedQueues | None = shared
         super().__init__(context, cqe, channel)
 
-    def _unpromise(self, depth: int) -> None:
+    def _unpromise(self, depth: int, expected: int | None = None) -> None:
         shared = self.shared
         if shared is not None:
             shared.left.add(self)  # before its room is promised to others, in another thread
-        super()._unpromise(depth)
+        super()._unpromise(depth, expected)
         if shared is not None:
             shared.has_room(self)
 
@@ -88,8 +90,12 @@ class SharedQueues:
         key = ("shared completions", id(channel.context), quiet)
         return registry.acquire(key, lambda: SharedQueues(channel))
 
-    def take(self, completions: int) -> CompletionQueue:
+    def take(self, completions: int, expected: int | None = None) -> CompletionQueue:
         """Return a queue with room for `completions`; the caller's queue pair reserves the room.
+
+        Args:
+            completions: Those that may arrive.
+            expected: Those of them that are expected at first; None for all.
 
         Raises:
             OSError: The adapter cannot make a further queue.
@@ -101,7 +107,7 @@ class SharedQueues:
             if cq in self.left:
                 self.left.discard(cq)
                 self._channel._sweep(cq)
-            if cq._make_room(completions):
+            if cq._make_room(completions, completions if expected is None else expected):
                 self.has_room(cq)  # first in the line, to be filled before others
                 return cq
         context = self._channel.context

@@ -132,7 +132,7 @@ def forget(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> Non
 
 def deliver_at_end(loop: asyncio.AbstractEventLoop, stream: Delivering) -> None:
     """Have `stream` deliver its adapter's bytes when the loop ends; this keeps no stream alive."""
-    background = _of(loop)
+    background: _Background | None = getattr(loop, _ATTRIBUTE, None)
     if background is not None:
         background.delivering.add(stream)
 

@@ -21,7 +21,7 @@ class Credits:
 
     def __init__(self, free: int) -> None:
         self._free = free
-        self._line = WaitLine[int]()
+        self._line: WaitLine[int] = WaitLine()
         self._reason: Callable[[], BaseException] | None = None
 
     @property

@@ -56,14 +56,10 @@ _SPECIAL_USES = frozenset({
 })  # fmt: skip
 
 
-def guard(obj: Poisonable) -> None:
-    """Have `obj` poisoned in every child forked from now on."""
-    _guarded.add(obj)
-
-
-def guard_public(obj: Any) -> None:
-    """Have `obj`, which programs use, become a stand-in in every child forked from now on."""
-    _public.add(obj)
+#: Has an object poisoned in every child forked from now on.
+guard: Callable[[Poisonable], None] = _guarded.add
+#: Has an object that programs use become a stand-in in every child forked from now on.
+guard_public: Callable[[Any], None] = _public.add
 
 
 def forked_error(name: str) -> ForkedError:

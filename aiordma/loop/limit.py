@@ -40,13 +40,14 @@ class Limit:
         TimeoutError: At the end of the block, when the time is up; with `what` an RdmaTimeoutError.
     """
 
-    __slots__ = ("_canceling", "_hint", "_task", "_timer", "_what", "expired", "seconds")
+    __slots__ = ("_canceling", "_held", "_hint", "_task", "_timer", "_what", "expired", "seconds")
 
     def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
         self.seconds = seconds
         self._what = what
         self._hint = hint
         self._timer: asyncio.Handle | None = None
+        self._held = 0
         self.expired = False
 
     def __enter__(self) -> Self:
@@ -106,17 +107,14 @@ class PatientLimit(Limit):
     from the block.  Between `hold` and `go_on` no time counts at all.
     """
 
-    __slots__ = ("_due", "_held", "_left", "_loop", "_rest", "_step")
-
-    def __init__(self, seconds: float | None, what: str = "", hint: str = "") -> None:
-        super().__init__(seconds, what, hint)
-        self._held = 0
+    __slots__ = ("_due", "_left", "_loop", "_rest", "_step")
 
     def _begin(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         self._loop = loop
         self._left = _STEPS
-        self._step = seconds / _STEPS
-        self._arm(self._step)
+        self._step = step = seconds / _STEPS
+        self._due = loop.time() + step
+        self._timer = loop.call_later(step, self._tick)
 
     def _arm(self, seconds: float) -> None:
         self._due = self._loop.time() + seconds

@@ -96,7 +96,10 @@ def acquire(
         The object, and a function that releases it (once; further calls do nothing).  When the last
         user has released it, the object is closed.
     """
-    entries = _entries_of(loop or asyncio.get_running_loop())
+    loop = loop or asyncio.get_running_loop()
+    entries = getattr(loop, _ATTRIBUTE, None)
+    if entries is None:
+        entries = _entries_of(loop)
     with _lock:
         entry = entries.get(key)
         if entry is not None:

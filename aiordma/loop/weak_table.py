@@ -21,44 +21,53 @@ _FEW = 64
 
 
 class WeakTable(Generic[T]):
-    """Objects by number."""
+    """Objects by number.
 
-    __slots__ = ("_entries", "_numbers", "_sweep_at")
+    Attributes:
+        references: Weak references by number, of dead objects, too.
+    """
+
+    __slots__ = ("_numbers", "_sweep_at", "references")
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._entries: dict[int, weakref.ref[T]] = {}
+        self.references: dict[int, weakref.ref[T]] = {}
         self._sweep_at = _FEW
 
     def __len__(self) -> int:
         """Number of entries, those of dead objects included."""
-        return len(self._entries)
+        return len(self.references)
 
     def __setitem__(self, number: int, thing: T) -> None:
-        entries = self._entries
-        if len(entries) >= self._sweep_at:
-            for known, reference in list(entries.items()):
-                if reference() is None:
-                    entries.pop(known, None)
-            self._sweep_at = 2 * len(entries) + _FEW
-        entries[number] = weakref.ref(thing)
+        if len(self.references) >= self._sweep_at:
+            self._sweep()
+        self.references[number] = weakref.ref(thing)
+
+    def _sweep(self) -> None:
+        entries = self.references
+        for known, reference in list(entries.items()):
+            if reference() is None:
+                entries.pop(known, None)
+        self._sweep_at = 2 * len(entries) + _FEW
 
     def add(self, thing: T) -> int:
         """Enter an object; return its number, which `add` has never returned before."""
         number = next(self._numbers)
-        self[number] = thing
+        if len(self.references) >= self._sweep_at:
+            self._sweep()
+        self.references[number] = weakref.ref(thing)
         return number
 
     def get(self, number: int) -> T | None:
         """Return the object with that number, or None if it lives no more."""
-        reference = self._entries.get(number)
+        reference = self.references.get(number)
         return None if reference is None else reference()
 
     def pop(self, number: int) -> None:
         """Forget a number, if it is known."""
-        self._entries.pop(number, None)
+        self.references.pop(number, None)
 
     def values(self) -> list[T]:
         """Return all objects that live."""
-        found = (reference() for reference in list(self._entries.values()))
+        found = (reference() for reference in list(self.references.values()))
         return [thing for thing in found if thing is not None]

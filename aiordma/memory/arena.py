@@ -15,28 +15,33 @@ class Arena:
 
     Args:
         mr: The slab.
-        view: All bytes of the slots.
-        addr: Address of slot 0.
+        start: Byte of the slab at which slot 0 begins.
         count: Slots in service.
         slot_size: Bytes each.
 
-    The arguments are its attributes, too; `lkey` is the local key of the slab.
+    Attributes:
+        mr, count, slot_size: As the arguments.
+        addr: Address of slot 0.
+        lkey: Local key of the slab.
     """
 
     #: Bytes of slots that have come.
     more = memoryview(b"")
 
-    __slots__ = ("addr", "count", "enough", "lkey", "mr", "slot_size", "view")
+    __slots__ = ("addr", "count", "enough", "lkey", "mr", "slot_size")
 
-    def __init__(
-        self, mr: MemoryRegion, view: memoryview, addr: int, count: int, slot_size: int
-    ) -> None:
+    def __init__(self, mr: MemoryRegion, start: int, count: int, slot_size: int) -> None:
         self.mr = mr
         self.count = self.enough = count
         self.slot_size = slot_size
-        self.view = view
-        self.addr = addr
+        self.addr = mr.addr + start
         self.lkey = mr.lkey
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes of the slots that are there from the beginning."""
+        start = self.addr - self.mr.addr
+        return self.mr.view[start : start + self.count * self.slot_size]
 
     # `ElasticArena` overrides these; here the slots neither come nor go.
 
@@ -84,11 +89,9 @@ def arenas(pd: ProtectionDomain, *shapes: tuple[int, int]) -> list[Arena]:
     for count, slot_size in shapes:
         size += count * slot_size
     mr = MemoryRegion.slab(pd, size)
-    view, addr = mr.view, mr.addr
     made = []
     start = 0
     for count, slot_size in shapes:
-        end = start + count * slot_size
-        made.append(Arena(mr, view[start:end], addr + start, count, slot_size))
-        start = end
+        made.append(Arena(mr, start, count, slot_size))
+        start += count * slot_size
     return made

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
-from typing import Any
 
 from aiordma._ffi import ffi
 from aiordma.errors import errno_error
@@ -33,14 +32,16 @@ class Share:
     """The slots of one member of the pool.
 
     Attributes:
+        crowded: Address of a byte that is not 0 while a member of the pool waits for slots.
         guaranteed: Slots that the member can have at any time.
         used: Slots that the member has.
     """
 
-    __slots__ = ("_budget", "guaranteed", "used")
+    __slots__ = ("_budget", "crowded", "guaranteed", "used")
 
     def __init__(self, budget: SlotBudget, guaranteed: int) -> None:
         self._budget = budget
+        self.crowded = budget.crowded
         self.guaranteed = guaranteed
         self.used = 0
 
@@ -70,11 +71,6 @@ class Share:
     def could_spare(self, slots: int) -> bool:
         """Whether others wait, and this member keeps its fair share without these slots."""
         return self._others_wait and self.used - slots >= self._fair
-
-    @property
-    def crowded(self) -> Any:
-        """A `uint8_t *`: not 0 while a member of the pool waits for slots."""
-        return self._budget._crowded
 
     def leave(self) -> None:
         """Remove the member and all its slots from the pool.  Idempotent."""
@@ -114,6 +110,7 @@ class SlotBudget:
         self._waiting: dict[Callable[[], None], Share] = {}
         self._serving: asyncio.Handle | None = None
         self._crowded = ffi.new("uint8_t *")
+        self.crowded = int(ffi.cast("uintptr_t", self._crowded))
 
     def __len__(self) -> int:
         """Number of members."""
@@ -135,7 +132,7 @@ class SlotBudget:
         Raises:
             OSError: ENOBUFS, the pool cannot guarantee so much.
         """
-        if guaranteed > self.free:
+        if guaranteed > self.total - self._committed:
             text = (
                 f"the pool of {self.total} slots has {self.free} left for {len(self)} + 1 "
                 f"connections, {guaranteed} are needed"

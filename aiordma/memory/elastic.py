@@ -15,10 +15,11 @@ Theory of operation
 
 from __future__ import annotations
 
+import functools
 import logging
 import mmap
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from aiordma.memory.arena import Arena
 from aiordma.memory.budget import Share
@@ -32,13 +33,20 @@ _log = logging.getLogger("aiordma")
 
 
 class Keeper(Protocol):
-    """Keeps memory registered as long as a queue pair may use it."""
+    """Keeps memory registered as long as a queue pair may use it, and its completion queue fit."""
 
     def pin(self, region: MemoryRegion) -> None:
         """Keep it until `unpin`, or until the queue pair is gone."""
 
     def unpin(self, region: MemoryRegion) -> None:
         """The queue pair does not use it any more."""
+
+    def expect(self, more: int) -> None:
+        """Have the completion queue expect so many completions more.
+
+        Raises:
+            OSError: It cannot grow.
+        """
 
 
 class _Chunk:
@@ -49,6 +57,12 @@ class _Chunk:
         self.mr = mr
         self.leaving = False
         self.inside = set(slots)  # slots that were not given to `hand_in`
+
+
+@functools.lru_cache(64)
+def _steps(first: int, most: int, chunk: int) -> tuple[range, ...]:
+    """The slots of each chunk behind the first slots."""
+    return tuple(range(n, min(n + chunk, most)) for n in range(first, most, chunk))
 
 
 class ElasticArena(Arena):
@@ -67,30 +81,33 @@ class ElasticArena(Arena):
         enough: Slots for the window; more of them, up to `most`, are for answers alone.
         more: All bytes of the slots behind the base; only those in service are registered.
         more_addr: Address of the first of these slots; 0 before any was in service.
-        keeper: Keeps chunks that come later; None before the queue pair is there, and at the end.
+        keeper: Serves chunks that come later; None before the queue pair is there, and at the end.
     """
 
     __slots__ = (
-        "_base", "_chunks", "_closed", "_entering", "_memory", "_pd", "_refused", "_share",
-        "_steps", "_unit", "keeper", "more", "more_addr",
+        "_base", "_chunks", "_closed", "_entering", "_expected", "_memory", "_pd", "_refused",
+        "_share", "_steps", "_unit", "keeper", "more", "more_addr",
     )  # fmt: skip
 
     def __init__(
         self, pd: ProtectionDomain, base: Arena, most: int, chunk: int, share: Share, unit: int = 1
     ) -> None:
-        super().__init__(base.mr, base.view, base.addr, base.count, base.slot_size)
+        # As the base; a call of its `__init__` would take as long as the rest.
+        self.mr, self.addr, self.lkey = base.mr, base.addr, base.lkey
+        self.count, self.slot_size = base.count, base.slot_size
         self._pd = pd
+        self._expected = 0  # chunks whose completions are expected
         self._base = base.count
         self._share = share
         self._unit = unit
-        self._steps = [range(n, min(n + chunk, most)) for n in range(base.count, most, chunk)]
+        self._steps = _steps(base.count, most, chunk)
         self._closed = False
         self._entering = False  # the collector may run meanwhile, and messages that it finds grow
         self._refused = False  # the system has refused memory, and that was told
         self._memory: mmap.mmap | None = None
         self._chunks: dict[int, _Chunk] = {}
         self.keeper: Keeper | None = None
-        self.more = memoryview(b"")
+        self.more = Arena.more
         self.more_addr = 0
         self.enough = most
 
@@ -106,6 +123,12 @@ class ElasticArena(Arena):
         self._chunks[number] = chunk
         self.more_addr = chunk.mr.addr - start
         return chunk
+
+    @property
+    def view(self) -> memoryview:
+        """All bytes of the slots that are there from the beginning."""
+        start = self.addr - self.mr.addr
+        return self.mr.view[start : start + self._base * self.slot_size]
 
     @property
     def keys(self) -> list[int]:
@@ -124,14 +147,14 @@ class ElasticArena(Arena):
         return any(chunk.leaving for chunk in self._chunks.values())
 
     @property
+    def crowded(self) -> int:
+        """Address of a byte that is not 0 while a connection of the pool waits for slots."""
+        return self._share.crowded
+
+    @property
     def full(self) -> bool:
         """Whether there are enough slots in service."""
         return self.count >= self.enough
-
-    @property
-    def crowded(self) -> Any:
-        """A `uint8_t *`: not 0 while a connection of the pool waits for slots."""
-        return self._share.crowded
 
     def _number(self, slot: int) -> int:
         return (slot - self._base) // self.step
@@ -171,6 +194,10 @@ class ElasticArena(Arena):
             return ()
         self._entering = True
         try:
+            if self.keeper is not None and number >= self._expected:
+                # For good: a chunk that leaves and comes back is expected already.
+                self.keeper.expect(len(slots))
+                self._expected = number + 1
             chunk = self._enter(number)
         except BaseException as exc:
             self._share.give(len(slots) * self._unit)
@@ -233,5 +260,5 @@ class ElasticArena(Arena):
         """Deregister all but the base; the bytes stay readable while a view of them exists."""
         self._closed = True
         self.keeper = None
-        for region in self.steps:
-            region.close()
+        for chunk in self._chunks.values():
+            chunk.mr.close()

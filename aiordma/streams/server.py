@@ -95,7 +95,7 @@ class RdmaServer(asyncio.AbstractServer):
         )
         self._serving = False
         self._forever: asyncio.Future[None] | None = None
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._place: socket.socket | None = None  # in whose place it listens
         # On iWARP a little more is pinned.
         pinned = plan_of(config, iwarp=True).pinned

@@ -155,7 +155,7 @@ class CompletionChannel(Resource):
         self._unwatch: Callable[[], None] | None = None
         self._safety = Safety(self)
         self._notified: deque[CompletionQueue] = deque()
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._unacked = 0
         self._failure: Exception | None = None
         super().__init__(handle, (context,))
@@ -308,7 +308,7 @@ class CompletionChannel(Resource):
         peer that sends faster than they are dispatched must not keep the loop here.
         """
         polled = missed = dispatched = 0
-        for _ in range(0 if cq.closed else cq._cqe // _BUDGET + 1):
+        for _ in range(0 if cq.closed else cq._room.size // _BUDGET + 1):
             swept, found = found or self.drain.sweep(address_of(cq)), None
             if swept is None:
                 break

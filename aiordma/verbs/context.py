@@ -129,6 +129,7 @@ _borrowed_contexts: weakref.WeakValueDictionary[int, Context] = weakref.WeakValu
 
 
 # Names of the drivers, by vendor.
+_IWARP = int(TransportType.IWARP)
 SOFTWARE_DRIVERS = {0xFFFFFF: "rdma_rxe", 0x626D74: "siw"}
 
 
@@ -137,16 +138,19 @@ class Context(Resource):
 
     Got from `Device.open()` (the caller closes it), or as `ConnectionId.context`, which belongs
     to librdmacm, lives as long as the process and need not be closed.
+
+    Attributes:
+        is_iwarp: Whether the connecting side has to send first and immediates do not exist.
     """
 
-    __slots__ = ("_attributes", "_borrowed", "_iwarp", "_kept", "_name", "_transport")
+    __slots__ = ("_attributes", "_borrowed", "_kept", "_name", "_transport", "is_iwarp")
 
     def __init__(self, handle: Any, *, borrowed: bool = False) -> None:
         self._borrowed = borrowed
         self._attributes: DeviceAttributes | None = None
         self._name = ""
-        self._iwarp: bool | None = None
         self._transport: TransportType | None = None
+        self.is_iwarp = handle.device.transport_type == _IWARP
         #: Values that follow from the device, which each new connection would ask for again.
         self._kept: Kept[Hashable, Any] = Kept()
         super().__init__(handle)
@@ -179,16 +183,9 @@ class Context(Resource):
         return self._transport
 
     @property
-    def is_iwarp(self) -> bool:
-        """Whether the connecting side has to send first and immediates do not exist."""
-        if self._iwarp is None:
-            self._iwarp = self.transport is TransportType.IWARP
-        return self._iwarp
-
-    @property
     def is_software(self) -> bool:
         """Whether the adapter is a program of the kernel, as Soft-RoCE and software iWARP are."""
-        return self.attributes.vendor_id in SOFTWARE_DRIVERS
+        return (self._attributes or self.attributes).vendor_id in SOFTWARE_DRIVERS
 
     @property
     def num_comp_vectors(self) -> int:

@@ -3,8 +3,9 @@
 An overrun loses completions, and their tasks would wait for ever.  So the queue counts the possible
 completions: each queue pair promises the depths that it was made with, a shared receive queue its
 own depth, once, however many of its queue pairs complete here.  A promise beyond the room grows
-the queue, or is refused.  If it overruns all the same (a device may have faults), the program finds
-the queue, and every queue pair on it, failed.
+the queue, or is refused.  A queue pair whose slots come with its traffic is promised room for all
+of them, and the queue grows when they come.  If it overruns all the same (a device may have
+faults), the program finds the queue, and every queue pair on it, failed.
 """
 
 from __future__ import annotations
@@ -60,6 +61,17 @@ _ENDS: dict[int, Callable[[], BaseException]] = {
 _REFUSED: list[QueueState] = []
 
 
+class _Room:
+    """Completions: that a queue has room for, the device's limit, promised and expected ones."""
+
+    __slots__ = ("expected", "most", "promised", "size")
+
+    def __init__(self, size: int, most: int) -> None:
+        self.size = size
+        self.most = most
+        self.promised = self.expected = 0
+
+
 class CompletionQueue(Resource):
     """A completion queue (`ibv_create_cq(3)`).
 
@@ -85,8 +97,8 @@ class CompletionQueue(Resource):
     """
 
     __slots__ = (
-        "_aio", "_cqe", "_error", "_promised", "_queue", "_scratch", "_token", "_unacked", "_users",
-        "_waiters", "channel", "context", "table",
+        "_aio", "_error", "_queue", "_room", "_scratch", "_token", "_unacked", "_users", "_waiters",
+        "channel", "context", "table",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +117,8 @@ class CompletionQueue(Resource):
         if comp_vector and not 0 <= comp_vector < context.num_comp_vectors:
             msg = f"completion vector {comp_vector} is not in 0..{context.num_comp_vectors - 1}"
             raise ValueError(msg)
-        check_limit("ibv_create_cq", "cqe", cqe, context.attributes.max_cqe)
+        most = context.attributes.max_cqe
+        check_limit("ibv_create_cq", "cqe", cqe, most)
         self.context = context
         self.channel = channel
         self.table: SlotTable[Sink] = SlotTable() if channel is None else channel.table
@@ -116,11 +129,10 @@ class CompletionQueue(Resource):
             context._require(), cqe, self._aio.address, channel_handle, comp_vector
         )
         check_pointer(handle, "ibv_create_cq")
-        self._cqe = int(handle.cqe)
+        self._room = _Room(int(handle.cqe), most)
         self._queue: deque[WorkCompletion] = deque()
-        self._waiters = WaitLine[None]()
+        self._waiters: WaitLine[None] = WaitLine()
         self._scratch: Any = None
-        self._promised = 0
         self._unacked = 0
         # Makes the exception that ended it: one object raised many times would collect tracebacks.
         self._error: Callable[[], BaseException] | None = None
@@ -134,7 +146,7 @@ class CompletionQueue(Resource):
     def cqe(self) -> int:
         """Room for completions, at least as many as were asked for."""
         self._require()
-        return self._cqe
+        return self._room.size
 
     @property
     def managed(self) -> bool:
@@ -253,7 +265,7 @@ class CompletionQueue(Resource):
     def _take_all(self) -> None:
         """Poll all completions of the adapter, ahead of completions that the library adds."""
         if not self.closed:
-            self._take_arrived(len(self._queue) + self._cqe)
+            self._take_arrived(len(self._queue) + self._room.size)
 
     def _flush(self, qp_num: int, numbers: Iterable[int]) -> None:
         """Complete requests that the adapter never gets, behind those that it has completed."""
@@ -359,8 +371,13 @@ class CompletionQueue(Resource):
 
     # Room
 
-    def _promise(self, depth: int) -> None:
-        """Reserve room for `depth` more completions; grow, or refuse.
+    def _promise(self, depth: int, expected: int | None = None) -> None:
+        """Promise room for `depth` more completions; grow, or refuse.
+
+        Args:
+            depth: Completions.
+            expected: Those of them that are expected now; `_expect` is called for the others, and
+                grows the queue.  None for all.
 
         Raises:
             ValueError: There is not enough room and the device cannot grow the queue.
@@ -368,40 +385,60 @@ class CompletionQueue(Resource):
         """
         if self._error is not None:
             raise self._error()
+        expected = depth if expected is None else expected
         with _promises:
-            needed = self._promised + depth
-            if needed > self._cqe:
-                self._grow(needed)
-            self._promised += depth  # not `needed`: promises may have been taken back meanwhile
+            self._fit(depth, expected)
+            # Not sums from before: promises may have been taken back meanwhile.
+            self._room.promised += depth
+            self._room.expected += expected
 
-    def _make_room(self, depth: int) -> bool:
-        """Whether `depth` more can be promised; grows for them."""
+    def _make_room(self, depth: int, expected: int) -> bool:
+        """Whether so many more can be promised; grows for them."""
         if self._error is not None:
             return False
         with _promises:
-            needed = self._promised + depth
             try:
-                if needed > self.cqe:
-                    self._grow(needed)
+                self._fit(depth, expected)
             except (OSError, ValueError):
                 return False
         return True
 
-    def _grow(self, needed: int) -> None:
-        most = self.context.attributes.max_cqe
+    def _expect(self, more: int) -> None:
+        """Expect more of the completions that were promised; grows for them.
+
+        Raises:
+            OSError: Out of memory.
+        """
+        with _promises:
+            self._grow(self._room.expected + more)
+            self._room.expected += more
+
+    def _fit(self, depth: int, expected: int) -> None:
+        """Grow for a promise, if need be; under the lock."""
+        room = self._room
+        needed = room.promised + depth
+        if needed <= max(room.size, room.most):
+            needed = room.expected + expected  # the queue can grow for the others
         try:
-            # Twice as much at least: each growth makes a new ring.
-            self._resize(needed if needed > most else min(max(needed, 2 * self.cqe), most))
+            self._grow(needed)
         except OSError as exc:
             msg = (
-                f"the completion queue has room for {self.cqe} completions, {needed} could "
+                f"the completion queue has room for {room.size} completions, {needed} could "
                 "arrive; make it larger or the queue pair smaller"
             )
             raise ValueError(msg) from exc
 
-    def _unpromise(self, depth: int) -> None:
+    def _grow(self, needed: int) -> None:
+        room = self._room
+        if needed > room.size:
+            # Twice as much at least: each growth makes a new ring.
+            more = min(max(needed, 2 * room.size), room.most)
+            self._resize(needed if needed > room.most else more)
+
+    def _unpromise(self, depth: int, expected: int | None = None) -> None:
         with _promises:
-            self._promised -= depth
+            self._room.promised -= depth
+            self._room.expected -= depth if expected is None else expected
 
     def resize(self, cqe: int) -> None:
         """Change the room to at least `cqe` completions (`ibv_resize_cq(3)`).
@@ -411,15 +448,15 @@ class CompletionQueue(Resource):
             OSError: The device cannot do it.
         """
         with _promises:
-            if cqe < max(1, self._promised):
-                msg = f"{self._promised} completions could arrive; {cqe} is too small"
+            if cqe < max(1, self._room.expected):
+                msg = f"{self._room.expected} completions could arrive; {cqe} is too small"
                 raise ValueError(msg)
             self._resize(cqe)
 
     def _resize(self, cqe: int) -> None:
         handle = self._require()
         check_errno(lib.ibv_resize_cq(handle, cqe), "ibv_resize_cq")
-        self._cqe = int(handle.cqe)
+        self._room.size = int(handle.cqe)
 
     # Life
 

@@ -29,8 +29,11 @@ class ProtectionDomain(Resource):
     __slots__ = ("context",)
 
     def __init__(self, context: Context) -> None:
-        check_kind("context", context, Context, none=False)
-        handle = check_pointer(lib.ibv_alloc_pd(context._require()), "ibv_alloc_pd")
+        if not isinstance(context, Context):
+            check_kind("context", context, Context, none=False)
+        handle = lib.ibv_alloc_pd(context._require())
+        if not handle:
+            check_pointer(handle, "ibv_alloc_pd")
         self.context = context
         super().__init__(handle, (context,))
 

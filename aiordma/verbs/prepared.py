@@ -277,7 +277,8 @@ class PreparedPost:
                 check_atomic([length], 0)
             sizes = [wr.sg_list[i].length for i in range(wr.num_sge)]
             sizes[piece] = length
-            self._queue.qp._rules.check_sizes(made, sizes)
+            qp = self._queue.qp
+            (qp._rules or qp._choose_rules()).check_sizes(made, sizes)
         return region.addr + offset, fitting("the length of a piece,", length, 32)
 
     # Life

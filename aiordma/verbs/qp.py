@@ -53,6 +53,7 @@ from aiordma.verbs.qp_attr import (
 )
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.rnr_timer import rnr_timer_code
+from aiordma.verbs.srq import SharedReceiveQueue
 from aiordma.verbs.wc import WCRecord, WorkCompletion, record_error
 from aiordma.verbs.work_queue import WorkQueue
 from aiordma.verbs.wr import SGE, Buffers, Built, RecvWR, SendWR, flags_of, sge_list
@@ -83,6 +84,8 @@ class QueuePair(Resource):
         uses: Further resources that must outlive it, such as the memory that it will be given.
         cq: Where all of it completes, if `attr` names no queue, because it is shared.
         checked: `check_init` was called for these.
+        expected: Completions that are expected at first, if all complete in one queue: `_expect`
+            tells of the others.  None for as many as the queues have places.
 
     Raises:
         ValueError: A size is out of range, or a completion queue would be too small.
@@ -90,8 +93,8 @@ class QueuePair(Resource):
     """
 
     __slots__ = (
-        "_cqs", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
-        "_on_first_failure", "_queues", "_rules", "limits", "num", "pd", "srq",
+        "_cqs", "_expected", "_first_failure", "_groups", "_in_error", "_init", "_last_receive",
+        "_on_first_failure", "_queues", "_read_depth", "_rules", "limits", "num", "pd",
     )  # fmt: skip
 
     def __init__(
@@ -102,9 +105,11 @@ class QueuePair(Resource):
         cq: CompletionQueue | None = None,
         *,
         checked: bool = False,
+        expected: int | None = None,
     ) -> None:
         if not checked:
             check_init(pd, attr, cq)
+        self._expected = expected
         send_cq = cq or attr.send_cq
         recv_cq = attr.recv_cq or send_cq
         token = next_token()
@@ -123,10 +128,10 @@ class QueuePair(Resource):
         #: Called once with the first cause, whether or not the request is awaited.
         self._on_first_failure: Callable[[BaseException], None] | None = None
         self._in_error = False
-        self._choose_rules()
-        # Made for the first request: a connection posts in C, and needs none.
+        self._read_depth: int | None = None  # reads that it may have under way, once connected
+        # Both made for the first request: a connection posts in C, and needs none.
+        self._rules: WRRules | None = None
         self._queues: tuple[WorkQueue, WorkQueue] | None = None
-        self.srq = attr.srq
         self._last_receive: threading.Event | None = None
         parents = (*uses, pd, send_cq, recv_cq)
         super().__init__(handle, parents if attr.srq is None else (*parents, attr.srq))
@@ -160,6 +165,9 @@ class QueuePair(Resource):
     def _promise(self) -> None:
         """Have the completion queues expect its completions; both or, with an exception, none."""
         attr, (send_cq, recv_cq) = self._init, self._cqs
+        if send_cq is recv_cq and attr.srq is None:
+            send_cq._promise(attr.max_send_wr + attr.max_recv_wr, self._expected)
+            return
         send_cq._promise(attr.max_send_wr)
         try:
             if attr.srq is None:
@@ -170,19 +178,38 @@ class QueuePair(Resource):
             send_cq._unpromise(attr.max_send_wr)
             raise
 
+    def _expect(self, more: int) -> None:
+        """Have the completion queue expect more completions; they were promised.
+
+        Raises:
+            OSError: Out of memory.
+        """
+        if self._expected is not None:  # None: all are expected from the beginning
+            self._cqs[0]._expect(more)
+            self._expected += more
+
     def _unpromise(self) -> None:
         attr, (send_cq, recv_cq) = self._init, self._cqs
+        if send_cq is recv_cq and attr.srq is None:
+            send_cq._unpromise(attr.max_send_wr + attr.max_recv_wr, self._expected)
+            return
         send_cq._unpromise(attr.max_send_wr)
         if attr.srq is None:
             recv_cq._unpromise(attr.max_recv_wr)
         else:
             attr.srq._dismiss(recv_cq)
 
-    def _choose_rules(self, read_depth: int | None = None) -> None:
-        self._rules = WRRules.of(
+    @property
+    def srq(self) -> SharedReceiveQueue | None:
+        """Shared receive queue, from which it takes its receives; None for a queue of its own."""
+        return self._init.srq
+
+    def _choose_rules(self) -> WRRules:
+        self._rules = rules = WRRules.of(
             self.pd.context, self.limits, self._init.qp_type,
-            all_signaled=self._init.sq_sig_all, read_depth=read_depth,
+            all_signaled=self._init.sq_sig_all, read_depth=self._read_depth,
         )  # fmt: skip
+        return rules
 
     # Raw requests
 
@@ -255,7 +282,7 @@ class QueuePair(Resource):
 
     def _built_send(self, chain: Sequence[SendWR]) -> Built:
         self._require()
-        built = self._rules.built_send(chain)
+        built = (self._rules or self._choose_rules()).built_send(chain)
         for request in chain:
             piece = request.bind
             if request.mw is not None and piece is not None and len(piece):
@@ -267,7 +294,7 @@ class QueuePair(Resource):
         if self.srq is not None:
             msg = "the queue pair takes its receives from its SharedReceiveQueue: post them there"
             raise ValueError(msg)
-        return self._rules.built_recv(chain)
+        return (self._rules or self._choose_rules()).built_recv(chain)
 
     # Awaited requests
 
@@ -301,7 +328,11 @@ class QueuePair(Resource):
         group = [replace(wr, send_flags=wr.send_flags & ~SendFlags.SIGNALED) for wr in chain]
         group[-1].send_flags |= SendFlags.SIGNALED
         reads = any(request.opcode == Opcode.RDMA_READ for request in group[:-1])
-        if reads and self._rules.overtaking and group[-1].opcode != Opcode.RDMA_READ:
+        if (
+            reads
+            and (self._rules or self._choose_rules()).overtaking
+            and group[-1].opcode != Opcode.RDMA_READ
+        ):
             group[-1].send_flags |= SendFlags.FENCE  # else it would complete before them
         return await self._sq.completed(self._built_send(group), wr_id=chain[-1].wr_id)
 
@@ -416,7 +447,9 @@ class QueuePair(Resource):
         Man page: `ibv_post_send(3)`.
         """
         if imm is None and not (solicited or inline or fence):
-            plain = self._rules.transfer(Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write")
+            plain = (self._rules or self._choose_rules()).transfer(
+                Opcode.RDMA_WRITE, buffers, remote_addr, rkey, "write"
+            )
             if plain is not None:
                 return await self._sq.completed(plain)
         opcode = Opcode.RDMA_WRITE if imm is None else Opcode.RDMA_WRITE_WITH_IMM
@@ -449,7 +482,9 @@ class QueuePair(Resource):
         Man page: `ibv_post_send(3)`.
         """
         if not fence:
-            plain = self._rules.transfer(Opcode.RDMA_READ, buffers, remote_addr, rkey, "read")
+            plain = (self._rules or self._choose_rules()).transfer(
+                Opcode.RDMA_READ, buffers, remote_addr, rkey, "read"
+            )
             if plain is not None:
                 return await self._sq.completed(plain)
         request = SendWR(
@@ -614,7 +649,7 @@ class QueuePair(Resource):
     def _limit_reads(self, depth: int) -> None:
         """So many own reads and atomics may be under way from now on."""
         if self._init.qp_type != QPType.UD:
-            self._choose_rules(depth)
+            self._read_depth, self._rules = depth, None
 
     def _enter_error(self) -> None:
         self._in_error = True

@@ -165,6 +165,7 @@ def create(
         pd._require(), send_cq._require(), recv_cq._require(), srq, int(attr.qp_type),
         attr.sq_sig_all, token, numbers,
     )  # fmt: skip
-    check_pointer(handle, "ibv_create_qp")
+    if not handle:
+        check_pointer(handle, "ibv_create_qp")
     *given, number = ffi.unpack(numbers, 6)
     return handle, number, QPLimits.of(pd.context, tuple(given))

@@ -52,7 +52,8 @@ class _Shelf:
 
     def take(self, size: int) -> CData:
         """Memory whose bytes are not cleared."""
-        return self._old() or self._new(size)
+        # Mostly there is none, or only this thread: `_old` looks again under the lock.
+        return (self._old() if self._pointers else None) or self._new(size)
 
     def take_cleared(self, size: int) -> CData:
         """Memory of zeros, which a new mapping has without clearing."""

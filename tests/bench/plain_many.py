@@ -9,7 +9,8 @@ what its process takes of the machine.  Both ends have default settings, except 
 - `pool`: the same with the slots of all connections in common, as on the page on sharing.
 - `memory`: what each of so many idle connections takes of its process, KiB: pinned and resident,
   of each end, and of the end that takes more.  The differences between a few connections and so
-  many more, divided.
+  many more, divided.  Without huge pages: in the time in which nothing runs the kernel joins pages
+  to huge pages, in some runs, and a process then has memory that it has never used.
 - `streams`: the same of asyncio's streams.
 - `idle`: processor time that so many connections take while both programs do nothing, microseconds
   a second, of each process and of both.  The kernel's part is in them: Soft-RoCE sends, receives
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import sys
 import time
@@ -48,6 +50,8 @@ POOL = aiordma.ConnectionConfig(
 )
 SETTINGS = {"pool": POOL}
 KINDS = ("pinned", "resident")
+#: Of prctl(2).
+_PR_SET_THP_DISABLE = 41
 
 
 def spent() -> Told:
@@ -233,6 +237,8 @@ def main(words: list[str]) -> int:
     """Run one end; returns the exit status."""
     role, form, number, loop, _over, address, port = words
     to = (address, int(port))
+    if form in ("memory", "streams") and ctypes.CDLL(None).prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0):
+        raise OSError("prctl failed")
 
     async def end() -> None:
         if role == "server":

@@ -24,7 +24,7 @@ from tests.device.ends import connected
 from tests.device.meeting import meet, part
 from tests.device.oracle import settle, until
 from tests.device.streaming import Note, noted, stream_pair
-from tests.inside.endpoint import says_goodbye, state_of
+from tests.inside.endpoint import exposer_of, says_goodbye, state_of
 from tests.native_ends import ALL
 
 Ends = tuple[Connection, Connection]
@@ -154,6 +154,7 @@ async def _hurried(ends: Ends) -> None:
             await asyncio.Event().wait()
 
         patch.setattr(Exposer, "drained", drained)
+        exposer_of(client)  # as if it had sent a large message
         closing = asyncio.create_task(client.close())
         await until(lambda: says_goodbye(client))
         await asyncio.sleep(0)  # the task of END has its first step

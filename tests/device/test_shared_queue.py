@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import aiordma
+from aiordma.endpoint.config import CONTROL_SLOTS
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.sending import Sender
 from tests.device.oracle import until
@@ -19,7 +20,7 @@ from tests.device.test_sharing import pairs, transfer
 from tests.inside.endpoint import state_of
 from tests.inside.link import is_quiet, queue_of
 from tests.inside.streams import port_of
-from tests.inside.verbs import state_of_queue
+from tests.inside.verbs import expected, promised, state_of_queue
 
 pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 
@@ -195,6 +196,38 @@ async def test_who_waits_for_sends_is_woken_and_is_counted_off(
             await one.read(region, into)
         assert counts(two) == (0, 0)
         await exchange(two, second, 20)
+
+
+async def test_a_queue_grows_with_the_slots_that_come(address: str, is_siw: bool) -> None:
+    """It has room for what can arrive now, and is promised for all that can come."""
+    config = aiordma.ConnectionConfig()
+    most = config.sends + config.receives
+    first = config.guaranteed + CONTROL_SLOTS
+    async with pairs(address, 1, config) as made:
+        one, other = made[0]
+        cq = queue_of(one)
+        assert queue_of(other) is cq
+        assert promised(cq) == 2 * most
+        if is_siw:  # cannot grow
+            assert expected(cq) == 2 * most
+            return
+        assert expected(cq) == 2 * first
+        await exchange(one, other, 5)
+        assert expected(cq) == 2 * first, "questions and answers take no step"
+        for n in range(40):
+            await one.send(bytes([n]))
+        for n in range(40):
+            with await other.recv() as message:
+                assert bytes(message) == bytes([n])
+        assert 2 * first < expected(cq) <= 2 * most
+        more = expected(cq)
+        async with other.expose(4096, read=True) as remote:
+            await one.read(remote, bytearray(4096))
+        assert expected(cq) == more + config.one_sided_depth
+        await asyncio.gather(one.send(bytes(1 << 20)), other.recv())
+        assert expected(cq) == more + config.one_sided_depth + config.initiator_depth
+    async with asyncio.timeout(60):
+        await until(lambda: promised(cq) == expected(cq) == 0)
 
 
 async def test_streams_and_messages_have_queues_of_their_own_each(address: str) -> None:

@@ -83,7 +83,7 @@ def before_leaving_groups(patch: pytest.MonkeyPatch, call: Callable[[], object])
 
 def enroll(events: EventChannel, connection_id: Any) -> int:
     """Have the events with this number go to a connection id."""
-    return events._enroll(connection_id)
+    return events._ids.add(connection_id)
 
 
 def set_short_pause(patch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from aiordma import Connection, ConnectionEvents, Listener
 from aiordma._core import MessageState
 from aiordma.cm.address import Address
-from aiordma.endpoint import large, link, one_sided
+from aiordma.endpoint import large, one_sided, slots
 from aiordma.endpoint.config import Plan
 from aiordma.endpoint.large import Exposer, LargeMessages
 from aiordma.endpoint.lease import Lease
 from aiordma.endpoint.link import Link, LinkOwner
-from aiordma.endpoint.listener import ConnectRequest
+from aiordma.endpoint.listener import _confirmed
 from aiordma.endpoint.one_sided import Operations
 from aiordma.endpoint.receiving import Receiver
 from aiordma.endpoint.sending import Sender
@@ -198,8 +198,8 @@ def greet(connection: Connection) -> None:
 
 def confirm(request: Any, *, spoken: bool) -> Coroutine[Any, Any, None]:
     """Accept a request, and wait for the confirmation of its client, which `spoken` a frame."""
-    parameter: Any = None
-    return ConnectRequest._confirmed(request, parameter, b"", lambda: spoken)
+    offer: Any = None
+    return _confirmed(request, offer, b"", lambda: spoken)
 
 
 def handler_of(connection: Connection) -> Callable[[int], None]:
@@ -244,7 +244,7 @@ def large_of(connection: Connection) -> LargeMessages:
 
 def set_large(connection: Connection, parts: Any) -> None:
     """Have a fake in their place."""
-    connection._large = parts
+    connection._own_large = parts
 
 
 def copied_up_to() -> int:
@@ -295,7 +295,7 @@ def after_frames(patch: pytest.MonkeyPatch, call: Callable[[], object]) -> None:
 
 def ask_for_inline(patch: pytest.MonkeyPatch, size: int) -> None:
     """Have queue pairs asked for so many bytes of inline data."""
-    patch.setattr(link, "_INLINE", size)
+    patch.setattr(slots, "_INLINE", size)
 
 
 def receive_in_python(connection: Connection, go_on: Callable[[], Awaitable[object]]) -> None:

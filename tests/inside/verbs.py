@@ -63,13 +63,18 @@ def state_of_queue(cq: CompletionQueue) -> QueueState:
 
 def promised(cq: CompletionQueue) -> int:
     """The completions that are expected of a queue at most."""
-    return cq._promised
+    return cq._room.promised
+
+
+def expected(cq: CompletionQueue) -> int:
+    """The completions that may arrive with the slots that are there now."""
+    return cq._room.expected
 
 
 def promise_nothing(patch: pytest.MonkeyPatch) -> None:
     """Have the room in completion queues not counted, so that a queue can overrun."""
     for name in ("_promise", "_unpromise"):
-        patch.setattr(CompletionQueue, name, lambda cq, depth: None)
+        patch.setattr(CompletionQueue, name, lambda cq, *completions: None)
 
 
 def untaken(cq: CompletionQueue) -> int:
@@ -82,7 +87,7 @@ def untaken(cq: CompletionQueue) -> int:
 
 def token_of(queue: CompletionQueue | SharedReceiveQueue | QueuePair) -> int:
     """The number by which events of the device find a queue."""
-    entries = async_event._queues._entries
+    entries = async_event._queues.references
     return next(token for token, known in entries.items() if known() is queue)
 
 
@@ -209,7 +214,7 @@ def last_number_of(queue: WorkQueue) -> int:
 
 def change_rules(qp: QueuePair, **rules: Any) -> None:
     """Change what a queue pair refuses by itself."""
-    qp._rules = dataclasses.replace(qp._rules, **rules)
+    qp._rules = dataclasses.replace(qp._rules or qp._choose_rules(), **rules)
 
 
 def end_flush_grace(qp: QueuePair) -> None:

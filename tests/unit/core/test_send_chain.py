@@ -35,7 +35,9 @@ class Side:
         self.doorbells: list[list[Any]] = []
         self.calls: list[int] = []
         self.taken: int | None = None
-        config = ConnectionConfig(slot_size=SIZE - FRAME_SIZE, recv_depth=RECEIVES)
+        config = ConnectionConfig(
+            slot_size=SIZE - FRAME_SIZE, recv_depth=RECEIVES, send_depth=SENDS
+        )
         loop = loop or SimpleNamespace(is_running=lambda: True, call_soon=self._call_soon)
         self.state = new_state(config, loop, config.receives, SENDS)
         self._slots = [ffi.new("char[]", n * SIZE) for n in (SENDS, config.receives, CONTROL_SLOTS)]

@@ -34,6 +34,7 @@ from aiordma.endpoint.config import (
     plan_of,
 )
 from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.large import checks
 from aiordma.endpoint.link import Link
 from aiordma.link.completions import Completions
 from aiordma.memory import elastic
@@ -43,7 +44,6 @@ from tests.inside.core import let_go, retain
 from tests.inside.endpoint import (
     greet,
     greeting_of,
-    large_of,
     meet,
     receiver_of,
     tell_failed,
@@ -171,7 +171,8 @@ class FakeLink(Link):
         self._unexplained = self._idle = None
         self._thread = threading.get_ident()
         self._at_close = []
-        self.qp = SimpleNamespace(limits=SimpleNamespace(max_inline_data=0))
+        limits = SimpleNamespace(max_inline_data=0)
+        self.qp = SimpleNamespace(limits=limits, _expect=lambda more: None)
         self._data_slots = config.send_depth
         self.refused = 0
         self.delivering = True
@@ -268,6 +269,9 @@ class FakeLink(Link):
 
     def peer_name(self) -> str:
         return "the peer"
+
+    def expect(self, more: int) -> None:
+        """The completion queue has room for all."""
 
     def pin(self, region: Any) -> None:
         retain(region)
@@ -470,7 +474,7 @@ class Wire:
         """The peer's half of the handshake is known on `side`."""
         peer = self.configs[1 - side]
         window = receiver_of(self.ends[1 - side]).window.size
-        check = large_of(self.ends[1 - side]).checks
+        check = checks(self.links[1 - side].context, peer)
         meet(self.ends[side], hello_of(peer, b"", window, check=check), peer.responder_resources)
 
     async def open(self) -> None:

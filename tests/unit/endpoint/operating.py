@@ -90,9 +90,10 @@ class End:
         attributes = SimpleNamespace(atomic_cap=AtomicCap.HCA)
         context = SimpleNamespace(is_iwarp=False, name="f0", attributes=attributes)
         self.gone: Job[None] = Job()
-        rules = SimpleNamespace(read_depth=read_depth)
         link.context = context
-        link.qp = SimpleNamespace(_rules=rules, _gone=self.gone)
+        link.qp = SimpleNamespace(
+            _read_depth=read_depth, _gone=self.gone, _expect=lambda more: None
+        )
         self.budget = ByteBudget(1 << 30)
         self.account = Account(self.budget, "peer")
         link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account)

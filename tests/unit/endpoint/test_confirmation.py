@@ -38,7 +38,7 @@ class Id:
     def _require(self) -> str:
         return "the id"
 
-    async def accept(self, parameter: object, *, private_data: bytes, timeout: object) -> None:
+    async def _accept(self, offer: object, private_data: bytes, timeout: object) -> None:
         if self.failure is not None:
             raise self.failure
 
@@ -142,7 +142,7 @@ def timer_descriptors() -> int:
 
 class Request:
     def __init__(self, failure: BaseException | None) -> None:
-        self._request = SimpleNamespace(cm_id=Id(failure))
+        self.cm_id = Id(failure)
 
 
 @pytest.mark.parametrize("spoken", [True, False])

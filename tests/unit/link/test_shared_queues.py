@@ -25,7 +25,7 @@ class Queue:
         self.closed = False
         self.shared = shared
 
-    def _make_room(self, depth: int) -> bool:
+    def _make_room(self, depth: int, expected: int) -> bool:
         Queue.asked += 1
         return self.promised + depth <= ROOM
 

@@ -114,7 +114,9 @@ class FakeRegion:
 class FakeElastic(ElasticArena):
     """The real one, over fake regions (`use_fake_regions`), whose addresses are not the bytes'."""
 
-    __slots__ = ()
+    __slots__ = ("_view",)
+
+    _view: memoryview
 
     def __init__(
         self, most: int, base: int, chunk: int, slot_size: int, share: Share, unit: int = 1
@@ -122,6 +124,12 @@ class FakeElastic(ElasticArena):
         pd: Any = None
         first: Any = FakeArena(base, slot_size)
         super().__init__(pd, first, most, chunk, share, unit)
+        self._view = first.view
+
+    @property
+    def view(self) -> memoryview:
+        """Bytes of the base."""
+        return self._view
 
     def _enter(self, number: int) -> Any:
         chunk = super()._enter(number)

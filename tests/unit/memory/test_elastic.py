@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,14 +58,53 @@ def test_slots_come_in_chunks_until_there_are_no_more(run: Run) -> None:
     run(main())
 
 
+def keeper(expect: Callable[[int], object]) -> Any:
+    """Nothing is pinned; the completion queue is asked by `expect`."""
+    return SimpleNamespace(expect=expect, pin=lambda region: None, unpin=lambda region: None)
+
+
+def test_the_completion_queue_expects_each_chunk_once(run: Run) -> None:
+    async def main() -> None:
+        arena = arena_of(SlotBudget(20).join(3))
+        told: list[int] = []
+        arena.keeper = keeper(told.append)
+        assert [len(list(arena.grow(nothing))) for _ in range(2)] == [4, 4]
+        for slot in arena.shrink():
+            arena.hand_in(slot)
+        assert len(list(arena.grow(nothing))) == 4, "the chunk has come back"
+        assert told == [4, 4]
+        arena.close()
+
+    run(main())
+
+
+def test_no_slots_come_for_which_the_completion_queue_cannot_grow(run: Run) -> None:
+    async def main() -> None:
+        arena = arena_of(share := SlotBudget(20).join(3))
+
+        def refuse(more: int) -> None:
+            raise OSError(errno.ENOMEM, f"no room for {more}")
+
+        arena.keeper = keeper(refuse)
+        assert list(arena.grow(nothing)) == []
+        assert (arena.count, len(arena.steps), share.used) == (3, 0, 3)
+        told: list[int] = []
+        arena.keeper = keeper(told.append)
+        assert len(list(arena.grow(nothing))) == 4
+        assert told == [4]
+
+    run(main())
+
+
 def test_a_chunk_leaves_with_its_last_slot(run: Run) -> None:
     async def main() -> None:
         budget = SlotBudget(20)
         arena = arena_of(share := budget.join(3), chunk=2)
         other = budget.join(2)
         pinned: list[object] = []
-        keeper: Any = SimpleNamespace(pin=pinned.append, unpin=pinned.remove)
-        arena.keeper = keeper
+        arena.keeper = SimpleNamespace(
+            pin=pinned.append, unpin=pinned.remove, expect=lambda more: None
+        )
         arena.grow(nothing)
         arena.grow(nothing)
         assert (share.used, len(pinned)) == (7, 2)
