@@ -53,6 +53,7 @@ from aiordma.link.limits import ListenerLimits
 from aiordma.link.transport_socket import RdmaTransportSocket
 from aiordma.memory.byte_budget import set_large_message_budget
 from aiordma.memory.remote import RemoteRegion
+from aiordma.service.server import Server, serve
 from aiordma.streams.connecting import create_connection, open_connection
 from aiordma.streams.server import RdmaServer, create_server, start_server
 from aiordma.streams.stream_config import StreamConfig
@@ -114,6 +115,7 @@ __all__ = [
     "ResourceBusyError",
     "ResourceClosedError",
     "RouteError",
+    "Server",
     "StreamConfig",
     "TransportRetryError",
     "connect",
@@ -124,6 +126,7 @@ __all__ = [
     "is_available",
     "listen",
     "open_connection",
+    "serve",
     "set_large_message_budget",
     "start_server",
     "start_tls",

@@ -479,6 +479,11 @@ class Connection:
             self.abort()
             raise
 
+    def _stop_receiving(self) -> None:
+        """Have `recv` raise ResourceClosedError behind the messages that have arrived."""
+        if not self._outcome.decided:
+            self._receiver.end(closed_error)
+
     def abort(self) -> None:
         """End the connection at once; the peer sees it as lost.  `wait_closed()` waits for the end.
 

@@ -1,0 +1,1 @@
+"""A program's view of many connections: servers."""

@@ -1,0 +1,250 @@
+"""serve(): a Server, whose handler gets each connection in a task of its own.
+
+Theory of operation
+    A task accepts, and begins a task for each connection, which closes the connection when the
+    handler has returned, and aborts it after an exception, which is logged.
+
+    The end has three steps.  The listener closes.  Each connection receives no more than the
+    messages that have arrived: a handler that waits for another message is at its end, and a
+    handler that works can still answer.  After `grace_s` the tasks that are left are canceled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Self
+
+from aiordma.arguments import check_seconds
+from aiordma.cm.address import Address
+from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.connect import Opening
+from aiordma.endpoint.connection import Connection
+from aiordma.endpoint.listener import Listener, listen
+from aiordma.errors import ConnectionEndedError, RdmaError, ResourceClosedError
+from aiordma.link.limits import ListenerLimits
+from aiordma.loop.running import check_loop, check_thread
+
+__all__ = ["Handler", "Server", "serve"]
+
+_log = logging.getLogger("aiordma")
+_BACKLOG = 256
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+Handler = Callable[[Connection], Awaitable[object]]
+
+
+def serve(
+    handler: Handler,
+    host: str | None,
+    port: int,
+    *,
+    backlog: int = _BACKLOG,
+    config: ConnectionConfig | None = None,
+    ipv6_only: bool = False,
+    limits: ListenerLimits | None = None,
+    grace_s: float = 10.0,
+) -> Opening[Server]:
+    """Serve each connection by a call of `handler`; awaited, or used with `async with`.
+
+    Args:
+        handler: A function that is called with each `Connection`, in a task of its own, and
+            awaited.  The connection is closed when it returns.  After an exception it is aborted;
+            the exception is logged, unless the connection was lost before, and does no harm to the
+            server and to other connections.
+        host: As of `listen`.
+        port: 0 to 65535; 0 lets the kernel choose, see `Server.port`.
+        backlog: As of `listen`.
+        config: Settings of the connections.
+        ipv6_only: Take IPv6 clients alone.
+        limits: Limits of the connections and memory that clients may hold; see docs/limits.md.
+        grace_s: Seconds that handlers have at the end to finish; then they are canceled.
+
+    Raises:
+        TypeError, ValueError: An argument is of no use, at the call.
+        Others: as `listen`.
+
+    Cancellation: the server is closed.
+    """
+    if not callable(handler):
+        msg = f"the handler has to be a function that takes a Connection, not {handler!r}"
+        raise TypeError(msg)
+    check_seconds("grace_s", grace_s, zero=True, none=False)
+    opening = listen(host, port, backlog=backlog, config=config, ipv6_only=ipv6_only, limits=limits)
+
+    async def open_() -> Server:
+        return Server(await opening, handler, grace_s)
+
+    return Opening(open_(), "serve")
+
+
+class Server:
+    """Serves connections by a handler; made by `serve`.
+
+    `async with` stops it in good order, also after an exception in the block.
+
+    Attributes:
+        listener: Where clients connect.
+        grace_s: Seconds that handlers have at the end to finish.
+    """
+
+    def __init__(self, listener: Listener, handler: Handler, grace_s: float) -> None:
+        self.listener = listener
+        self.grace_s = grace_s
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._stopping: asyncio.Task[None] | None = None
+        self._asked = asyncio.Event()  # to stop, by a signal or by close()
+        self._accepting = self._loop.create_task(self._accept())
+        self._accepting.add_done_callback(self._ended)
+
+    @property
+    def sockname(self) -> Address:
+        """Local (address, port); the first, if there are several."""
+        return self.listener.sockname
+
+    @property
+    def port(self) -> int:
+        """Local port."""
+        return self.listener.port
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """The connections whose handlers have not ended."""
+        return frozenset(self._connections.values())
+
+    # Connections
+
+    async def _accept(self) -> None:
+        async for connection in self.listener:
+            task = self._loop.create_task(self._serve(connection))
+            self._connections[task] = connection
+            task.add_done_callback(self._connections.pop)
+
+    async def _serve(self, connection: Connection) -> None:
+        try:
+            async with connection:
+                try:
+                    await self._handler(connection)
+                except ConnectionEndedError:
+                    pass  # as where `async for` has ended
+                except RdmaError as exc:
+                    stopped = self._stopping is not None and isinstance(exc, ResourceClosedError)
+                    if not (stopped or connection.is_closing):
+                        raise
+                    _log.info("%r: %s", connection, exc)
+        except Exception:
+            _log.exception("the handler of %r", connection)
+
+    def _ended(self, accepting: asyncio.Task[None]) -> None:
+        self._asked.set()
+        if not accepting.cancelled():
+            accepting.exception()  # serve_forever() and stop() raise it
+
+    # End
+
+    async def serve_forever(self, *, signals: bool = True) -> None:
+        """Wait until the server is to end, then stop it as `stop` does.
+
+        Args:
+            signals: End by SIGINT (Ctrl-C) and SIGTERM, too; the second one cancels the handlers
+                at once.  In the main thread alone.  Handlers of these signals that the loop has
+                already are replaced.
+
+        Raises:
+            DeviceRemovedError: The RDMA devices of all addresses were removed.
+            RuntimeError: Not in the server's event loop.
+
+        Cancellation: ends the wait, and stops the server as `stop` does.
+        """
+        check_loop(self._loop, "server")
+        with self._heeding(_SIGNALS if signals else ()):
+            try:
+                await self._asked.wait()
+            finally:
+                await self.stop()
+
+    @contextlib.contextmanager
+    def _heeding(self, signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+        heeded: list[tuple[signal.Signals, Any]] = []
+        if threading.current_thread() is threading.main_thread():
+            for number in signals:
+                before = signal.getsignal(number)
+                self._loop.add_signal_handler(number, self._on_signal)
+                heeded.append((number, before))
+        try:
+            yield
+        finally:
+            for number, before in heeded:
+                self._loop.remove_signal_handler(number)
+                if before is not None:
+                    signal.signal(number, before)
+
+    def _on_signal(self) -> None:
+        if self._asked.is_set():
+            for task in self._connections:
+                task.cancel()
+        self._asked.set()
+
+    def close(self) -> None:
+        """Accept no more, and end `serve_forever`; connections that are there go on.  Idempotent.
+
+        Raises:
+            RuntimeError: The server's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "server")
+        self._asked.set()
+        self.listener.close()
+
+    async def stop(self) -> None:
+        """Close, let handlers finish for `grace_s`, then cancel those that are left.  Idempotent.
+
+        A handler that waits for a message, or asks for the next one, gets the end: `async for` is
+        over, and `recv` raises ResourceClosedError.  Messages that have arrived are still received,
+        and answers are still sent.
+
+        Raises:
+            DeviceRemovedError: The RDMA devices of all addresses were removed.
+            RuntimeError: Not in the server's event loop.
+
+        Cancellation: cancels the handlers, and waits for their end.
+        """
+        check_loop(self._loop, "server")
+        if self._stopping is None:
+            self.close()
+            self._stopping = self._loop.create_task(self._stop())
+        try:
+            await asyncio.shield(self._stopping)
+        except asyncio.CancelledError:
+            for task in self._connections:
+                task.cancel()
+            await asyncio.wait([self._stopping])
+            raise
+
+    async def _stop(self) -> None:
+        await asyncio.wait([self._accepting])
+        for connection in self._connections.values():
+            connection._stop_receiving()
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=self.grace_s)
+        for task in self._connections:
+            task.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
+        await self.listener.wait_closed()
+        self._accepting.result()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._asked.is_set() else f"at {self.sockname[0]} port {self.port}"
+        return f"<Server {state}, {len(self._connections)} connections>"

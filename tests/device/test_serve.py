@@ -1,0 +1,257 @@
+"""serve(): a handler for each connection, and an end in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiordma
+from tests.device.oracle import until
+from tests.device.test_examples import first_line
+
+pytestmark = pytest.mark.device
+
+LIMIT_S = 30.0
+EXAMPLE = Path(__file__).parents[2] / "examples" / "server.py"
+
+
+async def echo(connection: aiordma.Connection) -> None:
+    async for message in connection:
+        await connection.send(message)
+
+
+async def ask(connection: aiordma.Connection, question: bytes = b"?") -> bytes:
+    async with asyncio.timeout(LIMIT_S):
+        await connection.send(question)
+        return bytes(await connection.recv())
+
+
+async def test_each_connection_has_a_handler(address: str) -> None:
+    async with aiordma.serve(echo, address, 0) as server:
+        assert server.port == server.sockname[1] == server.listener.port
+        clients = [await aiordma.connect(address, server.port) for _ in range(5)]
+        assert [await ask(client, b"%d" % n) for n, client in enumerate(clients)] == [
+            b"%d" % n for n in range(5)
+        ]
+        assert len(server.connections) == 5
+        await asyncio.gather(*(client.close() for client in clients))
+        await until(lambda: not server.connections, LIMIT_S)
+        assert repr(server) == f"<Server at {address} port {server.port}, 0 connections>"
+    assert repr(server) == "<Server closed, 0 connections>"
+    with pytest.raises(OSError, match=r"."):
+        await aiordma.connect(address, server.port)
+
+
+async def test_awaited_it_is_a_server_too(address: str) -> None:
+    server = await aiordma.serve(echo, address, 0)
+    async with aiordma.connect(address, server.port) as client:
+        assert await ask(client) == b"?"
+    await server.stop()
+    await server.stop()
+
+
+async def test_a_handler_that_raises_harms_no_other_connection(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(connection: aiordma.Connection) -> None:
+        async for message in connection:
+            if message == b"raise":
+                raise ZeroDivisionError("of the program")
+            await connection.send(message)
+
+    async with (
+        aiordma.serve(handler, address, 0) as server,
+        aiordma.connect(address, server.port) as good,
+        aiordma.connect(address, server.port) as bad,
+    ):
+        await bad.send(b"raise")
+        with pytest.raises(aiordma.ConnectionLostError, match="peer aborted"):
+            await bad.recv()
+        assert await ask(good) == b"?"
+    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert ["of the program" in str(record.exc_info) for record in errors] == [True]
+
+
+@pytest.mark.parametrize("aborts", [True, False], ids=["aborts", "closes"])
+async def test_a_client_that_goes_is_no_error(
+    address: str, caplog: pytest.LogCaptureFixture, *, aborts: bool
+) -> None:
+    async def handler(connection: aiordma.Connection) -> None:
+        while True:
+            await connection.recv()
+
+    async with aiordma.serve(handler, address, 0) as server:
+        client = await aiordma.connect(address, server.port)
+        await until(lambda: bool(server.connections), LIMIT_S)
+        if aborts:
+            client.abort()
+        else:
+            await client.close()
+        await client.wait_closed()
+        await until(lambda: not server.connections, LIMIT_S)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+async def test_at_the_end_idle_handlers_end_and_busy_ones_answer(address: str) -> None:
+    ended: list[str] = []
+    go_on = asyncio.Event()
+
+    async def handler(connection: aiordma.Connection) -> None:
+        try:
+            async for message in connection:
+                await go_on.wait()
+                await connection.send(message)
+        finally:
+            ended.append((connection.is_closing and "closed") or "open")
+
+    async with (
+        aiordma.serve(handler, address, 0) as server,
+        aiordma.connect(address, server.port) as idle,
+        aiordma.connect(address, server.port) as busy,
+    ):
+        await busy.send(b"question")
+        await until(lambda: len(server.connections) == 2, LIMIT_S)
+        stopping = asyncio.create_task(server.stop())
+        async with asyncio.timeout(LIMIT_S):
+            with pytest.raises(aiordma.ConnectionEndedError):
+                await idle.recv()
+            assert not stopping.done()
+            go_on.set()
+            assert bytes(await busy.recv()) == b"question"
+            with pytest.raises(aiordma.ConnectionEndedError):
+                await busy.recv()
+            await stopping
+    assert ended == ["open", "open"], "their connections were closed by the server behind them"
+
+
+async def test_what_has_arrived_is_still_received(address: str) -> None:
+    begun, go_on, got = asyncio.Event(), asyncio.Event(), list[bytes]()
+
+    async def handler(connection: aiordma.Connection) -> None:
+        begun.set()
+        await go_on.wait()
+        async for message in connection:
+            got.append(bytes(message))
+
+    async with (
+        aiordma.serve(handler, address, 0) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        await begun.wait()
+        for number in range(3):
+            await client.send(b"%d" % number)
+        await client.flush()
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0)
+        go_on.set()
+        async with asyncio.timeout(LIMIT_S):
+            await stopping
+    assert got == [b"0", b"1", b"2"]
+
+
+async def test_handlers_that_do_not_finish_are_canceled(address: str) -> None:
+    canceled = asyncio.Event()
+
+    async def handler(_: aiordma.Connection) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            canceled.set()
+            raise
+
+    async with (
+        aiordma.serve(handler, address, 0, grace_s=0.1) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        await until(lambda: bool(server.connections), LIMIT_S)
+        async with asyncio.timeout(LIMIT_S):
+            await server.stop()
+            assert canceled.is_set()
+            with pytest.raises(aiordma.ConnectionLostError):
+                await client.recv()
+
+
+async def test_a_canceled_end_cancels_the_handlers(address: str) -> None:
+    async with (
+        aiordma.serve(lambda _: asyncio.Event().wait(), address, 0, grace_s=3600) as server,
+        aiordma.connect(address, server.port) as client,
+    ):
+        await until(lambda: bool(server.connections), LIMIT_S)
+        forever = asyncio.create_task(server.serve_forever(signals=False))
+        await asyncio.sleep(0)
+        forever.cancel()
+        await asyncio.sleep(0)
+        assert not forever.done()
+        forever.cancel()
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.wait([forever])
+            assert forever.cancelled()
+            with pytest.raises(aiordma.ConnectionLostError):
+                await client.recv()
+
+
+async def test_close_ends_serve_forever_and_waits_for_handlers(address: str) -> None:
+    async with aiordma.serve(echo, address, 0) as server:
+        forever = asyncio.create_task(server.serve_forever(signals=False))
+        async with aiordma.connect(address, server.port) as client:
+            assert await ask(client) == b"?"
+            server.close()
+            async with asyncio.timeout(LIMIT_S):
+                await forever
+            with pytest.raises(aiordma.ConnectionEndedError):
+                await client.recv()
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "error", "text"),
+    [
+        (None, {}, TypeError, "the handler has to be a function"),
+        (echo, {"grace_s": -1}, ValueError, "grace_s -1 is negative"),
+        (echo, {"grace_s": None}, TypeError, "grace_s is a number"),
+        (echo, {"config": 1}, TypeError, "config"),
+        (echo, {"backlog": 1.5}, TypeError, "backlog"),
+    ],
+)
+async def test_bad_arguments_are_refused_at_the_call(
+    address: str, handler: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        aiordma.serve(handler, address, 0, **options)
+
+
+@pytest.mark.one_loop
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_example_in_good_order(address: str, number: signal.Signals) -> None:
+    """With an idle client, which gets the end; and nothing is printed."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "error", str(EXAMPLE)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+    async def client() -> float:
+        async with aiordma.connect(address, 18515) as connection:
+            assert await ask(connection) == b"?"
+            process.send_signal(number)
+            begun = time.monotonic()
+            async with asyncio.timeout(LIMIT_S):
+                with pytest.raises(aiordma.ConnectionEndedError):
+                    await connection.recv()
+            return time.monotonic() - begun
+
+    try:
+        assert first_line(process) == "listening on 0.0.0.0 18515\n"
+        took = asyncio.run(client())
+        out, err = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, out, err) == (0, "", "")
+    print(f"{took:.2f} s")
