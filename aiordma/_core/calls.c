@@ -342,7 +342,12 @@ static PySendResult coroutine_send(PyObject *object, PyObject *value, PyObject *
 
 static PyObject *coroutine_next(PyObject *object)
 {
-    return aio_iterate(object, coroutine_send);
+    Coroutine *self = (Coroutine *)object;
+    PyObject *result = aio_iterate(object, coroutine_send);
+
+    if (!result && self->stage == FRESH) /* no memory to begin; it was awaited all the same */
+        self->stage = OVER;
+    return result;
 }
 
 static PyObject *coroutine_await(PyObject *object)
