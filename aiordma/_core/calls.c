@@ -633,15 +633,16 @@ static int handle(MessageState *self, uint32_t events)
 }
 
 /*
- * Slots or credits have come.  Python is called if the line has begun to lack a slot, or to lack
- * none.  0; -1 with the exception of a task, -2 with that of the handler.
+ * Slots or credits have come.  Python is called if the line has begun to lack a slot, and when it
+ * is empty again.  0; -1 with the exception of a task, -2 with that of the handler.
  */
 static int give_room(MessageState *self)
 {
+    const struct aio_message_state *m = &self->state;
+
     if (aio_grant(self))
         return -1;
-    if (aio_message_lacks_slot(&self->state) != self->state.slot_awaited &&
-        handle(self, AIO_EVENT_ROOM))
+    if ((m->slot_awaited ? !m->queued : aio_message_lacks_slot(m)) && handle(self, AIO_EVENT_ROOM))
         return -2;
     return 0;
 }

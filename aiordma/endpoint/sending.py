@@ -65,7 +65,8 @@ class Sender:
         """Fit the state to the waiting tasks: may C send, and do completed sends wake the loop?"""
         state = self._state
         state.blocked = self._held or self._failure is not None
-        state.slot_awaited = lacking = state.lacks_slot
+        lacking = state.lacks_slot or bool(state.slot_awaited and state.queued)
+        state.slot_awaited = lacking
         state.flush_at = self._flushers[0][0] if self._flushers else 0
         waiting = bool(self._flushers or (not state.dead and (lacking or state.has_pending)))
         if waiting != self._listening:
