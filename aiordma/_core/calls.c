@@ -214,7 +214,12 @@ PyObject *aio_messages(PyObject *state, PyObject *connection)
     return (PyObject *)self;
 }
 
-/* A task has left its wait for a message by an exception: the next task may have its message. */
+/*
+ * A task has left its wait for a message by an exception: the next task may have its message.
+ *
+ * Also of a Coroutine without a reference, whose end it is: no call may take one, not even to report
+ * an error, because giving it back would end the Coroutine a second time.
+ */
 static void leave(Coroutine *self)
 {
     PyObject *type, *value, *traceback, *done;
@@ -222,7 +227,7 @@ static void leave(Coroutine *self)
     PyErr_Fetch(&type, &value, &traceback);
     done = PyObject_CallMethodObjArgs(self->connection, aio_name._left, NULL);
     if (!done) /* of a signal's handler: the exception that the task gets tells of the end */
-        PyErr_WriteUnraisable((PyObject *)self);
+        PyErr_WriteUnraisable(self->connection);
     Py_XDECREF(done);
     PyErr_Restore(type, value, traceback);
 }

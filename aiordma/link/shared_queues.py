@@ -6,8 +6,8 @@ Theory of operation
     queue pairs is destroyed, so that a new connection asks one queue, however many are full.
 
     No queue ever overruns: it has room for all requests that its queue pairs may have under way.
-    Completions of a destroyed queue pair may still be in the queue, although their room is not
-    promised any more; so the queue is polled before their room is promised to another queue pair.
+    Completions of a destroyed queue pair may still be in the queue.  So its room counts until the
+    queue has been polled, which is done before another queue pair gets it.
 
     Connections for which the queue is armed for solicited completions only, and others, have
     separate queues: arming concerns all queue pairs that complete in a queue.
@@ -39,23 +39,33 @@ class SharedQueue(CompletionQueue):
 
     Attributes:
         shared: The queues that it belongs to; None when they are closed.
+        left: Completions of queue pairs that have gone: they may be in the queue until it is swept.
     """
 
-    __slots__ = ("shared",)
+    __slots__ = ("left", "shared")
 
     def __init__(
         self, context: Context, cqe: int, channel: CompletionChannel, shared: SharedQueues
     ) -> None:
         self.shared: SharedQueues | None = shared
+        self.left = 0
         super().__init__(context, cqe, channel)
 
     def _unpromise(self, depth: int, expected: int | None = None) -> None:
         shared = self.shared
-        if shared is not None:
-            shared.left.add(self)  # before its room is promised to others, in another thread
-        super()._unpromise(depth, expected)
-        if shared is not None:
-            shared.has_room(self)
+        if shared is None:
+            super()._unpromise(depth, expected)
+            return
+        with shared.lock:
+            self.left += depth if expected is None else expected
+        super()._unpromise(depth, 0)
+        shared.has_room(self)
+
+    def _expect(self, more: int) -> None:
+        # Otherwise the ring grows: the collector, too, gets slots, perhaps in the midst of a poll.
+        if self.left and self.shared is not None and not self._can_expect(more):
+            self.shared.sweep(self)
+        super()._expect(more)
 
 
 class SharedQueues:
@@ -66,7 +76,7 @@ class SharedQueues:
 
     Attributes:
         queues: All of them.
-        left: Those of which a queue pair has gone since they were swept.
+        lock: Held while `left` of a queue changes.
     """
 
     def __init__(self, channel: CompletionChannel) -> None:
@@ -74,8 +84,7 @@ class SharedQueues:
         self.queues: list[SharedQueue] = []
         self._open: deque[SharedQueue] = deque()  # there may be room in these
         self._full: set[SharedQueue] = set()
-        self.left: set[SharedQueue] = set()
-        self._lock = threading.RLock()  # the collector may destroy a queue pair in `take`
+        self.lock = threading.RLock()  # the collector may destroy a queue pair in `take`
 
     @classmethod
     def of(
@@ -101,12 +110,11 @@ class SharedQueues:
             OSError: The adapter cannot make a further queue.
         """
         while self._open:
-            with self._lock:  # full, unless `has_room` is called meanwhile
+            with self.lock:  # full, unless `has_room` is called meanwhile
                 cq = self._open.popleft()
                 self._full.add(cq)
-            if cq in self.left:
-                self.left.discard(cq)
-                self._channel._sweep(cq)
+            if cq.left:
+                self.sweep(cq)
             if cq._make_room(completions, completions if expected is None else expected):
                 self.has_room(cq)  # first in the line, to be filled before others
                 return cq
@@ -119,9 +127,17 @@ class SharedQueues:
         self._open.append(cq)
         return cq
 
+    def sweep(self, cq: SharedQueue) -> None:
+        """Take all completions out of a queue, those of queue pairs that have gone among them."""
+        left = cq.left  # others may go meanwhile, in another thread
+        self._channel._sweep(cq)
+        with self.lock:
+            cq.left -= left
+        CompletionQueue._unpromise(cq, 0, left)
+
     def has_room(self, cq: SharedQueue) -> None:
         """A queue pair of the queue has gone."""
-        with self._lock:
+        with self.lock:
             if cq in self._full:
                 self._full.discard(cq)
                 self._open.appendleft(cq)

@@ -403,6 +403,10 @@ class CompletionQueue(Resource):
                 return False
         return True
 
+    def _can_expect(self, more: int) -> bool:
+        """Whether the device has a queue with room for so many more."""
+        return self._room.expected + more <= self._room.most
+
     def _expect(self, more: int) -> None:
         """Expect more of the completions that were promised; grows for them.
 

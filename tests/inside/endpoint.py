@@ -302,3 +302,8 @@ def receive_in_python(connection: Connection, go_on: Callable[[], Awaitable[obje
     """Have C leave the next `recv` to Python, where it is `go_on`."""
     connection._recv_in_python = go_on  # type: ignore[method-assign, assignment]
     connection._state.python = True
+
+
+def left_is(patch: pytest.MonkeyPatch, function: Callable[[], object]) -> None:
+    """Have C call `function` when a task has left its wait for a message by an exception."""
+    patch.setattr(Connection, "_left", lambda _: function())

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aiordma._core import QueueState
+from aiordma.link.shared_queues import SharedQueue, SharedQueues
 from aiordma.loop import registry
 from aiordma.loop.pump import FdPump
 from aiordma.verbs import (
@@ -25,6 +27,7 @@ from aiordma.verbs import (
     safety,
     slab,
 )
+from aiordma.verbs.cq import _Room
 from aiordma.verbs.resource import Resource, ResourceState
 from aiordma.verbs.work_queue import WorkQueue
 
@@ -68,7 +71,40 @@ def promised(cq: CompletionQueue) -> int:
 
 def expected(cq: CompletionQueue) -> int:
     """The completions that may arrive with the slots that are there now."""
-    return cq._room.expected
+    return cq._room.expected - (cq.left if isinstance(cq, SharedQueue) else 0)
+
+
+class RingOnly(SharedQueue):
+    """A shared queue without an adapter: the completions that it has room for, and holds."""
+
+    def __init__(self, shared: SharedQueues, size: int, most: int) -> None:
+        self.shared = shared
+        self.left = 0
+        self._error = None
+        self._room = _Room(size, most)
+        self.held = 0
+
+    def _resize(self, cqe: int) -> None:
+        if cqe > self._room.most:
+            raise OSError(errno.EINVAL, "above the device's limit")
+        self._room.size = cqe
+
+    @property
+    def size(self) -> int:
+        """Completions that it has room for."""
+        return self._room.size
+
+    def promise(self, depth: int, expected: int) -> None:
+        """As a new queue pair does."""
+        self._promise(depth, expected)
+
+    def expect(self, more: int) -> None:
+        """As a queue pair does that gets more slots."""
+        self._expect(more)
+
+    def gone(self, depth: int, expected: int) -> None:
+        """As a queue pair does that is destroyed."""
+        self._unpromise(depth, expected)
 
 
 def promise_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from aiordma._core import Coroutine
 from aiordma.errors import ResourceClosedError
-from tests.inside.endpoint import receive_in_python
+from tests.inside.endpoint import left_is, receive_in_python
 
 from ..conftest import LIMIT_S, Run, settle
 from ..endpoint.test_receiver import lost
@@ -193,6 +193,39 @@ def test_a_wait_that_is_given_up_leaves_its_message_to_the_next(
             side.tell()
             async with asyncio.timeout(LIMIT_S):
                 assert await second == b"one"
+
+    run(main())
+
+
+@pytest.mark.parametrize("how", ["close", "throw", "drop"])
+@pytest.mark.parametrize("name", RECEIVES, indirect=True)
+def test_one_that_is_given_up_ends_once_although_python_code_raises(
+    run: Run, monkeypatch: pytest.MonkeyPatch, name: str, how: str
+) -> None:
+    """A report of a Coroutine that is ending would take a reference, and end it once more."""
+
+    async def main() -> None:
+        side = Side()
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        reported: list[object] = []
+        left_is(monkeypatch, interrupted)
+        monkeypatch.setattr(sys, "unraisablehook", lambda report: reported.append(report.object))
+        coroutine = CALLS[name](side.core)
+        coroutine.send(None)
+        if how == "close":
+            coroutine.close()
+        elif how == "throw":
+            with pytest.raises(OSError, match="thrown"):
+                coroutine.throw(OSError("thrown"))
+        del coroutine
+        assert reported == [side.core]
+        coroutines = [CALLS[name](side.core) for _ in range(8)]
+        assert len(set(map(id, coroutines))) == len(coroutines)
+        for coroutine in coroutines:
+            coroutine.close()
 
     run(main())
 
