@@ -357,7 +357,9 @@ static PyObject *coroutine_next(PyObject *object)
 
 static PyObject *coroutine_await(PyObject *object)
 {
-    if (((Coroutine *)object)->stage != FRESH) {
+    int stage = ((Coroutine *)object)->stage;
+
+    if (stage != FRESH && stage != OVER) { /* after OVER, may_run raises */
         PyErr_SetString(PyExc_RuntimeError, "coroutine is being awaited already");
         return NULL;
     }

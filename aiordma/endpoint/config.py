@@ -127,7 +127,8 @@ class ConnectionConfig:
             loop are asked by turns, one for all, if `idle_timeout_s` is at least three times as
             long (docs/adr/keepalive-groups.md).
         idle_timeout_s: Seconds of silence after which the connection is given up; also the
-            bound for a peer whose program has stopped.
+            bound for a peer whose program has stopped.  Up to twice `keepalive_s` may have passed
+            of them when it stops.
         raw_idle_timeout_s: Seconds without a message of the peer after which a raw connection is
             given up, up to a quarter more; None for never, because a peer of reads, writes and
             atomics alone is never heard.

@@ -298,7 +298,8 @@ class Connection:
             BufferError: `into` is read-only.
             RemoteAccessError: The peer's adapter refused: the lease has ended, or the key is wrong.
                 This ends the connection.
-            ConnectionLostError, ResourceClosedError: The connection was over before.
+            ConnectionLostError, ResourceClosedError: The connection was over before; or software
+                iWARP refused, which gives no reason.
 
         Cancellation: ends the wait; the buffer stays exported, and may be written to, until the
         adapter is done with it.

@@ -116,12 +116,16 @@ async def test_memory_that_the_peer_may_use(address: str) -> None:
         assert len((await serving)["table"]) == 1 << 20
         assert made["row"] == bytes(64)
         assert said == ["page 7 is written", "the peer says b'done'"]
-        async with server.expose(bytearray(b"x" * (1 << 20)), read=True) as region:
+        memory = bytearray(b"x" * (1 << 20))
+        async with server.expose(memory, read=True, write=True) as region:
             seen: list[bytes] = []
 
             def process(view: memoryview) -> None:
                 seen.append(bytes(view))
+                view[4096:4160] = b"y" * 64
 
             await run(registers, conn=client, remote=region, process=process)
+            assert await client.read(region, bytearray(64)) == 64  # behind the write
         assert seen == [b"x" * (1 << 20)]
+        assert memory == b"y" * 64 + b"x" * ((1 << 20) - 64)
         await part(client, server)

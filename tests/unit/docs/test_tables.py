@@ -12,7 +12,7 @@ import aiordma.memory
 import aiordma.verbs
 from aiordma import error_words, errors
 from aiordma.endpoint import wire
-from aiordma.endpoint.config import ConnectionConfig
+from aiordma.endpoint.config import ConnectionConfig, plan_of
 from aiordma.endpoint.wire import FrameKind
 from aiordma.link import refusal
 from aiordma.link.refusal import RefusalReason
@@ -118,3 +118,20 @@ def test_the_decisions() -> None:
         headings = re.findall(r"^## (.*)$", text, re.M)
         assert headings == ["Context", "Decision", "Consequences", "Rejected"], name
         assert text.count("\n") <= 60, name
+
+
+def test_the_connections_that_the_usual_limit_of_pinned_memory_has_room_for() -> None:
+    pool = ConnectionConfig(
+        shared_slots=9600, slot_size=4096, recv_depth=32, send_depth=16, rendezvous_window=2
+    )
+    own, pooled = ((8 << 20) // plan_of(config).pinned for config in (ConnectionConfig(), pool))
+    told = f"room for {own} idle connections with default settings, and for {pooled} out of a pool"
+    assert told in " ".join((DOCS / "growth.md").read_text().split())
+
+
+def test_how_long_a_program_may_block_its_loop() -> None:
+    config = ConnectionConfig()
+    silent_s = 2 * config.keepalive_s
+    text = " ".join((DOCS / "tutorial.md").read_text().split())
+    assert f"twice `keepalive_s` already, {silent_s:.0f} seconds by default" in text
+    assert f"for more than the {config.idle_timeout_s - silent_s:.0f} seconds that are left" in text
