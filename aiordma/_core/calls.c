@@ -217,8 +217,8 @@ PyObject *aio_messages(PyObject *state, PyObject *connection)
 /*
  * A task has left its wait for a message by an exception: the next task may have its message.
  *
- * Also of a Coroutine without a reference, whose end it is: no call may take one, not even to report
- * an error, because giving it back would end the Coroutine a second time.
+ * Also of a Coroutine without a reference, whose end it is: no call may take one, not even to
+ * report an error, because giving it back would end the Coroutine a second time.
  */
 static void leave(Coroutine *self)
 {
