@@ -66,7 +66,7 @@ PLACES: tuple[Place, ...] = (
     Place("aio_send", "_core/calls.c", (_echo(),)),
     Place("take_frame", "_core/message.c", (_echo(64, "asyncio"),)),
     Place("readable_run", "_core/drain.c", (_echo(4096),)),
-    Place("put_from", "_core/message.c", (_ONE_WAY, _echo())),
+    Place("put_bare", "_core/message.c", (_ONE_WAY, _echo())),
     # A request and an answer.
     Place("aio_take_first", "_core/calls.c", (_CALLS, _echo()), entered=2),
     Place("state_write", "_core/stream_state.c", (_LINES,)),
