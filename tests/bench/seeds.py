@@ -72,7 +72,7 @@ PLACES: tuple[Place, ...] = (
     Place("state_write", "_core/stream_state.c", (_LINES,)),
     Place("transfer", "_core/operation.c", (_READ,)),
     Place("Connection.recv", "endpoint/connection.py", (_echo(),)),
-    Place("Fetcher.announce", "endpoint/large.py", (_echo(1 << 20),)),
+    Place("aio_arrivals_join", "_core/arrivals.c", (_echo(1 << 20),)),
     Place("RdmaStreamWriter.drain", "streams/stream_reader.py", (_PIECES, _LINES)),
     # Both ends.
     Place("Link.open", "endpoint/link.py", (_CONNECTS,), entered=2),

@@ -55,6 +55,7 @@ def warm(device_is_there: None) -> None:
         for address in filter(None, (ADDRESS, os.environ.get("AIORDMA_SOFTROCE_ADDR2"))):
             async with aiordma.listen(address, 0):
                 pass
+        await settle()  # its threads close descriptors
 
     asyncio.run(once())
     # What was imported will not be garbage. After every test all garbage is looked for, and to

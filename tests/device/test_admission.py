@@ -510,9 +510,9 @@ async def test_c01_connects_in_one_gather(
     address: str, is_uvloop: bool, is_siw: bool, streams: bool
 ) -> None:
     """All of default settings, while other programs of the machine are busy."""
-    # Software iWARP has queues for 48 connections of a process, those that are closing included.
-    # It refuses some of 200 streams that connect at a time, and of 100 none.
-    count = (100 if streams else 40) if is_siw else 200
+    # On software iWARP no queue of a process may begin at page 144 (docs/surprises.md); that takes
+    # the queues of more connections than these.
+    count = 8 if is_siw else 200
     loop = asyncio.get_running_loop()
     loop.set_debug(False)  # which would be most of the load
     attempt = ask_a_stream if streams else ask

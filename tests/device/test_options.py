@@ -153,8 +153,7 @@ async def test_the_config_reaches_the_queue_pair(address: str, is_siw: bool) -> 
             for end in (client, server):
                 asked = end.config
                 found = qp_of(end).query()
-                if is_siw:  # software iWARP tells nothing of this
-                    assert (found.ah_attr.traffic_class, found.timeout) == (0, 0)
+                if is_siw:  # software iWARP tells nothing of this: the fields have any value
                     continue
                 # The client's choice: its request names the traffic class for both.
                 assert found.ah_attr.traffic_class == tos
