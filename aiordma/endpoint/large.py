@@ -60,8 +60,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple
 
-from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState, crc32c
-from aiordma._core import copy as copy_bytes
+from aiordma._core import LANDING_SIZE, LANDINGS, Message, MessageState
 from aiordma.endpoint.config import ConnectionConfig
 from aiordma.endpoint.link import COPIED_BYTES, Link, lent
 from aiordma.endpoint.outcome import Outcome, stalled_error
@@ -74,6 +73,7 @@ from aiordma.errors import (
     RdmaTimeoutError,
     ResourceClosedError,
 )
+from aiordma.link.buffers import settled, sum_of
 from aiordma.loop import background
 from aiordma.loop.credits import Credits
 from aiordma.loop.empty import EMPTY
@@ -87,15 +87,7 @@ from aiordma.verbs.context import Context
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 
-__all__ = [
-    "LANDING_SIZES",
-    "Exposer",
-    "Fetcher",
-    "Landings",
-    "LargeMessages",
-    "allow_landings",
-    "checks",
-]
+__all__ = ["LANDING_SIZES", "Exposer", "Fetcher", "LargeMessages", "allow_landings", "checks"]
 
 #: Bytes of the landings, by their numbers; 0 is none.
 LANDING_SIZES = (0, *(LANDING_SIZE << 2 * number for number in range(LANDINGS)))
@@ -109,28 +101,10 @@ _LOOK_S = 1.0
 _LOOKS = 3
 
 
-def _settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
-    """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
-
-    The CRC32C is 0 without `check`.
-    """
-    settled = view
-    if copy:
-        settled = memoryview(bytearray(len(view)))
-        copy_bytes(settled, view)
-    return settled, crc32c(0, settled) if check else 0
-
-
-async def _sum_of(view: memoryview) -> int:
-    """The CRC32C of registered bytes; in a thread if there are many."""
-    if len(view) <= INLINE_BYTES:
-        return crc32c(0, view)
-    return await call_blocking(lambda: crc32c(0, view), undo=lambda _: None)
-
-
 class _Exposure(NamedTuple):
     region: MemoryRegion
     done: asyncio.Future[None]
+    room: int  # bytes of its turn
     copied: bool
 
 
@@ -228,17 +202,26 @@ class Exposer:
             finally:
                 state.large_waiting -= 1
         copied = payload.nbytes <= _COPIED
+        room = room_of(payload.nbytes) if copied else payload.nbytes
+        buffers = self._link.buffers
         try:
-            if copied:
-                region = await self._link.buffers.outgoing.take(payload.nbytes)
-                region.view[: payload.nbytes] = payload
-            else:
-                region = await self._link.register(lent(payload), Access.REMOTE_READ)
+            await buffers.memory.turn(room, self)
         except BaseException:
             self.window.release()
             raise
         try:
-            await self._announced(payload.nbytes, imm, region, copied=copied)
+            if copied:
+                region = await buffers.outgoing.take(payload.nbytes)
+                region.view[: payload.nbytes] = payload
+            else:
+                region = await buffers.memory.registered(
+                    room, lambda: self._link.register(lent(payload), Access.REMOTE_READ)
+                )
+        except BaseException:
+            self._over(room)
+            raise
+        try:
+            await self._announced(payload.nbytes, imm, region, room, copied=copied)
         finally:
             if not copied:
                 # The region is deregistered when it is not pinned any more: with DONE, or with the
@@ -250,7 +233,7 @@ class Exposer:
                 await region.wait_closed(_DEREGISTER_S)
 
     async def _announced(
-        self, length: int, imm: int | None, region: MemoryRegion, *, copied: bool
+        self, length: int, imm: int | None, region: MemoryRegion, room: int, *, copied: bool
     ) -> None:
         """Announce a region, and wait until the peer has read it."""
         try:
@@ -258,7 +241,7 @@ class Exposer:
         except BaseException:  # closed meanwhile
             if copied:
                 self._link.buffers.outgoing.give(region)
-            self.window.release()
+            self._over(room)
             raise
         number = self._next
         self._next = number % 0xFFFFFFFF + 1
@@ -266,11 +249,11 @@ class Exposer:
         if not self._allowed:
             self._allowed = True
             self._link.open_access(Access.REMOTE_READ)
-        self._exposures[number] = _Exposure(region, done, copied=copied)
+        self._exposures[number] = _Exposure(region, done, room, copied=copied)
         try:
             head = RENDEZVOUS.pack(region.addr, region.rkey, number)
             if self.sums:
-                head += CHECKSUM.pack(await _sum_of(region.view[:length]))
+                head += CHECKSUM.pack(await sum_of(region.view[:length]))
             await self._sender.rendezvous(head, imm, length)
         except BaseException:
             # Not announced; but the peer may have the key of the buffer from an earlier message.
@@ -316,8 +299,13 @@ class Exposer:
         if exposure.copied:
             pool = self._link.buffers.outgoing
             (pool.give if keep else pool.drop)(exposure.region)
-        self.window.release()
+        self._over(exposure.room)
         self._wake_drainers()
+
+    def _over(self, room: int) -> None:
+        """End a message's turn, and its place among the exposures."""
+        self._link.buffers.memory.over(room)
+        self.window.release()
 
     def on_done(self, number: int, flags: int) -> None:
         """Take the peer's DONE: it has read a message."""
@@ -330,11 +318,17 @@ class Exposer:
         if not exposure.done.done():
             exposure.done.set_result(None)
 
-    def fail(self, failure: Any) -> None:
-        """Have all calls raise the exception that `failure` makes: the connection is over."""
+    def refuse(self, failure: Callable[[], BaseException]) -> None:
+        """Have calls that wait for their turn raise the exception that `failure` makes."""
         self.window.fail(failure)
+        self._link.buffers.memory.refuse(self, failure)
+
+    def fail(self, failure: Callable[[], BaseException]) -> None:
+        """Have all calls raise the exception that `failure` makes: the connection is over."""
+        self.refuse(failure)
         for number in list(self._exposures):
             exposure = self._exposures.pop(number)
+            self._link.buffers.memory.over(exposure.room)
             if not exposure.done.done():
                 exposure.done.set_exception(failure())
                 exposure.done.exception()
@@ -570,13 +564,13 @@ class Fetcher:
             return
         try:
             view = fetch.region.view[: fetch.length]
-            self._deliver(fetch, *_settled(view, check=check, copy=fetch.copy))
+            self._deliver(fetch, *settled(view, check=check, copy=fetch.copy))
         except Exception as exc:
             self._link.fail(exc)
 
     async def _settle_slowly(self, fetch: _Fetch, *, check: bool) -> None:
         view = fetch.region.view[: fetch.length]
-        settle = functools.partial(_settled, view, check=check, copy=fetch.copy)
+        settle = functools.partial(settled, view, check=check, copy=fetch.copy)
         self._deliver(fetch, *await call_blocking(settle, undo=lambda _: None))
 
     def _deliver(self, fetch: _Fetch, view: memoryview, checksum: int) -> None:
@@ -826,7 +820,7 @@ class LargeMessages:
     def refuse(self, failure: Callable[[], BaseException]) -> None:
         """Have sends that wait for their turn raise the exception that `failure` makes."""
         if self._exposer is not None:
-            self._exposer.window.fail(failure)
+            self._exposer.refuse(failure)
 
     def fail(self, failure: Callable[[], BaseException]) -> None:
         """Have all sends raise the exception that `failure` makes: the connection is over."""

@@ -10,20 +10,44 @@ or with the queue pair.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
+from aiordma._core import copy as copy_bytes
+from aiordma._core import crc32c
 from aiordma.cm.connection_id import ConnectionId
 from aiordma.errors import ResourceClosedError
 from aiordma.link.source import source_of
+from aiordma.loop.workers import call_blocking
 from aiordma.memory.byte_budget import PROCESS_BUDGET, Account
+from aiordma.memory.large_memory import LargeMemory, large_memory
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs.enums import Access
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import INLINE_BYTES, MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.qp import QueuePair
 
-__all__ = ["Buffers"]
+__all__ = ["Buffers", "settled", "sum_of"]
 
 _LANDS_ON_IWARP = Access.LOCAL_WRITE | Access.REMOTE_WRITE
+
+
+def settled(view: memoryview, *, check: bool, copy: bool) -> tuple[memoryview, int]:
+    """The bytes of a registered buffer, or a copy of them, and the CRC32C of the returned bytes.
+
+    The CRC32C is 0 without `check`.
+    """
+    settled = view
+    if copy:
+        settled = memoryview(bytearray(len(view)))
+        copy_bytes(settled, view)
+    return settled, crc32c(0, settled) if check else 0
+
+
+async def sum_of(view: memoryview) -> int:
+    """The CRC32C of registered bytes; in a thread if there are many."""
+    if len(view) <= INLINE_BYTES:
+        return crc32c(0, view)
+    return await call_blocking(lambda: crc32c(0, view), undo=lambda _: None)
 
 
 class Buffers:
@@ -42,8 +66,8 @@ class Buffers:
     """
 
     __slots__ = (
-        "_account", "_closed", "_cm_id", "_incoming", "_outgoing", "_pd", "_pinned", "_sizes",
-        "budget", "in_the_open",
+        "_account", "_closed", "_cm_id", "_incoming", "_let_memory_go", "_memory", "_outgoing",
+        "_pd", "_pinned", "_sizes", "budget", "in_the_open",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +79,8 @@ class Buffers:
         self._incoming: BufferPool | None = None
         self._outgoing: BufferPool | None = None
         self._account: Account | None = None
+        self._memory: LargeMemory | None = None
+        self._let_memory_go: Callable[[], None] | None = None
         self._pinned: dict[MemoryRegion, None] = {}
         self._closed = False
         self.budget = PROCESS_BUDGET
@@ -68,6 +94,17 @@ class Buffers:
             if self._closed:
                 self._account.close()
         return self._account
+
+    @property
+    def memory(self) -> LargeMemory:
+        """The memory of all large messages of the loop."""
+        if self._memory is None:
+            self._memory, let_go = large_memory()
+            if self._closed:
+                let_go()
+            else:
+                self._let_memory_go = let_go
+        return self._memory
 
     @property
     def pool(self) -> BufferPool:
@@ -86,7 +123,7 @@ class Buffers:
         return self._outgoing
 
     def _new_pool(self, access: Access, keep: int, *, reserve: bool = False) -> BufferPool:
-        pool = BufferPool(self._pd, keep, access, self.account, reserve=reserve)
+        pool = BufferPool(self._pd, keep, access, self.account, self.memory, reserve=reserve)
         if self._closed:
             pool.close()
         return pool
@@ -132,6 +169,8 @@ class Buffers:
         for pool in (self._incoming, self._outgoing):
             if pool is not None:
                 pool.close()
+        if self._let_memory_go is not None:
+            self._let_memory_go()
         if self._account is not None:
             # Its memory stays pinned until the queue pair is gone.
             self._account.end()

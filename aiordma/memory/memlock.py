@@ -7,7 +7,7 @@ import re
 import resource
 from pathlib import Path
 
-__all__ = ["may_lock", "memory_to_pin", "step_bytes"]
+__all__ = ["may_lock", "memory_to_pin", "sending_bytes", "step_bytes"]
 
 PROC = Path("/proc/self")
 _CAP_IPC_LOCK = 14
@@ -27,9 +27,13 @@ def may_lock() -> bool:
     return bool(int(effective[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
+def _machine() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_to_pin() -> int:
     """Bytes: the machine's memory, or RLIMIT_MEMLOCK, if that is less and holds."""
-    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = _machine()
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return size if soft == resource.RLIM_INFINITY or soft > size or may_lock() else soft
 
@@ -40,3 +44,13 @@ def step_bytes() -> int:
     The rest is for the first slots and rings, for large messages and for the program.
     """
     return memory_to_pin() // 8
+
+
+def sending_bytes() -> int:
+    """Bytes that a loop's large messages pin until peers have read them.
+
+    A sixteenth of a limit, of which slots and fetches need most; without a limit half of the
+    machine's memory.
+    """
+    machine, may = _machine(), memory_to_pin()
+    return may // 16 if may < machine else machine // 2

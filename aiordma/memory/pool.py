@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiordma.memory.byte_budget import AHEAD, Account
+from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
 from aiordma.verbs.pd import ProtectionDomain
@@ -29,14 +30,15 @@ class BufferPool:
         keep: Bytes of released buffers to keep.
         access: Rights; on iWARP the target of an RDMA READ needs REMOTE_WRITE.
         account: Released buffers are kept only while the account has room for them.
+        memory: Registers the buffers, and has kept ones dropped where memory is short.
         reserve: Whether the bytes of a kept buffer stay counted while it is in use again.  A
             message that finds the buffer of an earlier message then asks no budget; otherwise the
             message has a share of its own.
     """
 
     __slots__ = (
-        "_access", "_account", "_closed", "_free", "_keep", "_kept", "_out", "_pd", "_reserve",
-        "_spare",
+        "__weakref__", "_access", "_account", "_closed", "_free", "_keep", "_kept", "_memory",
+        "_out", "_pd", "_reserve", "_spare",
     )  # fmt: skip
 
     def __init__(
@@ -45,11 +47,13 @@ class BufferPool:
         keep: int,
         access: Access,
         account: Account,
+        memory: LargeMemory,
         *,
         reserve: bool = False,
     ) -> None:
         self._pd = pd
         self._account = account
+        self._memory = memory
         self._keep = keep
         self._access = access
         self._reserve = reserve
@@ -58,6 +62,7 @@ class BufferPool:
         self._free: dict[int, list[MemoryRegion]] = {}
         self._out: dict[MemoryRegion, None] = {}  # an empty dict is a quarter of an empty set
         self._closed = False
+        memory.join(self)
 
     def take_kept(self, size: int) -> MemoryRegion | None:
         """Return a kept region of at least `size` bytes, or None; the caller owns it until `give`.
@@ -79,13 +84,17 @@ class BufferPool:
         """Return a region of at least `size` bytes; the caller owns it until `give`.
 
         Raises:
-            OSError: The memory cannot be registered.
+            OSError: The memory cannot be registered, not within half a minute either.
+            ResourceClosedError: The connection is closed, perhaps meanwhile.
 
         Cancellation: the region is destroyed.
         """
         region = self.take_kept(size)
         if region is None:
-            region = await MemoryRegion.register(self._pd, room_of(size), self._access)
+            room = room_of(size)
+            region = await self._memory.registered(
+                room, lambda: MemoryRegion.register(self._pd, room, self._access)
+            )
             self._out[region] = None
         elif not self._reserve:
             self._account.give(region.length)
@@ -99,6 +108,17 @@ class BufferPool:
             return
         self._kept += region.length
         self._free.setdefault(region.length, []).append(region)
+        self._memory.freed()
+
+    def drop_kept(self) -> list[MemoryRegion]:
+        """Deregister the buffers that are kept, and return them."""
+        dropped = [region for shelf in self._free.values() for region in shelf]
+        self._free.clear()
+        for region in dropped:
+            region.close()
+        self._account.give(self._kept)
+        self._kept = 0
+        return dropped
 
     def _may_keep(self, size: int) -> bool:
         missing = size - self._spare

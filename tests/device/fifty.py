@@ -1,8 +1,9 @@
-"""Fifty connections between two programs without privileges, with messages of four sizes.
+"""Fifty connections between programs without privileges, with messages of many sizes at once.
 
-Run as: python fifty.py ADDRESS [PORT]
-Without PORT it is the server, and prints its port.  At the end it prints one line of JSON:
-connections, messages that came, the most bytes that were pinned.
+Run as: python fifty.py ADDRESS [PORT | pairs]
+Without PORT it is the server, and prints its port.  With `pairs` it is both, of half as many.  At
+the end it prints one line of JSON: connections, messages that came, the most bytes that were
+pinned.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from aiordma._ffi import load_error
 NOBODY = 65534
 LIMIT_S = 100
 CONNECTIONS = 50
-#: Bytes of messages, how many of each connection, and at how many connections at a time: large
-#: messages pin as much again.
-MESSAGES = ((64, 20, 50), (5000, 20, 50), (20_000, 4, 10), (300_000, 2, 1))
+#: Bytes of messages, and how many of each connection.
+MESSAGES = ((64, 20), (5000, 20), (20_000, 4), (60_000, 3), (200_000, 2), (300_000, 2))
 MEMLOCK = 8 << 20
 
 told = {"connections": 0, "messages": 0, "pinned": 0}
@@ -46,12 +46,25 @@ async def echo(connection: aiordma.Connection) -> None:
 async def serve(address: str) -> None:
     async with asyncio.timeout(LIMIT_S), aiordma.listen(address, 0) as listener:
         print(listener.port, flush=True)
-        async with asyncio.TaskGroup() as group:
-            async for connection in listener:
-                told["connections"] += 1
-                group.create_task(echo(connection))
-                if told["connections"] == CONNECTIONS:
-                    break
+        await accept(listener, CONNECTIONS)
+
+
+async def accept(listener: aiordma.Listener, number: int) -> None:
+    async with asyncio.TaskGroup() as group:
+        for _ in range(number):
+            group.create_task(echo(await listener.accept()))
+            told["connections"] += 1
+
+
+async def pairs(address: str) -> None:
+    number = CONNECTIONS // 2
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.listen(address, 0) as listener,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(accept(listener, number))
+        await talk(address, listener.port, number)
 
 
 async def ask(client: aiordma.Connection, size: int, count: int) -> None:
@@ -63,16 +76,18 @@ async def ask(client: aiordma.Connection, size: int, count: int) -> None:
     look()
 
 
+async def talk(address: str, port: int, number: int) -> None:
+    clients = [await aiordma.connect(address, port) for _ in range(number)]
+    for size, count in MESSAGES:
+        await asyncio.gather(*(ask(client, size, count) for client in clients))
+    for client in clients:
+        await client.close()
+
+
 async def main(address: str, port: int) -> None:
     async with asyncio.timeout(LIMIT_S):
-        clients = [await aiordma.connect(address, port) for _ in range(CONNECTIONS)]
-        told["connections"] = len(clients)
-        for size, count, at_a_time in MESSAGES:
-            for first in range(0, CONNECTIONS, at_a_time):
-                some = clients[first : first + at_a_time]
-                await asyncio.gather(*(ask(client, size, count) for client in some))
-        for client in clients:
-            await client.close()
+        await talk(address, port, CONNECTIONS)
+    told["connections"] = CONNECTIONS
 
 
 if __name__ == "__main__":
@@ -81,7 +96,9 @@ if __name__ == "__main__":
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)
-    if len(sys.argv) > 2:
+    if sys.argv[2:] == ["pairs"]:
+        asyncio.run(pairs(sys.argv[1]))
+    elif len(sys.argv) > 2:
         asyncio.run(main(sys.argv[1], int(sys.argv[2])))
     else:
         asyncio.run(serve(sys.argv[1]))

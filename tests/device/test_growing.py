@@ -25,6 +25,7 @@ pytestmark = pytest.mark.device
 
 EACH = 64 << 10
 LIMIT_S = 120
+MESSAGES = 20 + 20 + 4 + 3 + 2 + 2  # of a connection, in fifty.py
 
 
 def window_of(connection: aiordma.Connection) -> int:
@@ -164,5 +165,22 @@ def test_fifty_connections_within_eight_mebibytes(address: str) -> None:
             server.kill()
     print(told)
     assert [end["connections"] for end in told] == [50, 50]
-    assert [end["messages"] for end in told] == [50 * (20 + 20 + 4 + 2)] * 2
+    assert [end["messages"] for end in told] == [50 * MESSAGES] * 2
     assert all(50 * 60_000 < end["pinned"] <= 8 << 20 for end in told)
+
+
+def test_both_ends_of_twenty_five_connections_within_eight_mebibytes(address: str) -> None:
+    """Of one process: the sends of one end leave memory to the fetches of the other."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with modes():
+        done = subprocess.run(
+            [*program, address, "pairs"],
+            capture_output=True, check=False, text=True, timeout=LIMIT_S, env=environ,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(told)
+    assert told["connections"] == 25
+    assert told["messages"] == 2 * 25 * MESSAGES, "of both ends"
+    assert told["pinned"] <= 8 << 20

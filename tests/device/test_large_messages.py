@@ -13,7 +13,7 @@ import pytest
 import aiordma
 from aiordma import Connection, ConnectionConfig, RemoteRegion
 from aiordma._core import crc32c
-from aiordma.endpoint import large
+from aiordma.link import buffers
 from aiordma.verbs import Access, MemoryRegion
 from tests.device.meeting import Pair, are_alive, meet, paired
 from tests.inside.endpoint import link_of
@@ -43,7 +43,7 @@ async def test_g04_a_software_adapter_checks_by_default(
         sums.append(real(*args))
         return sums[-1]
 
-    monkeypatch.setattr(large, "crc32c", noted)
+    monkeypatch.setattr(buffers, "crc32c", noted)
     client, server = pair
     assert [end.get_extra_info("large_messages_checked") for end in pair] == [True, True]
     for size in SIZES:
@@ -82,7 +82,7 @@ async def test_g04_a_buffer_that_changes_on_the_way_is_not_delivered(
     client, server = pair
     real = crc32c
     wrong = iter([True])  # the sender's
-    monkeypatch.setattr(large, "crc32c", lambda *args: real(*args) ^ next(wrong, False))
+    monkeypatch.setattr(buffers, "crc32c", lambda *args: real(*args) ^ next(wrong, False))
     sending = asyncio.create_task(client.send(bytes(size)))
     with pytest.raises(aiordma.MessageDamagedError, match=f"{size} bytes does not match"):
         await asyncio.wait_for(server.recv(), 20)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sized
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aiordma.memory import large_memory
 from aiordma.memory.budget import Share, SlotBudget
 from aiordma.memory.byte_budget import ByteBudget
 from aiordma.memory.elastic import ElasticArena
+from aiordma.memory.large_memory import LargeMemory
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def chunks_of(arena: ElasticArena) -> Collection[Any]:
@@ -46,3 +51,17 @@ def line_of(budget: ByteBudget) -> Sized:
 def waiting_of(budget: ByteBudget, source: str) -> int:
     """How many large messages of a source wait for memory."""
     return len(budget._line.get(source, ()))
+
+
+# Large messages
+
+
+def sending_of(memory: LargeMemory) -> int:
+    """Bytes of the sends that have a turn."""
+    return memory._sending
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch, *, turn_s: float = 5.0, short_s: float = 30.0) -> None:
+    """Give sends less time for their turn, and less for memory that is short."""
+    monkeypatch.setattr(large_memory, "TURN_S", turn_s)
+    monkeypatch.setattr(large_memory, "SHORT_S", short_s)

@@ -39,6 +39,7 @@ from aiordma.endpoint.link import Link
 from aiordma.link.completions import Completions
 from aiordma.memory import elastic
 from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.large_memory import LargeMemory
 from aiordma.verbs.enums import Access, Opcode, SendFlags, WCOpcode
 from tests.inside.core import let_go, retain
 from tests.inside.endpoint import (
@@ -138,6 +139,7 @@ class FakeLink(Link):
     pool: Any = None
     outgoing: Any = None
     account: Any = None
+    memory: Any = None
 
     def __init__(
         self, config: ConnectionConfig, arenas: tuple[AnyFakeArena, AnyFakeArena] | None = None
@@ -160,6 +162,7 @@ class FakeLink(Link):
         self.context = SimpleNamespace(is_software=False, is_iwarp=False)
         self.in_the_open = False
         self.account = Account(ByteBudget(1 << 30), "peer")
+        self.memory = LargeMemory(1 << 30)
         self._owner = None
         self.closed = False
         self.failure = None

@@ -16,6 +16,7 @@ from aiordma.endpoint.outcome import Outcome
 from aiordma.loop.job import Job
 from aiordma.memory import RemoteRegion
 from aiordma.memory.byte_budget import Account, ByteBudget
+from aiordma.memory.large_memory import LargeMemory
 from aiordma.memory.pool import BufferPool
 from aiordma.verbs import SGE, Access, MemoryRegion
 from aiordma.verbs.enums import AtomicCap, Opcode, SendFlags
@@ -96,7 +97,7 @@ class End:
         )
         self.budget = ByteBudget(1 << 30)
         self.account = Account(self.budget, "peer")
-        link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account)
+        link.pool = BufferPool(pd, MIB, Access.LOCAL_WRITE, self.account, LargeMemory(MIB))
         self._state = self.state = state = link.state
         self.adapter = Adapter()
         nowhere = (0, 0, 0, 0)

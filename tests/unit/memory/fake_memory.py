@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from aiordma._ffi import ffi
+from aiordma.loop.job import Job
 from aiordma.memory.budget import Share
 from aiordma.memory.elastic import ElasticArena
 
@@ -84,7 +85,7 @@ class FakeRegion:
         self.lkey = self.rkey = self.addr >> 32
         self.closed = False
         self.users = 0
-        self._gone = asyncio.Event()
+        self._gone: Job[None] = Job()
         self.regions[self.addr] = self
 
     def _retain(self) -> None:
@@ -104,11 +105,15 @@ class FakeRegion:
         if self.closed and not self.users:
             self.regions.pop(self.addr, None)
             self._buffer, self.view = b"", memoryview(b"")  # looked at by views only, from now on
-            self._gone.set()
+            if not self._gone.done:
+                self._gone.finish()
+
+    def when_gone(self, function: Callable[[], object]) -> None:
+        self._gone.add_done_callback(lambda _: function())
 
     async def wait_closed(self, timeout: float = 60.0) -> None:
         async with asyncio.timeout(timeout):
-            await self._gone.wait()
+            await self._gone.future()
 
 
 class FakeElastic(ElasticArena):

@@ -17,6 +17,7 @@ from aiordma.memory.byte_budget import (
     ByteBudget,
     set_large_message_budget,
 )
+from aiordma.memory.large_memory import LargeMemory
 from aiordma.memory.pool import BufferPool, room_of
 from aiordma.verbs.enums import Access
 from aiordma.verbs.mr import MemoryRegion
@@ -336,7 +337,10 @@ def test_g01_what_is_kept_to_send_counts_once_and_while_it_is_in_use(
         room = room_of(1)
         budget = ByteBudget(16 * room)  # of which 4 are for what is kept, and 3 for a source
         account = Account(budget, "a")
-        pool = BufferPool(cast("Any", None), 1 << 30, Access.REMOTE_READ, account, reserve=True)
+        memory = LargeMemory(room)
+        pool = BufferPool(
+            cast("Any", None), 1 << 30, Access.REMOTE_READ, account, memory, reserve=True
+        )
         first, second, third = [await pool.take(n * room) for n in (1, 2, 1)]
         for region in (first, second, third):
             pool.give(region)
