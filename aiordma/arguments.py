@@ -8,12 +8,30 @@ from __future__ import annotations
 
 import math
 import re
+import sys
+from collections.abc import Sequence
 from operator import index
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import typing_extensions  # which type checkers have of their own
+
+    class _Array(Protocol):
+        # For Python 3.11 numpy does not say that an array is a buffer.
+        @property
+        def __array_interface__(self) -> dict[str, Any]: ...
+
+    Buffer: TypeAlias = typing_extensions.Buffer | _Array
+elif sys.version_info >= (3, 12):
+    from collections.abc import Buffer
+else:
+    Buffer = Any
 
 __all__ = [
-    "bytes_of", "check_kind", "check_seconds", "fitting", "no_buffer", "payload_of",
-    "refuse_objects", "whole",
+    "Buffer", "bytes_of", "check_kind", "check_seconds", "fitting", "joined", "no_buffer",
+    "payload_of", "refuse_objects", "whole",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -128,6 +146,18 @@ def refuse_objects(name: str, view: memoryview) -> None:
 
 def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
+
+
+def joined(name: str, value: Buffer | Sequence[Buffer]) -> Buffer:
+    """The value, or the bytes of its buffers one behind the other if it is a list or tuple.
+
+    Raises:
+        TypeError: An item is no buffer.
+        BufferError: An item is not contiguous.
+    """
+    if not isinstance(value, list | tuple):
+        return cast("Buffer", value)
+    return b"".join([bytes_of(f"item {n} of {name}", each) for n, each in enumerate(value)])
 
 
 def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:

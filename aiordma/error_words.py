@@ -108,6 +108,7 @@ CLASS_HINTS = {
     "ConnectionRejectedError": "`private_data` and `status` have what the peer gave as its reason",
     "ConnectTimeoutError": "no answer: is the peer up, is the address right, is UDP port 4791 "
     "(RoCE) open?",
+    "PeerGoneError": "the peer's log may tell more, and the log of this side",
     "ConnectionLostError": "the peer's log may tell more, and the log of this side",
     "ConnectionEndedError": "the peer closed in good order; all that it sent was delivered",
     "DeviceRemovedError": "the kernel's log (`dmesg`) tells why the device went",

@@ -8,7 +8,9 @@ Theory of operation
 
     Classes inherit from `RdmaError` and from the builtin that existing `except` clauses name:
     a refused connection is a `ConnectionRefusedError`, a lost one a `ConnectionResetError`, a
-    missed deadline a `TimeoutError`; all of them are `OSError`.
+    missed deadline a `TimeoutError`; all of them are `OSError`.  A connection that was not made, or
+    is over, whatever the reason, is a `ConnectionError`, so that a loop that tries again needs one
+    `except` clause.
 
     An unknown number never crashes: it becomes the general class with the number shown.
 
@@ -58,6 +60,7 @@ __all__ = [
     "MessageTooLargeError",
     "MulticastError",
     "NotSupportedError",
+    "PeerGoneError",
     "ProtocolError",
     "QueueError",
     "RdmaError",
@@ -218,7 +221,7 @@ class ConnectionRejectedError(ConnectionFailedError, ConnectionRefusedError):
         self.private_data = private_data
 
 
-class ConnectTimeoutError(RdmaTimeoutError):
+class ConnectTimeoutError(RdmaTimeoutError, ConnectionFailedError):
     """The peer did not answer within the deadline.
 
     Attributes:
@@ -226,20 +229,19 @@ class ConnectTimeoutError(RdmaTimeoutError):
         status: The event's status, 0 for the local deadline.
     """
 
-    def __init__(self, *args: object, event: str = "", status: int = 0) -> None:
-        super().__init__(*args)
-        self.event = event
-        self.status = status
+
+class PeerGoneError(RdmaError, ConnectionError):
+    """The peer is gone: it ended the connection in good order, or the connection broke."""
 
 
-class ConnectionLostError(RdmaError, ConnectionResetError):
+class ConnectionLostError(PeerGoneError, ConnectionResetError):
     """An established connection ended without the in-band end of stream.
 
     The first cause (a failed work request, a removed device) is in `__cause__` if it is known.
     """
 
 
-class ConnectionEndedError(RdmaError, EOFError):
+class ConnectionEndedError(PeerGoneError, EOFError):
     """The peer ended the stream in good order; everything that it sent was delivered."""
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
@@ -31,7 +32,7 @@ from aiordma._core import (
     Message,
     Messages,
 )
-from aiordma.arguments import bytes_of, fitting
+from aiordma.arguments import Buffer, bytes_of, fitting, joined
 from aiordma.cm.address import Address
 from aiordma.cm.connection_event import ConnectionEvent
 from aiordma.cm.enums import EventType
@@ -47,6 +48,7 @@ from aiordma.endpoint.outcome import (
     aborted_error,
     closed_error,
     ended_error,
+    eof_error,
     left_error,
     vanished_error,
     violation,
@@ -59,6 +61,7 @@ from aiordma.errors import (
     DeviceRemovedError,
     FlushedError,
     ForkedError,
+    NotSupportedError,
     ProtocolError,
     ResourceClosedError,
     cm_error,
@@ -181,11 +184,14 @@ class Connection:
 
     # A default of an argument that is for keywords alone costs 250 instructions in Python 3.11.
     @markcoroutinefunction
-    def send(self, buf: Any, imm: int | None = None) -> Coroutine[Any, Any, None]:
+    def send(
+        self, buf: Buffer | Sequence[Buffer], imm: int | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Send one message.
 
         Args:
-            buf: Any contiguous object with the buffer protocol; may be empty.
+            buf: Any contiguous object with the buffer protocol; may be empty.  Or a list or tuple
+                of them, a header and a body for instance, which arrive as one message.
             imm: A 32-bit number that arrives as `Message.imm`.
 
         Returns when the bytes of `buf` may be changed again: a message up to
@@ -204,7 +210,7 @@ class Connection:
             TypeError: No buffer.
             ValueError: `imm` does not fit.
             MessageTooLargeError: More than the peer takes; nothing was sent.
-            ResourceClosedError: The connection was closed by this side.
+            ResourceClosedError: The connection was closed by this side, or `send_eof` was called.
             ConnectionLostError: It broke, for the reason in `__cause__`, or the peer closed it.
             TimeoutError: The peer lives but took nothing for `config.stall_timeout_s`.
 
@@ -216,7 +222,9 @@ class Connection:
             return self._state.sending(self, buf)
         return self._send_in_python(buf, -1, imm)
 
-    async def _send_in_python(self, buf: Any, code: int, imm: int | None = None) -> None:
+    async def _send_in_python(
+        self, buf: Buffer | Sequence[Buffer], code: int, imm: int | None = None
+    ) -> None:
         """Go on with a send that C has not done: in another loop or thread, or with an errno."""
         if code > 0:
             self._link.check(code)
@@ -224,8 +232,9 @@ class Connection:
         if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
-        payload = bytes_of("a message", buf)
+        payload = bytes_of("a message", joined("a message", buf))
         try:
+            self._sender.require_open()
             code = self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
@@ -279,7 +288,9 @@ class Connection:
 
     # Memory of the peer, and of this side
 
-    async def read(self, remote: RemoteRegion, into: Any, *, offset: int = 0) -> int:
+    async def read(
+        self, remote: RemoteRegion, into: Buffer | MemoryRegion | SGE, *, offset: int = 0
+    ) -> int:
         """RDMA READ: fill `into` with memory that the peer has exposed; its program does nothing.
 
         Args:
@@ -315,7 +326,12 @@ class Connection:
             raise self._one_sided.operations.lost() from exc
 
     async def write(
-        self, remote: RemoteRegion, data: Any, *, offset: int = 0, imm: int | None = None
+        self,
+        remote: RemoteRegion,
+        data: Buffer | MemoryRegion | SGE,
+        *,
+        offset: int = 0,
+        imm: int | None = None,
     ) -> int:
         """RDMA WRITE: put `data` into memory that the peer has exposed.
 
@@ -342,6 +358,7 @@ class Connection:
                     raise self._one_sided.operations.lost() from exc
         else:
             imm = fitting("imm", imm, 32)
+            self._sender.require_open()
         self._check_loop()
         write = Opcode.RDMA_WRITE
         if imm is None or self.config.raw:
@@ -386,7 +403,9 @@ class Connection:
         swap = Opcode.ATOMIC_CMP_AND_SWP
         return await self._one_sided.atomic(swap, remote, offset, expected, desired)
 
-    async def register(self, buf: Any, access: Access = Access.LOCAL_WRITE) -> MemoryRegion:
+    async def register(
+        self, buf: Buffer | int, access: Access = Access.LOCAL_WRITE
+    ) -> MemoryRegion:
         """Register memory for this connection's own transfers, so that nothing is copied.
 
         Args:
@@ -409,7 +428,7 @@ class Connection:
 
     def expose(
         self,
-        buf: Any,
+        buf: Buffer | int,
         *,
         read: bool = False,
         write: bool = False,
@@ -419,6 +438,7 @@ class Connection:
         """Open memory to the peer for as long as an `async with` block lasts.
 
         The block gets the `RemoteRegion` that names the memory; send its `to_bytes()` to the peer.
+        `Lease.view` has the bytes of the memory.
         When the block has ended no access is possible any more: the peer's next access is refused,
         which ends the connection.  So have the peer say when it is done.
 
@@ -456,6 +476,35 @@ class Connection:
         self._check_loop()
         await self._sender.flush()
 
+    async def send_eof(self) -> None:
+        """Send the end of this side's messages; messages of the peer are still received.
+
+        The peer's `recv` raises ConnectionEndedError, and its `async for` ends, behind the messages
+        of this side; it can go on to send.  `close` ends the connection.  Returns when everything
+        has reached the peer's adapter, and the peer has read the large messages.  Idempotent.
+
+        Raises:
+            NotSupportedError: The connection is raw, and has no end of messages.
+            ConnectionLostError, ResourceClosedError: The connection is over.
+
+        A later `send` raises ResourceClosedError, and so does a `send` that waits in another task.
+
+        Cancellation: ends the wait; this side sends no more messages, and the end may be missing
+        until `close` sends it.
+        """
+        self._check_loop()
+        if self.config.raw:
+            text = "a raw connection has no end of messages: close it"
+            raise NotSupportedError(errno.EOPNOTSUPP, text)
+        self._outcome.require_open()
+        self._refuse_sends(eof_error)
+        await self._goodbye.say_end(self._drained)
+
+    def _refuse_sends(self, failure: Callable[[], BaseException]) -> None:
+        self._sender.refuse(failure)
+        if self._own_large is not None:
+            self._own_large.refuse(failure)
+
     async def close(self) -> None:
         """Close in good order: sent messages arrive, the peer sees the end, resources are freed.
 
@@ -465,20 +514,21 @@ class Connection:
         Cancellation: becomes `abort()`; all resources are freed in any case.
         """
         self._check_loop()
-        outcome = self._outcome
-        if not outcome.decided:
-            outcome.closing = self._state.over = True
-            self._sender.refuse(outcome.failure)
-            if self._own_large is not None:
-                self._own_large.refuse(outcome.failure)
-            self._receiver.drop_all()
-            self._receiver.fail(outcome.failure)
-        self._begin_end()
+        self._begin_close()
         try:
             await self.wait_closed()
         except asyncio.CancelledError:
             self.abort()
             raise
+
+    def _begin_close(self) -> None:
+        outcome = self._outcome
+        if not outcome.decided:
+            outcome.closing = self._state.over = True
+            self._refuse_sends(outcome.failure)
+            self._receiver.drop_all()
+            self._receiver.fail(outcome.failure)
+        self._begin_end()
 
     def _stop_receiving(self) -> None:
         """Have `recv` raise ResourceClosedError behind the messages that have arrived."""
@@ -509,7 +559,6 @@ class Connection:
         """
         await self._ending.wait()
 
-    @property
     def is_closing(self) -> bool:
         """Whether the connection is closed, closing or lost."""
         return self._outcome.decided
@@ -570,7 +619,7 @@ class Connection:
 
     def __repr__(self) -> str:
         state = "open"
-        if self.is_closing:
+        if self.is_closing():
             state = "closed" if self._ending.done else "closing"
         known = self._known
         return f"<Connection {state} peer={known.get('peername')} device={known.get('device')}>"

@@ -21,7 +21,7 @@ from typing import Any
 from aiordma.arguments import check_seconds
 from aiordma.endpoint.link import Link
 from aiordma.endpoint.outcome import Outcome
-from aiordma.errors import NotSupportedError
+from aiordma.errors import NotSupportedError, ResourceClosedError
 from aiordma.loop import background, fork
 from aiordma.loop.running import check_loop
 from aiordma.memory.remote import RemoteRegion
@@ -68,13 +68,22 @@ def rights_of(
 class Lease:
     """The result of `Connection.expose`; an async context manager.
 
-    Attributes:
-        region: The name of the memory for the peer while the lease is open, else None.
+    While the block lasts, `region` names the memory for the peer, and `view` has its bytes.
     """
 
     __slots__ = (
-        "__weakref__", "_buffer", "_link", "_memory", "_open", "_outcome", "_revoking", "_rights",
-        "_timeout", "_timer", "_waiting", "region",
+        "__weakref__",
+        "_buffer",
+        "_link",
+        "_memory",
+        "_open",
+        "_outcome",
+        "_region",
+        "_revoking",
+        "_rights",
+        "_timeout",
+        "_timer",
+        "_waiting",
     )  # fmt: skip
 
     def __init__(
@@ -86,7 +95,7 @@ class Lease:
         rights: Access,
         timeout: float | None,
     ) -> None:
-        self.region: RemoteRegion | None = None
+        self._region: RemoteRegion | None = None
         self._link = link
         self._outcome = outcome
         self._memory = memory
@@ -98,6 +107,23 @@ class Lease:
         self._revoking: asyncio.Task[None] | None = None
         self._waiting = 0  # calls of `revoke` that will raise an error of the deregistration
         fork.guard_public(self)
+
+    @property
+    def region(self) -> RemoteRegion | None:
+        """The name of the memory for the peer while it is open; None before, and at the end."""
+        return None if self._link.closed else self._region
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes of the memory, as they are now; read-only if the buffer is.
+
+        Raises:
+            ResourceClosedError: The lease is not open, or has ended.
+        """
+        if self._open is None:
+            msg = "the lease is not open"
+            raise ResourceClosedError(msg)
+        return self._open.view
 
     async def __aenter__(self) -> RemoteRegion:
         check_loop(self._link.loop, "lease")
@@ -113,17 +139,18 @@ class Lease:
         self._open = opened
         self._memory.add(opened)
         self._link.open_access(self._rights)
-        self.region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
+        region = RemoteRegion(opened.addr, opened.length, opened.rkey, self._rights)
+        self._region = region
         if self._timeout is not None:
             self._timer = self._link.loop.call_later(self._timeout, self._begin)
-        return self.region
+        return region
 
     def _begin(self) -> None:
         """Begin to end the lease, once; no cancellation stops the end."""
         opened, self._open = self._open, None
         if opened is None:
             return
-        self.region = None
+        self._region = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -12,6 +12,7 @@ import errno
 import functools
 import sys
 import warnings
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Self
@@ -124,6 +125,7 @@ class Listener:
         self._pending: deque[ConnectRequest] = deque()
         self._ready: deque[Connection] = deque()
         self._waiters: WaitLine[None] = WaitLine()
+        self._clients: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._manual = False  # the program answers the requests
         self._device_removed = False
         self._loop = asyncio.get_running_loop()
@@ -156,6 +158,33 @@ class Listener:
     def port(self) -> int:
         """Local port."""
         return self.sockname[1]
+
+    # Connections
+
+    @property
+    def connections(self) -> frozenset[Connection]:
+        """The connections of this listener that are not closed, accepted by the program or not."""
+        return frozenset(each for each in self._clients if not each._link.closed)
+
+    def close_clients(self) -> None:
+        """Begin to close all connections, as `Connection.close` does; new clients still come.
+
+        Raises:
+            RuntimeError: The listener's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "listener")
+        for connection in self.connections:
+            connection._begin_close()
+
+    def abort_clients(self) -> None:
+        """End all connections at once, as `Connection.abort` does.
+
+        Raises:
+            RuntimeError: The listener's event loop runs in another thread; nothing was done.
+        """
+        check_thread(self._loop, "listener")
+        for connection in self.connections:
+            connection.abort()
 
     # From the acceptor
 
@@ -461,6 +490,7 @@ async def _made(
         connection.abort()
         raise
     request.leave()
+    listener._clients.add(connection)
     if hello is None:
         connection.private_data = event.private_data
         connection._watch()

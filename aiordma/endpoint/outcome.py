@@ -39,6 +39,7 @@ __all__ = [
     "aborted_error",
     "closed_error",
     "ended_error",
+    "eof_error",
     "left_error",
     "vanished_error",
     "violation",
@@ -75,6 +76,11 @@ _ABORTS = {
 def closed_error() -> ResourceClosedError:
     """This side has closed the connection; a new exception each time."""
     return ResourceClosedError(errno.ECONNABORTED, "the connection is closed")
+
+
+def eof_error() -> ResourceClosedError:
+    """This side has sent the end of its messages; a new exception each time."""
+    return ResourceClosedError(errno.ESHUTDOWN, "send_eof() was called: nothing more can be sent")
 
 
 def ended_error() -> ConnectionEndedError:

@@ -82,15 +82,13 @@ class Sender:
         self, kind: FrameKind, data: memoryview | bytes, argument: int, imm: int | None
     ) -> None:
         """Send one frame, in turn; returns when its bytes are copied."""
-        if self._failure is not None:
-            raise self._failure()
+        self.require_open()
         state = self._state
         lacks_slot = not (state.queued or state.n_free) and state.credits > 0
         if lacks_slot and not (state.grows and self._more()):
             # Completed sends wake no loop: some may be in the queue.
             self._link.completions.sweep()
-            if self._failure is not None:
-                raise self._failure()
+            self.require_open()
             if not state.n_free:
                 self._more()
         self._watch()
@@ -162,6 +160,11 @@ class Sender:
         self.sent()
 
     # Sending
+
+    def require_open(self) -> None:
+        """Raise the exception of the end if this side sends no more messages."""
+        if self._failure is not None:
+            raise self._failure()
 
     async def data(self, payload: memoryview, imm: int | None) -> None:
         """Send one message that fits into a slot; returns when its bytes are copied."""
@@ -277,7 +280,7 @@ class Goodbye:
         ending: The end that this is a part of.
     """
 
-    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_sender", "_task")
+    __slots__ = ("_aborted", "_config", "_ending", "_link", "_outcome", "_said", "_sender", "_task")
 
     def __init__(
         self,
@@ -293,6 +296,7 @@ class Goodbye:
         self._sender = sender
         self._ending = ending
         self._aborted = False
+        self._said = False  # END
         self._task: asyncio.Task[None] | None = None
 
     def abort(self) -> bool:
@@ -334,13 +338,24 @@ class Goodbye:
     async def _say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
         try:
             with Limit(self._config.close_timeout_s, "the goodbye"):
-                await drained()
-                await self._sender.flush_all()
-                if not self._config.raw:
-                    self._sender.control(FrameKind.END)
-                    await self._sender.flush_all()
+                await self.say_end(drained)
         except Exception as exc:
             _log.debug("closing without the peer's confirmation: %r", exc)
+
+    async def say_end(self, drained: Callable[[], Awaitable[None]]) -> None:
+        """Send END behind all messages, once; returns when everything has arrived.
+
+        Raises:
+            ConnectionLostError: The connection is lost.
+
+        Cancellation: END may not be sent yet.
+        """
+        await drained()
+        await self._sender.flush_all()
+        if not (self._said or self._config.raw):
+            self._said = True
+            self._sender.control(FrameKind.END)
+            await self._sender.flush_all()
 
     async def deliver(self) -> None:
         """Wait until sent messages have arrived: the loop is about to be closed."""

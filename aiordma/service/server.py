@@ -135,7 +135,7 @@ class Server:
                     pass  # as where `async for` has ended
                 except RdmaError as exc:
                     stopped = self._stopping is not None and isinstance(exc, ResourceClosedError)
-                    if not (stopped or connection.is_closing):
+                    if not (stopped or connection.is_closing()):
                         raise
                     _log.info("%r: %s", connection, exc)
         except Exception:

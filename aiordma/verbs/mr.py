@@ -20,6 +20,7 @@ import errno
 import mmap
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Self
 
@@ -35,7 +36,7 @@ from aiordma.verbs.pd import ProtectionDomain
 from aiordma.verbs.resource import Resource
 from aiordma.verbs.slab import slab
 
-__all__ = ["INLINE_BYTES", "MemoryRegion", "bytes_of", "check_memory"]
+__all__ = ["INLINE_BYTES", "SGE", "MemoryRegion", "bytes_of", "check_inside", "check_memory"]
 
 _LOCAL = Access.LOCAL_WRITE
 _MAX_SGE_LENGTH = (1 << 32) - 1
@@ -387,6 +388,17 @@ class MemoryRegion(Resource):
         finally:
             self._keep = self._view = None
 
+    def __getitem__(self, part: slice) -> SGE:
+        """A piece of the region, such as `region[4096:8192]`."""
+        if not isinstance(part, slice):
+            msg = "a region has slices, which are pieces of it; its bytes are in `view`"
+            raise TypeError(msg)
+        if part.step not in (None, 1):
+            msg = f"a slice of a region has step 1, not {part.step}"
+            raise ValueError(msg)
+        start, stop, _ = part.indices(self.length)
+        return SGE(self, start, max(stop - start, 0))
+
     def __len__(self) -> int:
         return self.length
 
@@ -401,6 +413,51 @@ class MemoryRegion(Resource):
 
 
 _leaked: list[object] = []
+
+
+def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
+    """Raise ValueError unless the bytes lie in the region."""
+    if offset < 0 or length < 0 or offset + length > region.length:
+        msg = (
+            f"bytes {offset} to {offset + length} are not inside a region of {region.length} bytes"
+        )
+        raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class SGE:
+    """A piece of a registered buffer.
+
+    Args:
+        mr: The region; it cannot be destroyed while a request that names it is under way.
+        offset: First byte, from the region's start.
+        length: Bytes; None for all from `offset` on.
+
+    Raises:
+        ValueError: The piece is not inside the region.
+    """
+
+    mr: MemoryRegion
+    offset: int = 0
+    length: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            room = self.mr.length
+        except AttributeError:
+            msg = f"a piece is one of a MemoryRegion, not of {self.mr!r}"
+            raise TypeError(msg) from None
+        if type(self.offset) is not int:
+            object.__setattr__(self, "offset", whole("offset", self.offset))
+        length = room - self.offset if self.length is None else self.length
+        if type(length) is not int:
+            length = whole("length", length)
+        check_inside(self.mr, self.offset, length)
+        object.__setattr__(self, "length", length)
+
+    def __len__(self) -> int:
+        assert self.length is not None
+        return self.length
 
 
 def bytes_of(view: memoryview, access: Access) -> CData:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiordma._ffi import ffi, lib
-from aiordma.arguments import fitting, whole
+from aiordma.arguments import fitting
 from aiordma.verbs.ah import AddressHandle
 from aiordma.verbs.enums import Access, MWType, Opcode, SendFlags
-from aiordma.verbs.mr import MemoryRegion
+from aiordma.verbs.mr import SGE, MemoryRegion, check_inside
 from aiordma.verbs.mw import MemoryWindow
 from aiordma.verbs.resource import Resource
 
@@ -33,51 +33,6 @@ WITH_IMM = frozenset({Opcode.SEND_WITH_IMM, Opcode.RDMA_WRITE_WITH_IMM})
 WITH_REMOTE = frozenset({Opcode.RDMA_WRITE, Opcode.RDMA_WRITE_WITH_IMM, Opcode.RDMA_READ})
 INVALIDATING = frozenset({Opcode.SEND_WITH_INV, Opcode.LOCAL_INV})
 _NO_ACCESS = Access(0)
-
-
-def check_inside(region: MemoryRegion, offset: int, length: int) -> None:
-    """Raise ValueError unless the bytes lie in the region."""
-    if offset < 0 or length < 0 or offset + length > region.length:
-        msg = (
-            f"bytes {offset} to {offset + length} are not inside a region of {region.length} bytes"
-        )
-        raise ValueError(msg)
-
-
-@dataclass(frozen=True, slots=True)
-class SGE:
-    """A piece of a registered buffer.
-
-    Args:
-        mr: The region; it cannot be destroyed while a request that names it is under way.
-        offset: First byte, from the region's start.
-        length: Bytes; None for all from `offset` on.
-
-    Raises:
-        ValueError: The piece is not inside the region.
-    """
-
-    mr: MemoryRegion
-    offset: int = 0
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        try:
-            room = self.mr.length
-        except AttributeError:
-            msg = f"a piece is one of a MemoryRegion, not of {self.mr!r}"
-            raise TypeError(msg) from None
-        if type(self.offset) is not int:
-            object.__setattr__(self, "offset", whole("offset", self.offset))
-        length = room - self.offset if self.length is None else self.length
-        if type(length) is not int:
-            length = whole("length", length)
-        check_inside(self.mr, self.offset, length)
-        object.__setattr__(self, "length", length)
-
-    def __len__(self) -> int:
-        assert self.length is not None
-        return self.length
 
 
 Buffers = MemoryRegion | SGE | Sequence[MemoryRegion | SGE]

@@ -92,7 +92,7 @@ class Scene:
                 await asyncio.gather(client.close(), server.close())
 
     async def _one_way(self, sender: Connection, receiver: Connection) -> None:
-        while self._left > 0 and not sender.is_closing and not receiver.is_closing:
+        while self._left > 0 and not sender.is_closing() and not receiver.is_closing():
             self._left -= 1
             size = int(_SMALLEST * (self._largest / _SMALLEST) ** self._rng.random())
             start = self._rng.randrange(_POOL - size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ pytestmark = pytest.mark.device
 
 async def test_what_is_no_buffer(pair: Pair) -> None:
     client, _ = pair
-    for wrong in ("text", 5, None, object(), [1, 2]):
+    wrong: Any
+    for wrong in ("text", 5, None, object(), [1, 2], [b"x", "text"]):
         with pytest.raises(TypeError):
             await client.send(wrong)
     with pytest.raises(ValueError, match="contiguous"):
@@ -51,7 +53,7 @@ async def test_after_close(pair: Pair) -> None:
             await operation
     await client.close()
     client.abort()
-    assert client.is_closing
+    assert client.is_closing()
     assert [message async for message in client] == []
     await server.close()
 

@@ -213,7 +213,7 @@ async def test_close(address: str, late: bool) -> None:
             large = asyncio.create_task(_quietly(client.send(bytes(300_000))))
             await asyncio.sleep(0)
             await run_canceled(client.close(), steps)
-            assert client.is_closing
+            assert client.is_closing()
             await large
             await client.wait_closed()
             await client.close()

@@ -213,7 +213,7 @@ async def test_dead_connections_are_noticed_beside_one_that_vouches_for_them(add
         for _ in range(15):
             clients[0].say(FrameKind.PING)
             await go_on(10)
-        assert not servers[0].is_closing
+        assert not servers[0].is_closing()
         for server in servers[1:]:
             with pytest.raises(aiordma.ConnectionLostError, match="nothing heard from the peer"):
                 await server.recv()
@@ -224,6 +224,6 @@ async def test_a_liar_that_does_not_answer_ends_no_connection_but_its_own(addres
         clients[2].answers = False
         await go_on(5 * PERIOD_S + NOTICED_S + 20)
         for number, server in enumerate(servers):
-            assert server.is_closing == (number == 2)
+            assert server.is_closing() == (number == 2)
         with pytest.raises(aiordma.ConnectionLostError, match="nothing heard from the peer"):
             await servers[2].recv()

@@ -232,7 +232,7 @@ async def test_a_write_that_breaks_the_rules_ends_the_connection(
         with contextlib.suppress(ConnectionLostError):  # the victim may end it meanwhile
             for number in words:
                 await raw.write(remote, b"x" * 100, imm=number)
-        await until(lambda: victim.is_closing)
+        await until(lambda: victim.is_closing())
         with pytest.raises(ConnectionLostError) as caught:
             await victim.send(b"?")
         assert isinstance(caught.value.__cause__ or caught.value, ProtocolError)
@@ -246,7 +246,7 @@ async def test_a_write_behind_the_landing_reaches_nothing(address: str, *, is_si
         beyond = RemoteRegion(remote.addr, 2 * remote.length, remote.rkey, Access.REMOTE_WRITE)
         with pytest.raises(aiordma.RemoteAccessError):
             await raw.write(beyond, bytes(remote.length + 1), imm=word(1))
-        await until(lambda: victim.is_closing)
+        await until(lambda: victim.is_closing())
 
 
 @pytest.mark.one_loop

@@ -130,7 +130,7 @@ async def test_b04_every_call_tells_that_the_peer_has_closed(address: str, first
         async with server.expose(bytearray(8), read=True, write=True) as region:
             await server.send(b"last")
             await server.close()
-        await until(lambda: client.is_closing)  # the disconnection has been heard
+        await until(lambda: client.is_closing())  # the disconnection has been heard
         calls: dict[str, Callable[[], Awaitable[Any]]] = {
             "send": lambda: client.send(b"x"),
             "large": lambda: client.send(bytes(300_000)),

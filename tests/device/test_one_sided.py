@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
@@ -273,7 +273,7 @@ async def test_what_is_wrong_is_refused_before_it_costs_the_connection(pair: Pai
         with pytest.raises(ValueError, match="contiguous"):
             await client.read(remote, memoryview(bytearray(8))[::2])
         with pytest.raises(TypeError):
-            await client.read(remote, 8)
+            await client.read(remote, cast("Any", 8))
         foreign = await server.register(8)
         with pytest.raises(ValueError, match="not registered with this connection"):
             await client.read(remote, foreign)

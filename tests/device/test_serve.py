@@ -110,7 +110,7 @@ async def test_at_the_end_idle_handlers_end_and_busy_ones_answer(address: str) -
                 await go_on.wait()
                 await connection.send(message)
         finally:
-            ended.append((connection.is_closing and "closed") or "open")
+            ended.append((connection.is_closing() and "closed") or "open")
 
     async with (
         aiordma.serve(handler, address, 0) as server,

@@ -129,3 +129,20 @@ async def test_memory_that_the_peer_may_use(address: str) -> None:
         assert seen == [b"x" * (1 << 20)]
         assert memory == b"y" * 64 + b"x" * ((1 << 20) - 64)
         await part(client, server)
+
+
+async def test_the_end_of_one_sides_messages(address: str) -> None:
+    scope: dict[str, Any] = {
+        "questions": [b"one", b"two"],
+        "summary": lambda heard: b" and ".join(heard),
+    }
+    (block,) = blocks("The end of one side's messages")
+    exec(block, scope)
+    async with aiordma.listen(address, 0) as listener, asyncio.timeout(LIMIT_S):
+        client, server = await meet(listener, address)
+        answering = asyncio.create_task(scope["server"](server))
+        asking = asyncio.create_task(scope["client"](client))
+        await answering
+        await server.close()
+        assert await asking == [b"one and two"]
+        await client.close()

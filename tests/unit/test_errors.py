@@ -45,9 +45,10 @@ BASES: dict[str, tuple[type[BaseException], ...]] = {
     "RouteError": (errors.ConnectionFailedError,),
     "MulticastError": (errors.ConnectionFailedError,),
     "ConnectionRejectedError": (errors.ConnectionFailedError, ConnectionRefusedError),
-    "ConnectTimeoutError": (TimeoutError, OSError),
+    "ConnectTimeoutError": (TimeoutError, ConnectionError, errors.ConnectionFailedError),
     "ConnectionLostError": (ConnectionResetError, ConnectionError),
-    "ConnectionEndedError": (EOFError,),
+    "ConnectionEndedError": (EOFError, ConnectionError, errors.PeerGoneError),
+    "PeerGoneError": (ConnectionError,),
     "ProtocolError": (errors.ConnectionLostError,),
     "MessageDamagedError": (errors.ConnectionLostError,),
     "CompletionError": (OSError,),
@@ -79,8 +80,13 @@ def test_no_class_is_missing_here_or_at_the_top() -> None:
         assert getattr(aiordma, name) is getattr(errors, name)
 
 
-def test_an_end_in_good_order_is_no_connection_error() -> None:
-    assert not issubclass(errors.ConnectionEndedError, OSError)
+def test_a_loop_that_tries_again_needs_one_clause() -> None:
+    for kind in (
+        errors.ConnectTimeoutError, errors.ConnectionRejectedError, errors.RouteError,
+        errors.ConnectionEndedError, errors.DeviceRemovedError, errors.ProtocolError,
+    ):  # fmt: skip
+        assert issubclass(kind, ConnectionError)
+    assert issubclass(errors.ConnectionLostError, errors.PeerGoneError)
 
 
 # ---- completions ---------------------------------------------------------------------------

@@ -451,7 +451,8 @@ def test_the_collector_frees_a_line_that_has_been_left(what: Any) -> None:
         loop = LOOPS["asyncio"]()
 
         async def one(side: Side, thing: Thing) -> None:
-            await side.core.send(receiver_of(side.core).take() if what == "a message" else what)
+            data: Any = receiver_of(side.core).take() if what == "a message" else what
+            await side.core.send(data)
 
         async def main() -> list[weakref.ref[Any]]:
             side = many()

@@ -30,6 +30,7 @@ class Side:
         self.log: list[str] = []
         self.memory: set[Any] = set()
         self.link = SimpleNamespace(
+            closed=False,
             loop=asyncio.get_running_loop(),
             open_access=lambda rights: self._note("allow", rights),
             close_access=lambda rights: self._note("forbid", rights),
