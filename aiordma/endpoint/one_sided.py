@@ -431,7 +431,9 @@ class OneSided:
                 yield region, 0
             return
         with self._outcome.explaining():
-            region = await self._link.register(memory, access)
+            region = await self._link.buffers.memory.registered(
+                size, lambda: self._link.register(memory, access)
+            )
         try:
             yield region, 0
         finally:

@@ -1,9 +1,9 @@
 """Fifty connections between programs without privileges, with messages of many sizes at once.
 
-Run as: python fifty.py ADDRESS [PORT | pairs]
-Without PORT it is the server, and prints its port.  With `pairs` it is both, of half as many.  At
-the end it prints one line of JSON: connections, messages that came, the most bytes that were
-pinned.
+Run as: python fifty.py ADDRESS [PORT | pairs | transfers]
+Without PORT it is the server, and prints its port.  With `pairs` it is both, of half as many; with
+`transfers` it is both ends of one connection, with READs and WRITEs.  At the end it prints one line
+of JSON: connections, messages that came, the most bytes that were pinned.
 """
 
 from __future__ import annotations
@@ -84,6 +84,24 @@ async def talk(address: str, port: int, number: int) -> None:
         await client.close()
 
 
+async def transfers(address: str) -> None:
+    """READs and WRITEs of 400,000 bytes, forty at a time, on one connection."""
+    async with (
+        asyncio.timeout(LIMIT_S),
+        aiordma.listen(address, 0) as listener,
+        aiordma.connect(address, listener.port) as client,
+        await listener.accept() as server,
+        server.expose(400_000, read=True, write=True) as remote,
+    ):
+        told["connections"] = 1
+        for call in (client.write, client.read):
+            buffers = [bytearray(b"x" * 400_000) for _ in range(40)]
+            sizes = await asyncio.gather(*(call(remote, each) for each in buffers))
+            told["messages"] += sizes.count(400_000)
+            assert all(each == b"x" * 400_000 for each in buffers)
+            look()
+
+
 async def main(address: str, port: int) -> None:
     async with asyncio.timeout(LIMIT_S):
         await talk(address, port, CONNECTIONS)
@@ -98,6 +116,8 @@ if __name__ == "__main__":
     os.setresuid(NOBODY, NOBODY, NOBODY)
     if sys.argv[2:] == ["pairs"]:
         asyncio.run(pairs(sys.argv[1]))
+    elif sys.argv[2:] == ["transfers"]:
+        asyncio.run(transfers(sys.argv[1]))
     elif len(sys.argv) > 2:
         asyncio.run(main(sys.argv[1], int(sys.argv[2])))
     else:

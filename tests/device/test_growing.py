@@ -169,6 +169,22 @@ def test_fifty_connections_within_eight_mebibytes(address: str) -> None:
     assert all(50 * 60_000 < end["pinned"] <= 8 << 20 for end in told)
 
 
+def test_transfers_within_eight_mebibytes(address: str) -> None:
+    """READs and WRITEs of buffers that have to be registered, more at a time than can be."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
+    environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    with modes():
+        done = subprocess.run(
+            [*program, address, "transfers"],
+            capture_output=True, check=False, text=True, timeout=LIMIT_S, env=environ,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(told)
+    assert told["messages"] == 2 * 40
+    assert told["pinned"] <= 8 << 20
+
+
 def test_both_ends_of_twenty_five_connections_within_eight_mebibytes(address: str) -> None:
     """Of one process: the sends of one end leave memory to the fetches of the other."""
     program = [sys.executable, "-W", "error", str(Path(__file__).with_name("fifty.py"))]
