@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from operator import index
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -148,16 +148,14 @@ def _kind_of(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def joined(name: str, value: Buffer | Sequence[Buffer]) -> Buffer:
-    """The value, or the bytes of its buffers one behind the other if it is a list or tuple.
+def joined(name: str, buffers: Sequence[Buffer]) -> bytes:
+    """The bytes of the buffers, one behind the other.
 
     Raises:
         TypeError: An item is no buffer.
         BufferError: An item is not contiguous.
     """
-    if not isinstance(value, list | tuple):
-        return cast("Buffer", value)
-    return b"".join([bytes_of(f"item {n} of {name}", each) for n, each in enumerate(value)])
+    return b"".join([bytes_of(f"item {n} of {name}", each) for n, each in enumerate(buffers)])
 
 
 def bytes_of(name: str, value: Any, *, writable: bool = False) -> memoryview:

@@ -84,7 +84,7 @@ class Message:
     """A received message.
 
     Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,
-    `m[4:]`, which is a copy, `x in m`, `m == x` and `m.decode()`.
+    `m[4:]`, which is a copy, `x in m`, `m == x`, `m.tobytes()` and `m.decode()`.
 
     Ownership: the bytes lie in memory of the connection, which is used again after `release()`,
     after a `with` block, or when the last reference goes.  A message whose buffer the program has
@@ -111,6 +111,9 @@ class Message:
     def __getitem__(self, index: slice, /) -> bytes: ...
     def __iter__(self) -> Iterator[int]: ...
     def __contains__(self, wanted: object, /) -> bool: ...
+    def tobytes(self) -> bytes:
+        """A copy of the bytes, as `memoryview.tobytes`."""
+
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """The text of the bytes, as `bytes.decode` has it."""
 

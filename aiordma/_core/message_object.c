@@ -142,7 +142,7 @@ PyDoc_STRVAR(
     message_doc,
     "A received message.\n\n"
     "Offers the buffer protocol: `bytes(m)`, `memoryview(m)`, numpy; and, as bytes do, `m[0]`,\n"
-    "`m[4:]`, which is a copy, `x in m`, `m == x` and `m.decode()`.\n\n"
+    "`m[4:]`, which is a copy, `x in m`, `m == x`, `m.tobytes()` and `m.decode()`.\n\n"
     "Ownership: the bytes lie in memory of the connection, which is used again after `release()`,\n"
     "after a `with` block, or when the last reference goes.  A message whose buffer the program "
     "has\n"
@@ -628,6 +628,7 @@ static PyMethodDef message_methods[] = {
      "that has ended.\n\n"
      "Raises:\n"
      "    BufferError: A memoryview or array still looks at it; release that first."},
+    {"tobytes", message_bytes, METH_NOARGS, "A copy of the bytes, as `memoryview.tobytes`."},
     {"_detach", message_detach, METH_NOARGS, NULL},
     {"_lend", message_lend, METH_O, NULL},
     {NULL, NULL, 0, NULL},

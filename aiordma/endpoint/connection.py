@@ -232,15 +232,17 @@ class Connection:
         if imm is not None:
             imm = fitting("imm", imm, 32)
         self._check_loop()
-        payload = bytes_of("a message", joined("a message", buf))
+        if isinstance(buf, list | tuple):
+            buf = joined("a message", buf)
+        payload = bytes_of("a message", buf)
         try:
-            self._sender.require_open()
             code = self._state.send_buffer(payload, imm)
             if code > 0:
                 self._link.check(code)
             elif code and payload.nbytes <= self._state.eager_size:
                 await self._sender.data(payload, imm)
             elif code and not self._sender.in_fragments(payload, imm):
+                self._sender.require_open()
                 await self._large.exposer.send(payload, imm)
         except BaseException:
             # The exception keeps this frame, and would keep the caller's buffer exported.

@@ -162,6 +162,7 @@ def test_it_is_equal_to_the_same_bytes(message: Message) -> None:
 def test_its_text() -> None:
     message = Message(memoryview("Grüße".encode()))
     assert message.decode() == "Grüße"
+    assert message.tobytes() == bytes(message) == "Grüße".encode()
     assert Message(memoryview(b"\xe4")).decode("latin-1") == "ä"
     assert Message(memoryview(b"\xe4x")).decode("ascii", errors="ignore") == "x"
     assert Message(memoryview(b"")).decode() == ""
