@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import json
+import re
 import select
 import signal
 import subprocess
@@ -23,6 +24,8 @@ pytestmark = [pytest.mark.device, pytest.mark.one_loop]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LIMIT_S = 60
 MOST_LINES = 16
+
+README = Path(__file__).parents[2] / "README.md"
 
 BREAKS_OFF = """
 import asyncio, os, sys
@@ -88,6 +91,22 @@ def finish(client: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.smoke
+def test_the_first_program_of_the_readme(tmp_path: Path, address: str) -> None:
+    """As it is printed there, but for the address, and the port, which others may have."""
+    program, output = re.search(
+        r"^```python\n(.*?)^```$.*?softroce -- python echo.py\n(.*?)^```$",
+        README.read_text(),
+        re.M | re.S,
+    ).groups()  # type: ignore[union-attr]
+    path = tmp_path / "echo.py"
+    path.write_text(program.replace("10.80.0.1", address))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", path],
+        capture_output=True, check=False, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == (output, "")
+
+
 def test_client_and_server(server: subprocess.Popen[str], address: str) -> None:
     finish(start(str(EXAMPLES / "client.py"), address))
     assert server.poll() is None
