@@ -7,7 +7,8 @@
  * channel and one completion queue.  That is what a connection of the library's costs where nothing
  * is Python.
  *
- * WAY is what follows.  "only": nothing.  The others ask on each connection every 20 seconds, as an
+ * WAY is what follows.  "only": nothing.  "defaults": nothing, either, and memory and queues have the
+ * sizes of the library's default settings.  The others ask on each connection every 20 seconds, as an
  * idle connection of the library does, for 200 seconds:
  *
  * - "spread": a few questions at a time, every 1.25 seconds.  A question and its answer are
@@ -38,6 +39,16 @@
 /* Slots as those of the setting "lean" in growth.py, and those for messages without data. */
 enum { SIZE = 256, DEPTH = 8, CONTROL = 6, RECEIVES = DEPTH + CONTROL };
 enum { ROOM = (2 * DEPTH + CONTROL) * SIZE, GREETING = 64, LIMIT_MS = 2000000000 };
+
+/* What a connection has. */
+struct sizes {
+    int slot, receives, max_send_wr, max_recv_wr, inline_data;
+    size_t room;
+};
+
+static struct sizes sizes = {SIZE, RECEIVES, RECEIVES, RECEIVES, GREETING, ROOM};
+/* As plan_of(DEFAULTS) has it: the first slots, and the requests of all that may come. */
+static const struct sizes defaults = {5888, 10, 62, 78, 128, 64 << 10};
 enum { QUESTION_S = 20, TICKS = 16, IDLE_S = 200 };
 
 /* A receive, and where its message comes to lie. */
@@ -77,12 +88,13 @@ static void post_receive(struct slot *slot)
 
 static void post_receives(struct rdma_cm_id *id, struct ibv_mr *region)
 {
-    struct slot *slots = calloc(RECEIVES, sizeof(*slots));
+    struct slot *slots = calloc(sizes.receives, sizeof(*slots));
 
     check(slots, "calloc");
-    for (int i = 0; i < RECEIVES; i++) {
+    for (int i = 0; i < sizes.receives; i++) {
         slots[i].id = id;
-        slots[i].piece = (struct ibv_sge){(uintptr_t)region->addr + i * SIZE, SIZE, region->lkey};
+        slots[i].piece = (struct ibv_sge){(uintptr_t)region->addr + i * sizes.slot, sizes.slot,
+                                          region->lkey};
         post_receive(&slots[i]);
     }
 }
@@ -91,28 +103,28 @@ static void make_queue_pair(struct rdma_cm_id *id)
 {
     struct ibv_qp_init_attr attr = {
         .qp_type = IBV_QPT_RC,
-        .cap = {.max_send_wr = RECEIVES,
-                .max_recv_wr = RECEIVES,
+        .cap = {.max_send_wr = sizes.max_send_wr,
+                .max_recv_wr = sizes.max_recv_wr,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
-                .max_inline_data = GREETING},
+                .max_inline_data = sizes.inline_data},
     };
     struct ibv_pd *pd = ibv_alloc_pd(id->verbs);
-    void *memory =
-        mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    void *memory = mmap(NULL, sizes.room, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     struct ibv_mr *region;
 
     check(pd != NULL && memory != MAP_FAILED, "memory");
     if (completions == NULL) {
         completions = ibv_create_comp_channel(id->verbs);
         check(completions, "ibv_create_comp_channel");
-        cq = ibv_create_cq(id->verbs, many * 2 * RECEIVES, NULL, completions, 0);
+        cq = ibv_create_cq(id->verbs, many * 2 * sizes.receives, NULL, completions, 0);
         check(cq, "ibv_create_cq");
         check(ibv_req_notify_cq(cq, 1) == 0, "ibv_req_notify_cq");
     }
     attr.send_cq = attr.recv_cq = cq;
     check(rdma_create_qp(id, pd, &attr) == 0, "rdma_create_qp");
-    region = ibv_reg_mr(pd, memory, ROOM, IBV_ACCESS_LOCAL_WRITE);
+    region = ibv_reg_mr(pd, memory, sizes.room, IBV_ACCESS_LOCAL_WRITE);
     check(region, "ibv_reg_mr");
     post_receives(id, region);
 }
@@ -291,6 +303,8 @@ int main(int argc, char **argv)
     at.sin_port = htons(atoi(argv[3]));
     many = atoi(argv[4]);
     server = strcmp(argv[1], "server") == 0;
+    if (strcmp(argv[5], "defaults") == 0)
+        sizes = defaults;
     connections = calloc(many, sizeof(*connections));
     events = rdma_create_event_channel();
     check(connections && events, "rdma_create_event_channel");
@@ -313,7 +327,7 @@ int main(int argc, char **argv)
     serve(1);
     took = seconds(CLOCK_MONOTONIC) - begun;
     printf("{\"connections a second\": %.3f", many / took);
-    if (strcmp(argv[5], "only") != 0)
+    if (strcmp(argv[5], "only") != 0 && strcmp(argv[5], "defaults") != 0)
         printf(", \"us/s\": %.3f", idle(argv[5]));
     printf("}\n");
     check(rdma_disconnect(connections[many - 1]) == 0, "rdma_disconnect");

@@ -31,6 +31,8 @@ MARKS = ONE_SIDED.with_name("marks.so")
 PLUGIN = ONE_SIDED.with_name("instructions.so")
 #: Numbers of connections that do nothing.
 IDLE = (1, 50)
+#: A word of connecting.c: memory and queues as those of the library's default settings.
+SAME_SIZES = "defaults"
 #: How as many connections in C ask: words of connecting.c.
 ASKED = ("spread", "together", "adapter")
 #: Connections in C.

@@ -10,7 +10,17 @@ import math
 from dataclasses import replace
 
 from tests.bench.goals import PYVERBS, Goal
-from tests.bench.jobs import ASKED, COUNTS, IDLE, LOOPS, Job, cmtime, connecting, perftest
+from tests.bench.jobs import (
+    ASKED,
+    COUNTS,
+    IDLE,
+    LOOPS,
+    SAME_SIZES,
+    Job,
+    cmtime,
+    connecting,
+    perftest,
+)
 from tests.bench.plain_peer import trips
 
 #: Bytes of the echoes, and what half a round trip may take beside ib_send_lat -e.
@@ -95,7 +105,8 @@ def many() -> list[Job]:
     """Many connections at once: connecting, and idle; and what stands beside them."""
     connects, pool, memory, streams, _ = MANY
     once = [replace(program(form, AT_ONCE), rounds=1) for form in (memory, streams)]
-    return [program(connects, AT_ONCE), program(pool, AT_ONCE), cmtime(AT_ONCE), *once, *idle()]
+    ours = [program(connects, AT_ONCE), program(pool, AT_ONCE)]
+    return [*ours, cmtime(AT_ONCE), connecting(AT_ONCE, SAME_SIZES), *once, *idle()]
 
 
 def idle() -> list[Job]:
@@ -218,6 +229,13 @@ def _connections() -> list[Goal]:
             (at_once, "connects", 0.35), (f"{at_once}, with a pool", "pool", 0.45)
         )
     ]  # fmt: skip
+    in_c = (connecting(AT_ONCE, SAME_SIZES).name, rate)
+    found += [
+        Goal(
+            f"{at_once}, in C with our sizes", "cmtime", in_c, (f"cmtime {AT_ONCE}", rate), math.inf
+        ),
+        Goal(at_once, "in C with our sizes", (name("connects", AT_ONCE), rate), in_c, math.inf),
+    ]
     for form, kind, limit in (
         ("memory", "pinned", 64), ("memory", "resident", 128), ("streams", "resident", 160)
     ):  # fmt: skip
