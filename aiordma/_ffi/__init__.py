@@ -43,7 +43,9 @@ _RUNTIME_PACKAGES = (
 _BUILD_PACKAGES = (
     "a build from source needs a C compiler and rdma-core's headers. "
     "Debian/Ubuntu: apt install gcc python3-dev libibverbs-dev librdmacm-dev; "
-    "Fedora/RHEL: dnf install gcc python3-devel rdma-core-devel"
+    "Fedora/RHEL: dnf install gcc python3-devel rdma-core-devel; "
+    "SUSE: zypper install gcc python3-devel rdma-core-devel; "
+    "Arch: pacman -S gcc rdma-core"
 )
 
 

@@ -16,6 +16,8 @@ NEEDS = (
     "Install what a build needs:\n"
     "  Debian, Ubuntu:  apt install gcc libc6-dev python3-dev libibverbs-dev librdmacm-dev\n"
     "  Fedora, RHEL:    dnf install gcc python3-devel rdma-core-devel\n"
+    "  openSUSE, SLES:  zypper install gcc python3-devel rdma-core-devel\n"
+    "  Arch:            pacman -S gcc rdma-core\n"
 )
 VERBS, CM, CM_VERBS = "infiniband/verbs.h", "rdma/rdma_cma.h", "rdma/rdma_verbs.h"
 
