@@ -15,7 +15,7 @@ import sys
 import sysconfig
 import tarfile
 import uuid
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def lacking(command: list[str]) -> str:
 class BuildExt(build_ext):
     """As setuptools', but says in a sentence what is missing, before the compiler does in many.
 
-    A module that is to be installed is stripped; the modules in a developer's tree keep their symbols.
+    A module that is to be installed is stripped; those in a developer's tree keep their symbols.
     """
 
     def build_extensions(self) -> None:
@@ -95,7 +95,7 @@ def bill_of_materials(name: str, version: str) -> dict[str, Any]:
     """The bill of materials of the wheel, in CycloneDX 1.6.
 
     It lists the software of others of which code is in the compiled modules: cffi, which writes
-    most of `_rdma.c`, and rdma-core, whose headers have inline functions. No library is in the wheel.
+    most of `_rdma`, and rdma-core, whose headers have inline functions. No library is in the wheel.
     """
     about = importlib.metadata.metadata("cffi")
     cffi, terms = about["Version"], about["License-Expression"]
@@ -120,7 +120,7 @@ def bill_of_materials(name: str, version: str) -> dict[str, Any]:
     ]  # fmt: skip
     metadata: dict[str, Any] = {"lifecycles": [{"phase": "build"}], "component": root}
     if EPOCH is not None:
-        moment = datetime.fromtimestamp(int(EPOCH), timezone.utc)
+        moment = datetime.fromtimestamp(int(EPOCH), UTC)
         metadata["timestamp"] = moment.strftime("%Y-%m-%dT%H:%M:%SZ")
     bill = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",

