@@ -39,6 +39,14 @@ aiordma cannot be built here: {}. Install what a build needs:
 EPOCH = os.environ.get("SOURCE_DATE_EPOCH")
 
 
+#: Uses the newest function of rdma-core that the C sources call.
+NEWEST = """
+#include <infiniband/verbs.h>
+enum ibv_fork_status aiordma_probe(void);
+enum ibv_fork_status aiordma_probe(void) { return ibv_is_fork_initialized(); }
+"""
+
+
 def lacking(command: list[str]) -> str:
     """What the build lacks, for the sentence of `NEEDS`; empty if nothing.
 
@@ -51,15 +59,22 @@ def lacking(command: list[str]) -> str:
         f'#if !__has_include(<{name}>)\naiordma_lacks "{name}"\n#endif\n' for name in HEADERS
     )
     try:
-        done = subprocess.run(
-            [*command, "-E", "-P", "-x", "c", "-"],
-            input=source, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = _compiler([*command, "-E", "-P"], source)
     except FileNotFoundError:
         return f"there is no C compiler ({command[0]})"
     names = [line.split('"')[1] for line in done.stdout.splitlines() if "aiordma_lacks" in line]
-    found = f"the C compiler does not find {', '.join(f'<{name}>' for name in names)}"
-    return found if names else ""
+    if names:
+        return f"the C compiler does not find {', '.join(f'<{name}>' for name in names)}"
+    done = _compiler([*command, "-fsyntax-only"], NEWEST)
+    if done.returncode and "ibv_fork_status" in done.stderr:
+        return "the headers of rdma-core are older than 35, the smallest that aiordma is built with"
+    return ""
+
+
+def _compiler(command: list[str], source: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*command, "-x", "c", "-"], input=source, capture_output=True, text=True, check=False
+    )
 
 
 class BuildExt(build_ext):

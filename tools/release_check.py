@@ -22,7 +22,7 @@ import check_wheel
 import clean_roots
 import pythons
 import wheels
-from checks import CheckFailedError, Checks, call
+from checks import ROOT, CheckFailedError, Checks, call
 
 _TAG = "manylinux_{}_{}_x86_64".format(*wheels.OLDEST_GLIBC)
 #: Run by each CPython, from an empty folder: what works without a device.
@@ -56,6 +56,13 @@ class Release:
     def check_twine(self) -> None:
         """The metadata is in order, and the README renders."""
         call(wheels.program("twine"), "check", "--strict", self.built.sdist, self.built.wheel)
+
+    def check_forms(self) -> None:
+        """The workflows and the citation have the form that their readers expect."""
+        workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+        check = (wheels.program("check-jsonschema"), "--builtin-schema")
+        call(*check, "vendor.github-workflows", *workflows)
+        call(*check, "vendor.citation-file-format", ROOT / "CITATION.cff")
 
     def check_contents(self) -> None:
         """No file is where it does not belong."""
@@ -177,6 +184,7 @@ def main() -> int:
         if checks.run("build", release.build):
             checks.run("built again", release.check_again)
             checks.run("twine check --strict", release.check_twine)
+            checks.run("workflows and citation", release.check_forms)
             checks.run("check-wheel-contents", release.check_contents)
             checks.run("abi3audit --strict", release.check_abi)
             checks.run("auditwheel", release.check_manylinux)

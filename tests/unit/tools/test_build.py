@@ -66,3 +66,15 @@ def test_b09_a_build_without_a_compiler_says_what_to_install(tmp_path: Path) -> 
         1,
         f"aiordma cannot be built here: there is no C compiler (no-such-compiler). {NEEDS}",
     )
+
+
+def test_b09_a_build_with_headers_that_are_too_old_says_so(tmp_path: Path) -> None:
+    folder, include = tmp_path / "source", tmp_path / "include"
+    folder.mkdir()
+    (include / VERBS).parent.mkdir(parents=True)
+    (include / VERBS).write_text("enum ibv_node_type { IBV_NODE_CA = 1 };\n")
+    assert build(folder, CPPFLAGS=f"-I{include}") == (
+        1,
+        "aiordma cannot be built here: the headers of rdma-core are older than 35, the smallest "
+        f"that aiordma is built with. {NEEDS}",
+    )

@@ -57,6 +57,9 @@ def test_the_pages_name_the_smallest_rdma_core_and_the_oldest_c_library() -> Non
     assert f"| C library | glibc {glibc} and later" in page
     readme = (ROOT / "README.md").read_text()
     assert f"rdma-core {wheels.SMALLEST_RDMA_CORE} or later" in readme
+    said = (ROOT / "aiordma" / "_ffi" / "__init__.py").read_text()
+    assert f'RDMA_CORE = "{wheels.SMALLEST_RDMA_CORE}"' in said
+    assert f"older than {wheels.SMALLEST_RDMA_CORE}" in (ROOT / "setup.py").read_text()
 
 
 def test_the_page_of_versions_has_the_commands_that_a_build_prints() -> None:
