@@ -113,6 +113,11 @@ class Root:
 
     def remove(self) -> None:
         """Remove all of it."""
+        # debootstrap unmounts what it mounts, unless it fails.
+        mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines()]
+        for mount in reversed(mounts):
+            if Path(mount).is_relative_to(self._path):
+                call("umount", "--lazy", mount)
         shutil.rmtree(self._path, ignore_errors=True)
 
     def _check_libraries(self, python: str) -> None:
